@@ -1,0 +1,33 @@
+# The commands a developer needs. `make demo` and `make test` do everything on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test check bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[aws,dev,peers]'
+	touch $(STAMP)
+
+demo: setup                 ## train the built-in example: no network, no download
+	$(BIN)/coremill train
+
+check: setup                ## lint, types, layers
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: check                 ## everything CI runs
+	$(BIN)/python -m pytest
+
+bench: setup                ## coremill beside its peers on this machine
+	$(BIN)/python -m benchmarks.peers
+
+clean:
+	rm -rf $(VENV) runs

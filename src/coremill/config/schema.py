@@ -1,0 +1,147 @@
+"""The run file: every section and key, its type, its default and what it is for.
+
+Strict and frozen: an unknown key is an error, nothing is coerced behind the user's back, nothing changes after loading.
+The descriptions below are the documentation: `coremill config schema` and the guide are made from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+AUTO = "auto"
+BUILT_IN = "built-in"
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+AutoOrPositiveInt = Literal["auto"] | PositiveInt
+
+
+class Section(BaseModel):
+    """A part of the run file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    """Which model to start from."""
+
+    name: str = Field(BUILT_IN, min_length=1, description="hub id, folder, or built-in (a small Llama shape made on the spot)")
+    revision: str | None = Field(None, description="branch, tag or commit on the hub")
+    weights: Literal["pretrained", "random"] = Field(
+        "pretrained", description="random: start from scratch, the same for any number of ranks; only config.json is read"
+    )
+    config: dict[str, Any] | None = Field(
+        None, description="a Hugging Face config (model_type, hidden_size, ...) to start from scratch without a folder"
+    )
+    attention: Literal["sdpa", "eager"] = Field("sdpa", description="attention implementation in transformers")
+
+
+class DataSection(Section):
+    """Which text to train on, and how it becomes rows."""
+
+    source: str = Field(
+        BUILT_IN,
+        min_length=1,
+        description="hf://[owner/]name[:config][@revision], a glob of .txt, .jsonl or .parquet files, or built-in",
+    )
+    column: str = Field("text", description="the column (jsonl, parquet, hf) that holds the text")
+    split: str = Field("train", description="the split of an hf:// source to train on")
+    evaluation_source: str | None = Field(None, description="files to evaluate on, in the form of source")
+    evaluation_split: str | None = Field(None, description="the split of an hf:// source to evaluate on")
+    evaluation_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the rows kept for evaluation where no evaluation source or split is named"
+    )
+    sequence_length: PositiveInt = Field(512, description="tokens per row")
+    attention_across_documents: bool = Field(
+        True, description="false: a token attends only to its own document, at some cost in speed"
+    )
+
+
+class TrainSection(Section):
+    """How long and how fast to learn."""
+
+    steps: PositiveInt | None = Field(None, description="optimizer steps; give this or epochs")
+    epochs: Annotated[float, Field(gt=0)] | None = Field(None, description="passes over the data; give this or steps")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(2.0e-5, description="peak learning rate")
+    schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up")
+    warmup_steps: NonNegativeInt = Field(0, description="steps over which the learning rate rises from zero")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW weight decay; vectors (norms, biases) are left out")
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="AdamW first moment decay")
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="AdamW second moment decay")
+    adam_epsilon: Annotated[float, Field(gt=0)] = Field(1e-8, description="AdamW epsilon")
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="clip gradients to this global norm; null: do not")
+    tokens_per_step: PositiveInt = Field(
+        16384, description="tokens per optimizer step over all ranks; the plan splits them into ranks, rows and accumulation"
+    )
+    micro_batch_rows: AutoOrPositiveInt = Field(AUTO, description="rows per forward pass on one rank")
+    activation_checkpointing: Literal["auto"] | bool = Field(
+        AUTO, description="recompute activations in backward: less memory, about a third more arithmetic"
+    )
+    seed: NonNegativeInt = Field(7, description="order of the data, random initialisation")
+
+
+class ParallelSection(Section):
+    """How ranks share the work; auto lets the plan decide and say why."""
+
+    engine: Literal["auto", "replicate", "shard"] = Field(AUTO, description="replicate: whole model on each rank; shard: 1/N of it")
+    dtype: Literal["auto", "fp32", "bf16"] = Field(AUTO, description="arithmetic of the model; auto measures this CPU")
+    wire_dtype: Literal["auto", "fp32", "bf16"] = Field(
+        AUTO,
+        description="what travels between ranks; auto: gradients as bf16 with fp32 sums, weights in the compute dtype;"
+        " bf16: both; fp32: all exact",
+    )
+    ranks_per_node: AutoOrPositiveInt = Field(AUTO, description="processes per machine; auto: one per NUMA node")
+    threads_per_rank: AutoOrPositiveInt = Field(AUTO, description="OpenMP threads per rank; auto: its physical cores")
+
+
+class FleetSection(Section):
+    """Which machines; left out: this one."""
+
+    nodes: PositiveInt = Field(1, description="number of machines")
+    instance: str | None = Field(None, description="AWS instance type, for planning and pricing")
+
+
+class EvaluationSection(Section):
+    """When to evaluate, and on how much."""
+
+    every_steps: PositiveInt | None = Field(None, description="evaluate every so many steps; left out: only at the end")
+    rows: PositiveInt = Field(64, description="at most so many rows per evaluation")
+
+
+class SampleSection(Section):
+    """A completion to show at the end of the run."""
+
+    prompt: str | None = Field(None, description="left out: no sample")
+    tokens: PositiveInt = Field(48, description="how many tokens to add")
+
+
+class RunSection(Section):
+    """Where the run leaves its folder."""
+
+    folder: str | None = Field(None, description="left out: runs/<name of the config file>")
+    export: bool = Field(True, description="leave a Hugging Face folder in RUN/export")
+
+
+def _name_only(value: Any) -> Any:
+    """`model: some/id` is short for `model: {name: some/id}`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+class RunConfig(Section):
+    """A whole run file."""
+
+    model: Annotated[ModelSection, BeforeValidator(_name_only, json_schema_input_type=str | ModelSection)] = Field(
+        default_factory=lambda: ModelSection(), description="a hub id or folder, or a section"
+    )
+    tokenizer: str | None = Field(None, description="hub id or folder, or built-in; left out: the model's own")
+    task: Literal["causal-lm"] = Field("causal-lm", description="what is learned")
+    data: DataSection = Field(default_factory=lambda: DataSection())
+    train: TrainSection = Field(default_factory=lambda: TrainSection())
+    parallel: ParallelSection = Field(default_factory=lambda: ParallelSection())
+    device: Literal["cpu"] = Field("cpu", description="where to compute")
+    fleet: FleetSection = Field(default_factory=lambda: FleetSection())
+    evaluation: EvaluationSection = Field(default_factory=lambda: EvaluationSection())
+    sample: SampleSection = Field(default_factory=lambda: SampleSection())
+    run: RunSection = Field(default_factory=lambda: RunSection())

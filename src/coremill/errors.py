@@ -1,0 +1,85 @@
+"""Everything coremill raises on purpose, each with the exit code the process ends with.
+
+    CoremillError           1   any other failure
+    |- InputError          78   bad config or input: never worth a retry
+    |  `- ConfigError      78   one or more problems in the run file, all at once
+    |- PeerLost            69   another rank died or stopped answering
+    |- NonFinite           70   the loss or a gradient is not a number
+    |- StorageError        74   disk full, not writable, gone
+    |- Stopped             75   ended on request
+    `- Interrupted        130   ended at once by a second Ctrl-C
+
+A message is a small help page: what is wrong, where it was set, why it cannot work, what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CoremillError(Exception):
+    """What went wrong, and where, why and what to do about it where that is known."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str | None = None, why: str | None = None, do: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.why = why
+        self.do = do
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        lines += [f"  {label}: {text}" for label, text in (("where", self.where), ("why", self.why), ("do", self.do)) if text]
+        return "\n".join(lines)
+
+
+class InputError(CoremillError):
+    """Bad config or input: the same command will fail the same way."""
+
+    exit_code = 78
+
+
+class ConfigError(InputError):
+    """All problems found in one run file."""
+
+    def __init__(self, problems: Sequence[InputError]) -> None:
+        count = len(problems)
+        super().__init__("1 problem in the config" if count == 1 else f"{count} problems in the config")
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return str(self.problems[0])
+        return "\n".join([self.what, *(f"- {problem}" for problem in self.problems)])
+
+
+class PeerLost(CoremillError):
+    """Another rank died or stopped answering."""
+
+    exit_code = 69
+
+
+class NonFinite(CoremillError):
+    """The loss or a gradient is not a number."""
+
+    exit_code = 70
+
+
+class StorageError(CoremillError):
+    """Disk full, not writable, gone."""
+
+    exit_code = 74
+
+
+class Stopped(CoremillError):
+    """Ended on request."""
+
+    exit_code = 75
+
+
+class Interrupted(CoremillError):
+    """Ended at once."""
+
+    exit_code = 130

@@ -1,0 +1,1 @@
+"""What the machine is: probed facts, measured rates, the AWS table."""

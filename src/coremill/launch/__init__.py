@@ -1,0 +1,1 @@
+"""From a layout to running processes: argv, environment, pinning, and their end."""

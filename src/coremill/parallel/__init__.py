@@ -1,0 +1,1 @@
+"""How ranks share the work: the engine protocol and its strategies."""

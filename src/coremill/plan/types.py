@@ -1,0 +1,144 @@
+"""What a plan is: choices with their reasons, and the numbers they lead to."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """A value that was decided, and why, in words for the user."""
+
+    value: T
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPart:
+    """Bytes of one rank in one phase, part by part."""
+
+    parameters: int  # in the dtype they are kept in, copies in the compute dtype included
+    gradients: int
+    optimizer: int  # moments, and master weights where they are apart
+    activations: int
+    logits: int  # the chunk of logits the loss holds
+    buffers: int  # gathered weights, reduction buckets
+    data: int
+    base: int  # interpreter and libraries
+    slack: int  # what the allocator keeps
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Bytes per rank by phase, against the limit."""
+
+    load: MemoryPart
+    first_step: MemoryPart
+    steady_step: MemoryPart
+    limit: int  # per rank
+
+    @property
+    def peak(self) -> MemoryPart:
+        """The phase that needs most."""
+        return max((self.load, self.first_step, self.steady_step), key=lambda part: part.total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSeconds:
+    """Where the time of one optimizer step goes."""
+
+    compute: float
+    communication: float  # all of it, hidden or not
+    exposed_communication: float  # what compute does not hide
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """Wall time of a step."""
+        return self.compute + self.exposed_communication + self.optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """A change that makes the run fit, already evaluated."""
+
+    change: str  # in words, with the key to set
+    settings: tuple[str, ...]  # for --set
+    total_bytes_per_rank: int
+    tokens_per_second: float
+    usd: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything decided before the first rank starts; a pure function of config, fleet and card."""
+
+    fleet: str
+    nodes: int
+    engine: Choice[Literal["replicate", "shard"]]
+    dtype: Choice[Literal["fp32", "bf16"]]
+    wire_dtype: Choice[Literal["auto", "fp32", "bf16"]]
+    ranks_per_node: Choice[int]
+    threads_per_rank: Choice[int]
+    cpus_of_rank: tuple[tuple[int, ...], ...]  # by local rank: the hardware threads its threads are bound to
+    sequence_length: int
+    rows_per_step: int  # global
+    micro_batch_rows: Choice[int]
+    accumulation_steps: Choice[int]
+    activation_checkpointing: Choice[bool]
+    keep_gathered: Choice[bool]  # shard: weights stay gathered through backward and accumulation
+    memory: MemoryPlan
+    wire_bytes_per_step_per_rank: int
+    step_seconds: StepSeconds
+    tokens_per_second: float
+    steps: int | None  # None until epochs are known in rows
+    usd_per_hour: float | None
+    fits: bool
+    shortfall_bytes: int  # 0 where it fits
+    remedies: tuple[Remedy, ...]
+    assumptions: tuple[str, ...]  # numbers that were declared, not measured
+    model_flops_per_token: float
+    matmul_flops_per_second: float  # of all machines together, in the chosen dtype
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all nodes."""
+        return self.nodes * self.ranks_per_node.value
+
+    def hours(self, steps: int | None = None) -> float | None:
+        """Wall time of the run."""
+        count = self.steps if steps is None else steps
+        return None if count is None else count * self.step_seconds.total / 3600
+
+    def usd(self, steps: int | None = None) -> float | None:
+        """Price of the run."""
+        hours = self.hours(steps)
+        return None if hours is None or self.usd_per_hour is None else hours * self.usd_per_hour
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `coremill plan --json` and of plan.json."""
+        peak = self.memory.peak
+        document = asdict(self)
+        document["memory_by_phase"] = {
+            phase: {**asdict(part), "total": part.total}
+            for phase, part in (
+                ("load", self.memory.load),
+                ("first_step", self.memory.first_step),
+                ("steady_step", self.memory.steady_step),
+            )
+        }
+        del document["memory"]
+        document["memory_bytes_per_rank"] = {**asdict(peak), "total": peak.total, "limit": self.memory.limit}
+        document["step_seconds"] = {**asdict(self.step_seconds), "total": self.step_seconds.total}
+        document["world_size"] = self.world_size
+        document["hours"] = self.hours()
+        document["usd"] = self.usd()
+        return document

@@ -1,0 +1,1 @@
+"""What a batch, a loss and a metric are."""

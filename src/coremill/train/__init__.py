@@ -1,0 +1,1 @@
+"""The arithmetic of a step: loss, optimizer, loop."""
