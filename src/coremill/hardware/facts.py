@@ -67,7 +67,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Rates of one machine with all its usable cores, measured in a child process or declared for a type we cannot touch."""
+    """Rates of one machine with all its usable cores: measured in a child process, or declared for one out of reach."""
 
     source: Literal["measured", "assumed"]
     origin: str  # where the numbers come from, in words
@@ -78,6 +78,7 @@ class Calibration:
     base_rss_bytes: int  # an interpreter with torch, transformers and coremill imported, one step done
     torch_version: str
     taken_while_busy: bool = False
+    bf16_emulated_flops_per_second: float | None = None  # only where there are no bf16 units: what bf16 would cost
 
     def matmul_flops_per_second(self, dtype: str) -> float:
         """The rate of one dtype; a dtype that was not measured is an error of the caller."""
