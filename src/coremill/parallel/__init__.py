@@ -1,1 +1,35 @@
 """How ranks share the work: the engine protocol and its strategies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coremill.parallel.engine import Engine
+    from coremill.plan.types import Plan
+    from coremill.world import World
+
+
+def make_engine(plan: Plan, world: World, *, head_in_backward: bool) -> Engine:
+    """The engine the plan chose."""
+    import torch
+
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    compute_dtype = dtypes[plan.dtype.value]
+    wire = plan.wire_dtype.value
+    gradient_wire_dtype = torch.float32 if wire == "fp32" else torch.bfloat16
+    if plan.engine.value == "replicate":
+        from coremill.parallel.replicate import ReplicateEngine
+
+        return ReplicateEngine(world, compute_dtype=compute_dtype, wire_dtype=gradient_wire_dtype)
+
+    from coremill.parallel.shard import ShardEngine
+
+    return ShardEngine(
+        world,
+        compute_dtype=compute_dtype,
+        gradient_wire_dtype=gradient_wire_dtype,
+        weight_wire_dtype=torch.bfloat16 if wire == "bf16" else None,
+        keep_gathered=plan.keep_gathered.value,
+        head_in_backward=head_in_backward,
+    )

@@ -1,0 +1,217 @@
+"""What coremill puts on the wire: gathers and sums that move what they must, asynchronously, in a dtype of their own.
+
+Gloo has no reduce-scatter: its own is a whole all-reduce, twice the bytes, and FSDP2 waits for it inside backward. Here a
+reduce-scatter is an all-to-all of the pieces followed by a local fp32 sum: half the bytes, a quarter as bf16, all peers at once, and
+backward goes on meanwhile. All sums are taken in rank order, so results repeat bit by bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+# Reductions in flight at once. Each holds a send and a receive buffer of one layer; two keep the wire busy while backward computes the next.
+MAX_IN_FLIGHT = 2
+
+
+class WireMeter:
+    """Counts what one rank sends and how long its compute threads stand waiting."""
+
+    def __init__(self) -> None:
+        self.bytes_sent = 0
+        self.exposed_seconds = 0.0
+
+    def wait(self, work: dist.Work) -> None:
+        """Wait for a collective, on the clock."""
+        begin = time.perf_counter()
+        work.wait()
+        self.exposed_seconds += time.perf_counter() - begin
+
+    def take(self) -> tuple[int, float]:
+        """Bytes and seconds since the last call."""
+        taken = (self.bytes_sent, self.exposed_seconds)
+        self.bytes_sent, self.exposed_seconds = 0, 0.0
+        return taken
+
+
+class BufferPool:
+    """Buffers by size and dtype, used again instead of allocated per layer: fresh memory costs a page fault every 4 KiB."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+
+    def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A buffer with arbitrary content."""
+        free = self._free.get((numel, dtype))
+        return free.pop() if free else torch.empty(numel, dtype=dtype)
+
+    def give(self, buffer: torch.Tensor) -> None:
+        """Back for the next taker."""
+        self._free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
+
+
+class _Deferred(dist.Work):
+    """A collective with something left to do once it has arrived."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        super().__init__()
+        self._finish: Callable[[], None] | None = finish
+
+    def wait(self, timeout: Any = None) -> bool:
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
+        return True
+
+
+class Gather:
+    """All-gather for FSDP2: always asynchronous, in the wire dtype.
+
+    FSDP2 asks for a synchronous gather on CPU, but waits on any Work it is given before it copies out: returning one is enough to overlap.
+    """
+
+    def __init__(self, meter: WireMeter, pool: BufferPool, wire_dtype: torch.dtype | None) -> None:
+        self._meter = meter
+        self._pool = pool
+        self._wire_dtype = wire_dtype  # None: as it comes
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Where FSDP2 wants the gathered weights."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work:
+        peers = group.size() - 1
+        if self._wire_dtype is None or output_tensor.dtype == self._wire_dtype:
+            self._meter.bytes_sent += peers * input_tensor.numel() * input_tensor.element_size()
+            work = dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=True)
+            return _Deferred(lambda: self._meter.wait(work))
+
+        # Narrower on the wire: this rank's own part travels rounded too, so that all ranks compute with the same weights.
+        piece = self._pool.take(input_tensor.numel(), self._wire_dtype)
+        whole = self._pool.take(output_tensor.numel(), self._wire_dtype)
+        piece.copy_(input_tensor)
+        self._meter.bytes_sent += peers * piece.numel() * piece.element_size()
+        work = dist.all_gather_into_tensor(whole, piece, group=group, async_op=True)
+
+        def widen() -> None:
+            self._meter.wait(work)
+            output_tensor.copy_(whole)
+            self._pool.give(piece)
+            self._pool.give(whole)
+
+        return _Deferred(widen)
+
+
+class ScatterSum:
+    """Reduce-scatter for FSDP2 as all-to-all and a local fp32 sum; results are in place after `flush`."""
+
+    def __init__(self, meter: WireMeter, pool: BufferPool, wire_dtype: torch.dtype) -> None:
+        self._meter = meter
+        self._pool = pool
+        self._wire_dtype = wire_dtype
+        self._in_flight: deque[Callable[[], None]] = deque()
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Where FSDP2 lays gradients out, and where it wants its share of the sum."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any = None,
+        async_op: bool = False,
+    ) -> None:
+        while len(self._in_flight) >= MAX_IN_FLIGHT:
+            self._in_flight.popleft()()
+        ranks = group.size()
+        send = self._pool.take(input_tensor.numel(), self._wire_dtype)
+        receive = self._pool.take(input_tensor.numel(), self._wire_dtype)
+        send.copy_(input_tensor)
+        self._meter.bytes_sent += (ranks - 1) * output_tensor.numel() * send.element_size()
+        work = dist.all_to_all_single(receive, send, group=group, async_op=True)
+
+        def finish() -> None:
+            self._meter.wait(work)
+            torch.sum(receive.view(ranks, -1), dim=0, dtype=torch.float32, out=output_tensor)
+            self._pool.give(send)
+            self._pool.give(receive)
+
+        self._in_flight.append(finish)
+
+    def flush(self) -> None:
+        """Wait for every reduction; afterwards the gradients are whole."""
+        while self._in_flight:
+            self._in_flight.popleft()()
+
+
+def install(modules: Sequence[FSDPModule], gather: Gather, scatter_sum: ScatterSum) -> None:
+    """Give FSDP2 modules these collectives; gradients are summed, never divided: the loss is already normalised."""
+    for module in modules:
+        module.set_custom_all_gather(gather)  # type: ignore[arg-type]
+        module.set_custom_reduce_scatter(scatter_sum)  # type: ignore[arg-type]
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+class SumOverRanks:
+    """An all-reduce of one fp32 buffer in stages, for gradients that every rank needs whole.
+
+    fp32 wire: gloo's own ring. bf16 wire: all-to-all, fp32 sum, gather of the sums; gloo's bf16 ring would round at every hop and sum at
+    1.3 GB/s on one thread. `advance` moves an exchange on by one stage; all ranks call it in the same order.
+    """
+
+    def __init__(
+        self, buffer: torch.Tensor, group: dist.ProcessGroup, meter: WireMeter, pool: BufferPool, wire_dtype: torch.dtype
+    ) -> None:
+        self._buffer = buffer
+        self._group = group
+        self._meter = meter
+        self._pool = pool
+        self._ranks = group.size()
+        if wire_dtype == torch.float32:
+            self._meter.bytes_sent += 2 * (self._ranks - 1) * buffer.numel() * 4 // self._ranks
+            self._work = dist.all_reduce(buffer, group=group, async_op=True)
+            self._stages: list[Callable[[], None]] = [lambda: self._meter.wait(self._work)]
+            return
+        self._piece_numel = -(-buffer.numel() // self._ranks)
+        padded = self._piece_numel * self._ranks
+        self._send = pool.take(padded, wire_dtype)
+        self._receive = pool.take(padded, wire_dtype)
+        self._send[: buffer.numel()].copy_(buffer)
+        self._send[buffer.numel() :].zero_()
+        self._meter.bytes_sent += 2 * (self._ranks - 1) * self._piece_numel * self._send.element_size()
+        self._work = dist.all_to_all_single(self._receive, self._send, group=group, async_op=True)
+        self._stages = [self._sum_and_gather, self._spread]
+
+    def _sum_and_gather(self) -> None:
+        self._meter.wait(self._work)
+        piece = self._send[: self._piece_numel]  # free again: it has been sent
+        piece.copy_(torch.sum(self._receive.view(self._ranks, -1), dim=0, dtype=torch.float32))
+        self._work = dist.all_gather_into_tensor(self._receive, piece, group=self._group, async_op=True)
+
+    def _spread(self) -> None:
+        self._meter.wait(self._work)
+        self._buffer.copy_(self._receive[: self._buffer.numel()])
+        self._pool.give(self._send)
+        self._pool.give(self._receive)
+
+    def advance(self) -> bool:
+        """One stage on; True once the buffer holds the sum."""
+        if self._stages:
+            self._stages.pop(0)()
+        return not self._stages
+
+    def finish(self) -> None:
+        """All stages that are left."""
+        while not self.advance():
+            pass

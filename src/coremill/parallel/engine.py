@@ -1,0 +1,75 @@
+"""The engine protocol: what the training loop asks of a way to share the work among ranks.
+
+The life of an engine: `place` a model that lies on the meta device, fill its parameters, `start`, then for each step
+`forward_backward` once per micro-batch, `reduce` once, optionally `scale_gradients`, the optimizer's step on `parameters`, `after_step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+LossFunction = Callable[[nn.Module], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """What all ranks agree on after backward."""
+
+    loss: float  # of the global batch
+    gradient_norm: float  # over all parameters, summed in double: independent of the sharding
+
+
+@dataclass(frozen=True)
+class WireUse:
+    """What the collectives of one step cost this rank."""
+
+    bytes_sent: int
+    exposed_seconds: float  # time the compute threads stood waiting
+
+
+class Engine(Protocol):
+    """How ranks share the work."""
+
+    name: str
+
+    def place(self, model: nn.Module) -> None:
+        """Take a model on the meta device and give each rank its (still empty) share."""
+
+    def start(self) -> None:
+        """Parameters are filled: get ready for the first step."""
+
+    @property
+    def module(self) -> nn.Module:
+        """What to call for a forward pass."""
+
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """What the optimizer updates on this rank: names and fp32 tensors whose .grad is set after `reduce`."""
+
+    def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
+        """One micro-batch: loss and gradients; the last one of a step sends what has to be sent."""
+
+    def reduce(self, loss: float) -> StepTotals:
+        """Finish the exchange of gradients; this rank's loss in, the global loss and gradient norm out."""
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply all gradients (clipping)."""
+
+    def after_step(self) -> None:
+        """The optimizer has moved the parameters: publish them, drop the gradients."""
+
+    def wire_use(self) -> WireUse:
+        """Since the last call."""
+
+
+def sum_of_squares(tensors: Iterable[torch.Tensor]) -> float:
+    """In double: torch's fp32 norm over 12 M values is off by 1e-4 depending on the sharding."""
+    total = 0.0
+    for tensor in tensors:
+        if tensor.numel():
+            total += float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
+    return total

@@ -1,0 +1,154 @@
+"""Shard: every rank holds 1/N of weights, gradients and optimizer state (FSDP2, one group per decoder layer).
+
+Embedding and head are groups of their own, or one group where they are tied: as two groups torch 2.13 raises and 2.11 silently
+unties them. The mesh is explicit: on a machine that also has a GPU, FSDP2 would take the GPU by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from coremill.model.build import find_layers
+from coremill.model.load import materialise
+from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, WireMeter, install
+from coremill.parallel.engine import LossFunction, StepTotals, WireUse, sum_of_squares
+from coremill.world import World
+
+
+class ShardEngine:
+    """1/N of the model on every rank."""
+
+    name = "shard"
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        compute_dtype: torch.dtype,
+        gradient_wire_dtype: torch.dtype,
+        weight_wire_dtype: torch.dtype | None,
+        keep_gathered: bool,
+        head_in_backward: bool,
+    ) -> None:
+        self._world = world
+        self._compute_dtype = compute_dtype
+        self._keep_gathered = keep_gathered
+        self._head_in_backward = head_in_backward
+        self._meter = WireMeter()
+        pool = BufferPool()
+        self._gather = Gather(self._meter, pool, weight_wire_dtype)
+        self._scatter_sum = ScatterSum(self._meter, pool, gradient_wire_dtype)
+        self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
+        self._earlier: list[torch.Tensor] | None = None  # gradients of this step's earlier micro-batches
+
+    def place(self, model: nn.Module) -> None:
+        """Cut the model into groups while it is still on the meta device, then give each rank its empty share."""
+        parts = find_layers(model)
+        policy = MixedPrecisionPolicy(
+            param_dtype=None if self._compute_dtype == torch.float32 else self._compute_dtype,
+            reduce_dtype=torch.float32,
+            # Rotary tables and masks arrive in fp32 on purpose; only weights decide the arithmetic.
+            cast_forward_inputs=self._compute_dtype != torch.float32,
+        )
+        mesh = self._world.mesh()
+        parameters_before = sum(parameter.numel() for parameter in model.parameters())
+
+        def group(modules: nn.Module | list[nn.Module]) -> None:
+            fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=not self._keep_gathered)
+
+        if parts.tied:
+            group([parts.embedding, parts.head])
+        else:
+            group(parts.embedding)
+            group(parts.head)
+        for layer in parts.layers:
+            group(layer)
+        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=not self._keep_gathered)
+        parameters_after = sum(parameter.numel() for parameter in model.parameters())
+        assert parameters_before == parameters_after, f"{parameters_before} parameters became {parameters_after}"
+
+        modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        install(modules, self._gather, self._scatter_sum)
+        self._order_gathers(parts.embedding, parts.layers, parts.head, tied=parts.tied)
+        materialise(model)
+        self._model = model
+
+    def _order_gathers(self, embedding: nn.Module, layers: list[nn.Module], head: nn.Module, *, tied: bool) -> None:
+        """Ask for the next group's weights before computing with this one's."""
+        forward_order = [embedding, *layers] if tied else [embedding, *layers, head]
+        for module, following in zip(forward_order, forward_order[1:], strict=False):
+            module.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
+        # A lookup's backward reads no weight; neither does a head whose gradients were made in forward.
+        if not tied:
+            embedding.set_unshard_in_backward(False)  # type: ignore[operator]
+        if not self._head_in_backward:
+            (embedding if tied else head).set_unshard_in_backward(False)  # type: ignore[operator]
+
+    def start(self) -> None:
+        """Have FSDP2 settle its storage, then take this rank's rows as plain tensors: the optimizer needs no DTensor dispatch."""
+        assert isinstance(self._model, FSDPModule)
+        self._model.unshard()
+        self._model.reshard()
+        for name, parameter in self._model.named_parameters():
+            assert isinstance(parameter, DTensor)
+            self._locals.append((name, parameter, nn.Parameter(parameter.to_local().detach())))
+
+    @property
+    def module(self) -> nn.Module:
+        """What to call for a forward pass."""
+        return self._model
+
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """This rank's rows; parameters with fewer rows than ranks may have none here."""
+        return [(name, local) for name, _, local in self._locals if local.numel()]
+
+    def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
+        """One micro-batch; gathered weights stay through accumulation where the plan keeps them."""
+        assert isinstance(self._model, FSDPModule)
+        if self._keep_gathered:
+            self._model.set_requires_gradient_sync(is_last)
+            self._model.set_reshard_after_backward(is_last)
+        loss = loss_function(self._model)
+        loss.backward()
+        if not self._keep_gathered and not (is_last and self._earlier is None):
+            self._set_aside()
+        return float(loss.detach())
+
+    def _set_aside(self) -> None:
+        """Add this micro-batch's gradients to the earlier ones; FSDP2 would add to results that are still on the wire."""
+        self._scatter_sum.flush()
+        gradients = [parameter.grad.to_local() for _, parameter, _ in self._locals]  # type: ignore[union-attr]
+        if self._earlier is None:
+            self._earlier = gradients
+        else:
+            torch._foreach_add_(self._earlier, gradients)
+        self._model.zero_grad(set_to_none=True)
+
+    def reduce(self, loss: float) -> StepTotals:
+        """Wait for the last sums; norms of all ranks' rows add up to the whole."""
+        self._scatter_sum.flush()
+        if self._earlier is not None:
+            gradients, self._earlier = self._earlier, None
+        else:
+            gradients = [parameter.grad.to_local() for _, parameter, _ in self._locals]  # type: ignore[union-attr]
+        for (_, _, local), gradient in zip(self._locals, gradients, strict=True):
+            local.grad = gradient
+        total_loss, squares = self._world.sums([loss, sum_of_squares(gradients)])
+        return StepTotals(loss=total_loss, gradient_norm=squares**0.5)
+
+    def scale_gradients(self, factor: float) -> None:
+        """In place."""
+        torch._foreach_mul_([local.grad for _, local in self.parameters() if local.grad is not None], factor)
+
+    def after_step(self) -> None:
+        """The rows moved in place; drop the gradients."""
+        for _, parameter, local in self._locals:
+            parameter.grad = None
+            local.grad = None
+
+    def wire_use(self) -> WireUse:
+        """Since the last call."""
+        return WireUse(*self._meter.take())

@@ -1,0 +1,114 @@
+"""The training loop as a generator of step results: saving, showing and evaluating happen outside it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from coremill.config.schema import TrainSection
+from coremill.data.loader import Batch, RowLoader
+from coremill.errors import NonFinite
+from coremill.parallel.engine import Engine
+from coremill.train.optimizer import learning_rate_at
+
+
+class Task(Protocol):
+    """What a loss is."""
+
+    def loss(self, module: nn.Module, batch: Batch, scale: float) -> torch.Tensor:
+        """Sum over the batch's valid targets times scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """One optimizer step, in plain numbers."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    gradient_norm: float
+    tokens: int  # real ones, of all ranks
+    padding_tokens: int
+    seconds: float
+    data_seconds: float
+    compute_seconds: float
+    communication_seconds: float  # not hidden behind compute
+    optimizer_seconds: float
+    wire_bytes: int  # sent by this rank
+
+
+def train_steps(
+    engine: Engine,
+    task: Task,
+    loader: RowLoader,
+    optimizer: torch.optim.Optimizer,
+    settings: TrainSection,
+    *,
+    steps: int,
+    first_step: int = 1,
+) -> Iterator[StepResult]:
+    """Run steps first_step..steps, yielding each one's numbers."""
+    for step in range(first_step, steps + 1):
+        began = time.perf_counter()
+        work = loader.next_step()
+        have_data = time.perf_counter()
+
+        scale = 1.0 / work.valid_targets
+        loss = 0.0
+        for index, batch in enumerate(work.batches):
+            loss += engine.forward_backward(
+                lambda module, batch=batch: task.loss(module, batch, scale),  # type: ignore[misc]
+                is_last=index == len(work.batches) - 1,
+            )
+        totals = engine.reduce(loss)
+        have_gradients = time.perf_counter()
+        if not (math.isfinite(totals.loss) and math.isfinite(totals.gradient_norm)):
+            # Every rank holds the same totals, so all stop here, with the weights as they were.
+            raise NonFinite(
+                f"step {step}: the loss is {totals.loss}, the gradient norm {totals.gradient_norm}",
+                why="the weights were left as they were before this step; going on would train on numbers that are none",
+                do="lower train.learning_rate, set train.clip_norm, or look at the rows "
+                + ", ".join(str(row) for row in work.row_ids[:8]),
+            )
+
+        if settings.clip_norm is not None and totals.gradient_norm > settings.clip_norm:
+            engine.scale_gradients(settings.clip_norm / totals.gradient_norm)
+        learning_rate = learning_rate_at(step, steps, settings)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+        engine.after_step()
+        ended = time.perf_counter()
+
+        wire = engine.wire_use()
+        yield StepResult(
+            step=step,
+            loss=totals.loss,
+            learning_rate=learning_rate,
+            gradient_norm=totals.gradient_norm,
+            tokens=work.real_tokens,
+            padding_tokens=work.padding_tokens,
+            seconds=ended - began,
+            data_seconds=have_data - began,
+            compute_seconds=have_gradients - have_data - wire.exposed_seconds,
+            communication_seconds=wire.exposed_seconds,
+            optimizer_seconds=ended - have_gradients,
+            wire_bytes=wire.bytes_sent,
+        )
+
+
+def evaluation_loss(engine: Engine, task: Task, batches: Iterable[Batch], valid_targets: int) -> float:
+    """This rank's part of the mean loss over the evaluation rows; the parts of all ranks add up to it."""
+    module = engine.module
+    module.eval()
+    try:
+        with torch.no_grad():
+            return sum(float(task.loss(module, batch, 1.0 / valid_targets)) for batch in batches)
+    finally:
+        module.train()

@@ -1,0 +1,130 @@
+"""The loss of next-token prediction: one definition, and a form of it that never holds all logits.
+
+The loss of a step is the sum of cross-entropies over the valid targets of the global batch, divided by their number, so it is the
+same number however the batch is split over ranks and accumulation steps. Callers pass `scale` = 1 / that number.
+
+A Llama-3 head turns 4096 hidden rows into 2.1 GB of fp32 logits. `HeadLoss` goes through the rows in chunks instead and computes
+the gradients of hidden states and weight on the way (three products per chunk, none repeated in backward), in the compute dtype
+with fp32 softmax: `F.linear_cross_entropy` of torch 2.13 would run all three in fp32 on CPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+IGNORED = -100
+
+# One chunk of logits: small enough to stay near the last-level cache of a server CPU, tall enough that each product keeps its rate.
+CHUNK_BYTES = 64 * 2**20
+MIN_CHUNK_ROWS = 256
+
+
+def chunk_rows_for(vocabulary_rows: int) -> int:
+    """How many hidden rows are turned into logits at a time."""
+    return max(MIN_CHUNK_ROWS, CHUNK_BYTES // (4 * vocabulary_rows))
+
+
+def shifted_targets(labels: torch.Tensor) -> torch.Tensor:
+    """Targets for each position: the next token's label, nothing for the last one. [rows, length] -> [rows * length]"""
+    targets = torch.full_like(labels, IGNORED)
+    targets[:, :-1] = labels[:, 1:]
+    return targets.view(-1)
+
+
+def logits_loss(logits: torch.Tensor, labels: torch.Tensor, scale: float) -> torch.Tensor:
+    """The same loss from whole logits, for models that change their logits after the head."""
+    flat = logits.float().view(-1, logits.shape[-1])
+    return F.cross_entropy(flat, shifted_targets(labels), ignore_index=IGNORED, reduction="sum") * scale
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Linear + cross-entropy over chunks of rows; gradients are made in forward and handed out in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        rows = hidden.shape[0]
+        chunk_rows = chunk_rows_for(weight.shape[0])
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        hidden_gradient = torch.empty_like(hidden) if wants_hidden else None
+        # A sum over several chunks is kept in fp32: bf16 would round once per chunk.
+        accumulate_dtype = weight.dtype if rows <= chunk_rows else torch.float32
+        weight_gradient = torch.zeros_like(weight, dtype=accumulate_dtype) if wants_weight else None
+        bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
+        loss = torch.zeros((), dtype=torch.float64)
+        for start in range(0, rows, chunk_rows):
+            part = hidden[start : start + chunk_rows]
+            part_targets = targets[start : start + chunk_rows]
+            logits = F.linear(part, weight, bias)
+            log_probabilities = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+            valid = part_targets != IGNORED
+            column = part_targets.masked_fill(~valid, 0).unsqueeze(1)
+            chosen = log_probabilities.gather(1, column).squeeze(1)
+            loss -= torch.where(valid, chosen, 0.0).sum(dtype=torch.float64)
+            if not (wants_hidden or wants_weight or wants_bias):
+                continue
+            row_scale = valid.to(torch.float32).mul_(scale).unsqueeze(1)
+            gradient = log_probabilities.exp_().mul_(row_scale).scatter_add_(1, column, -row_scale)
+            if bias_gradient is not None:
+                bias_gradient += gradient.sum(0)
+            if gradient.dtype != logits.dtype:
+                gradient = logits.copy_(gradient)
+            if hidden_gradient is not None:
+                torch.mm(gradient, weight, out=hidden_gradient[start : start + chunk_rows])
+            if weight_gradient is not None:
+                if weight_gradient.dtype == gradient.dtype:
+                    weight_gradient.addmm_(gradient.t(), part)
+                else:
+                    weight_gradient += torch.mm(gradient.t(), part)
+        ctx.gradients = (
+            hidden_gradient,
+            None if weight_gradient is None else weight_gradient.to(weight.dtype),
+            None if bias_gradient is None else bias_gradient.to(weight.dtype),
+        )
+        return (loss * scale).to(torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        gradients, ctx.gradients = ctx.gradients, None
+        factor = float(upstream)
+        if factor != 1.0:
+            gradients = tuple(None if gradient is None else gradient.mul_(factor) for gradient in gradients)
+        return (*gradients, None, None)
+
+
+def chunked_loss(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Scaled sum of cross-entropies of `hidden @ weight.T + bias` against targets; [rows, width] hidden, [rows] targets."""
+    result: torch.Tensor = _ChunkedLoss.apply(hidden, weight, bias, targets, scale)
+    return result
+
+
+class HeadLoss:
+    """Takes the place of a head's forward: while a target is set it returns the loss, otherwise the logits.
+
+    Under FSDP2 only the head's own forward sees its whole weight, so the loss must be computed right there.
+    """
+
+    def __init__(self, head: nn.Linear) -> None:
+        self._head = head
+        self._targets: torch.Tensor | None = None
+        self._scale = 1.0
+        head.forward = self._forward  # type: ignore[method-assign]
+
+    def expect(self, labels: torch.Tensor, scale: float) -> None:
+        """The next call of the head returns the loss against these labels."""
+        self._targets = shifted_targets(labels)
+        self._scale = scale
+
+    def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._targets is None:
+            return F.linear(hidden, self._head.weight, self._head.bias)
+        targets, self._targets = self._targets, None
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        return chunked_loss(flat, self._head.weight, self._head.bias, targets, self._scale)
