@@ -133,33 +133,43 @@ def read_governor(root: Path = _SYSTEM) -> str | None:
 # -- how busy others keep the cores
 
 
-def measure_busy_cores(
-    cores: Sequence[Core],
-    root: Path = _SYSTEM,
-    *,
-    seconds: float = 0.2,
-    sleep: Callable[[float], None] = time.sleep,
-    own_seconds: Callable[[], float] = time.process_time,
-) -> float:
-    """How many of the cores other processes keep busy, watched for a moment.
+class BusyWatch:
+    """Watches from its creation on how many cores other processes keep busy, time stolen by the hypervisor included.
 
     A core with one busy hardware thread is a busy core. What this process itself used meanwhile is taken off.
     """
-    before, own_before = _busy_and_total_ticks(root), own_seconds()
-    if not before:
-        return 0.0
-    sleep(seconds)
-    after, own_after = _busy_and_total_ticks(root), own_seconds()
-    busy = 0.0
-    for core in cores:
-        shares = []
-        for cpu in core.cpus:
-            if cpu in before and cpu in after:
-                total = after[cpu][1] - before[cpu][1]
-                shares.append((after[cpu][0] - before[cpu][0]) / total if total > 0 else 0.0)
-        busy += max(shares, default=0.0)
-    own_cores = (own_after - own_before) / seconds if seconds > 0 else 0.0
-    return min(float(len(cores)), max(0.0, busy - own_cores))
+
+    def __init__(
+        self,
+        cores: Sequence[Core],
+        root: Path = _SYSTEM,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        own_seconds: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._cores, self._root, self._clock, self._own_seconds = cores, root, clock, own_seconds
+        self._ticks, self._own_before, self._started = _busy_and_total_ticks(root), own_seconds(), clock()
+
+    def busy_cores(self) -> float:
+        """The cores that others held since then, on average."""
+        elapsed, own = self._clock() - self._started, self._own_seconds() - self._own_before
+        now = _busy_and_total_ticks(self._root)
+        busy = 0.0
+        for core in self._cores:
+            shares = [0.0]
+            for cpu in core.cpus:
+                (busy_before, total_before), (busy_now, total_now) = self._ticks.get(cpu, (0, 0)), now.get(cpu, (0, 0))
+                if total_now > total_before > 0:
+                    shares.append((busy_now - busy_before) / (total_now - total_before))
+            busy += max(shares)
+        return min(float(len(self._cores)), max(0.0, busy - own / elapsed)) if elapsed > 0 else 0.0
+
+
+def measure_busy_cores(cores: Sequence[Core], root: Path = _SYSTEM, *, seconds: float = 0.2) -> float:
+    """How many of the cores other processes keep busy, watched for a moment."""
+    watch = BusyWatch(cores, root)
+    time.sleep(seconds)
+    return watch.busy_cores()
 
 
 def busy_fraction(busy_cores: float, cores: int, cpu_quota: float | None) -> float:

@@ -1,0 +1,316 @@
+"""How fast this machine is: measured once in child processes, then read from a cache.
+
+The plan, the dtype and the `utilization` in the report rest on these numbers. They are kept by what they depend on
+(CPU, instruction sets, usable cores, torch); a measurement taken while others used the machine is marked, and made
+again after an hour. This module imports no torch: `cached_calibration` answers in a millisecond.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import coremill
+from coremill.errors import CoremillError
+from coremill.hardware.facts import Calibration, NodeFacts
+from coremill.hardware.probe import environment_snapshot
+
+# Raise it when what is measured changes: older caches are then not read.
+CALIBRATION_VERSION = 1
+
+BUSY_FRACTION = 0.15  # from here on a measurement is marked as disturbed: more than one core in seven was not ours
+BUSY_EXPIRES_SECONDS = 3600.0
+
+# A part takes 5 to 15 s, most of it imports; ten times that means that something is stuck.
+PART_TIMEOUT_SECONDS = 150.0
+
+# The user's own settings of these would be measured instead of the machine.
+_SPOILING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_NUM", "ONEDNN_", "DNNL_", "OPENBLAS_NUM")
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One child process: what it measures, on which cpus, with how many threads."""
+
+    name: str  # rates, emulated-bf16, base-memory
+    cpus: tuple[int, ...]
+    threads: int
+    with_bf16: bool = False
+    copy_bytes: int | None = None
+    seconds: float | None = None
+    quick: bool = False
+
+    def arguments(self) -> list[str]:
+        """The command line of the child."""
+        words = ["--part", self.name, "--threads", str(self.threads), "--cpus", ",".join(map(str, self.cpus))]
+        words += ["--bf16"] if self.with_bf16 else []
+        words += ["--copy-bytes", str(self.copy_bytes)] if self.copy_bytes is not None else []
+        words += ["--seconds", str(self.seconds)] if self.seconds is not None else []
+        return [*words, "--quick"] if self.quick else words
+
+
+class Runner(Protocol):
+    """Runs one part and returns what it measured; replaced in tests."""
+
+    def __call__(self, part: Part) -> Mapping[str, Any]: ...
+
+
+def calibration_of(
+    node: NodeFacts,
+    cache_folder: Path,
+    *,
+    progress: Progress | None = None,
+    refresh: bool = False,
+    runner: Runner | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Calibration:
+    """The rates of this machine, from the cache or measured now (some 20 s, said through `progress` beforehand)."""
+    say = progress or (lambda _: None)
+    entry = None if refresh else _read_entry(node, cache_folder)
+    if entry is not None and not _is_stale(entry, clock()):
+        return entry.calibration
+    with _lock(_file_of(node, cache_folder), say):
+        if not refresh:  # another process may have measured while this one waited
+            entry = _read_entry(node, cache_folder)
+            if entry is not None and not _is_stale(entry, clock()):
+                return entry.calibration
+        say("measuring this machine (once, about 20 s): matrix products, copy bandwidth, memory of a bare rank")
+        try:
+            calibration = measure(node, runner or run_part)
+        except CoremillError as error:
+            if entry is None:
+                raise
+            say(f"measuring failed ({error.what}); the earlier measurement is used")
+            return entry.calibration
+        _write_entry(node, cache_folder, calibration, clock(), say)
+    return calibration
+
+
+def cached_calibration(node: NodeFacts, cache_folder: Path) -> Calibration | None:
+    """What was measured earlier, or None; starts nothing. A disturbed measurement is better than none."""
+    entry = _read_entry(node, cache_folder)
+    return entry.calibration if entry is not None else None
+
+
+def torch_version() -> str:
+    """The installed torch, without importing it."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        raise CoremillError(
+            "torch is not installed", why="coremill computes with torch", do="pip install torch, then run this again"
+        ) from None
+
+
+def measure(node: NodeFacts, runner: Runner) -> Calibration:
+    """Runs all parts. NUMA nodes are measured side by side and added up: a rank does not reach across them either."""
+    rate_parts = _rate_parts(node)
+    with ThreadPoolExecutor(max_workers=len(rate_parts)) as pool:
+        rates = list(pool.map(runner, rate_parts))
+    everywhere = rate_parts[0]
+    emulated = None
+    if not node.has_bf16_units:
+        part = Part(name="emulated-bf16", cpus=everywhere.cpus, threads=everywhere.threads)
+        emulated = float(runner(part)["bf16_emulated_flops_per_second"])
+    base = runner(Part(name="base-memory", cpus=everywhere.cpus, threads=everywhere.threads))
+    threads = sum(part.threads for part in rate_parts)
+    busy = node.busy_fraction > BUSY_FRACTION or max(float(rate["busy_fraction"]) for rate in rates) > BUSY_FRACTION
+    return Calibration(
+        source="measured",
+        origin=f"measured on {node.hostname}: {node.cpu_model}, {threads} threads" + (", while busy" if busy else ""),
+        threads=threads,
+        fp32_matmul_flops_per_second=_sum(rates, "fp32_matmul_flops_per_second"),
+        bf16_matmul_flops_per_second=_sum(rates, "bf16_matmul_flops_per_second") if node.has_bf16_units else None,
+        copy_bytes_per_second=_sum(rates, "copy_bytes_per_second"),
+        base_rss_bytes=int(base["base_rss_bytes"]),
+        torch_version=torch_version(),
+        taken_while_busy=busy,
+        bf16_emulated_flops_per_second=emulated,
+    )
+
+
+def _sum(rates: Sequence[Mapping[str, Any]], name: str) -> float:
+    return sum(float(rate[name]) for rate in rates)
+
+
+def _rate_parts(node: NodeFacts) -> list[Part]:
+    """One part per NUMA node, on the first hardware thread of each core.
+
+    Under a CPU quota fewer threads run, on all those cores: the kernel finds free ones, where neighbours that all start
+    counting at cpu 0 would meet.
+    """
+    parts = []
+    for numa_node in node.numa_nodes:
+        cpus = tuple(core.cpus[0] for core in node.cores if core.numa_node == numa_node)
+        threads = max(1, node.usable_cores * len(cpus) // len(node.cores))
+        # Two arrays; together at most a quarter of what is free.
+        copy_bytes = min(512 * 2**20, node.memory_available_bytes // (8 * len(node.numa_nodes)))
+        parts.append(
+            Part(
+                name="rates",
+                cpus=cpus,
+                threads=threads,
+                with_bf16=node.has_bf16_units,
+                copy_bytes=max(2**20, copy_bytes),
+            )
+        )
+    return parts
+
+
+def run_part(part: Part) -> Mapping[str, Any]:
+    """Starts the child for one part and reads the JSON it prints."""
+    command = [sys.executable, "-m", "coremill.hardware.calibrate_child", *part.arguments()]
+    try:
+        done = subprocess.run(
+            command,
+            env=child_environment(environment_snapshot(), part.threads),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PART_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CoremillError(
+            f"measuring this machine ({part.name}) did not end within {PART_TIMEOUT_SECONDS:.0f} s",
+            why="the machine is overloaded, or torch hangs on it",
+            do="look at the load, then run `coremill doctor`",
+        ) from None
+    except OSError as error:
+        raise CoremillError(f"cannot start a process to measure this machine: {error}") from error
+    lines = done.stdout.strip().splitlines()
+    with contextlib.suppress(ValueError, IndexError):
+        result = json.loads(lines[-1])
+        if done.returncode == 0 and isinstance(result, dict):
+            return result
+    ending = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    complaint = "\n".join(done.stderr.strip().splitlines()[-6:])
+    raise CoremillError(
+        f"measuring this machine ({part.name}) failed with {ending}",
+        why=complaint or ("it was killed, most likely for memory" if done.returncode == -9 else "it said nothing"),
+        do="see all of it: " + " ".join(command),
+    )
+
+
+def child_environment(environ: Mapping[str, str], threads: int) -> dict[str, str]:
+    """The user's environment without thread settings, with ours, and with this very package importable."""
+    clean = {name: value for name, value in environ.items() if not name.startswith(_SPOILING_PREFIXES)}
+    package_parent = str(Path(coremill.__file__).resolve().parent.parent)
+    paths = [package_parent, *filter(None, [clean.get("PYTHONPATH")])]
+    return {
+        **clean,
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+# -- the cache
+
+
+@dataclass(frozen=True)
+class _Entry:
+    calibration: Calibration
+    taken_at: float  # unix seconds
+
+
+def _key(node: NodeFacts) -> dict[str, Any]:
+    """All that the numbers depend on."""
+    return {
+        "architecture": node.architecture,
+        "cpu_model": node.cpu_model,
+        "isa": list(node.isa),
+        "usable_cores": node.usable_cores,
+        "cores": len(node.cores),
+        "cpus": sum(len(core.cpus) for core in node.cores),
+        "numa_nodes": len(node.numa_nodes),
+        "torch_version": torch_version(),
+        "calibration_version": CALIBRATION_VERSION,
+    }
+
+
+def _file_of(node: NodeFacts, cache_folder: Path) -> Path:
+    digest = hashlib.sha256(json.dumps(_key(node), sort_keys=True).encode()).hexdigest()
+    return cache_folder / "calibration" / f"{digest[:16]}.json"
+
+
+def _is_stale(entry: _Entry, now: float) -> bool:
+    return entry.calibration.taken_while_busy and not 0 <= now - entry.taken_at < BUSY_EXPIRES_SECONDS
+
+
+def _read_entry(node: NodeFacts, cache_folder: Path) -> _Entry | None:
+    """The entry of this machine; whatever cannot be understood is as good as not there."""
+    try:
+        document = json.loads(_file_of(node, cache_folder).read_text(encoding="utf-8"))
+        if document["key"] != _key(node):
+            return None
+        known = {field.name for field in fields(Calibration)}
+        values = {name: value for name, value in document["calibration"].items() if name in known}
+        calibration = Calibration(**values)
+        rates = (
+            calibration.fp32_matmul_flops_per_second,
+            calibration.copy_bytes_per_second,
+            calibration.base_rss_bytes,
+        )
+        return _Entry(calibration, float(document["taken_at"])) if all(rate > 0 for rate in rates) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, now: float, say: Progress) -> None:
+    """Written beside and renamed, so that a reader sees a whole file or none."""
+    file = _file_of(node, cache_folder)
+    document = {"key": _key(node), "taken_at": now, "calibration": asdict(calibration)}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, suffix=".part", delete=False) as part:
+            json.dump(document, part, indent=1)
+        Path(part.name).replace(file)
+    except OSError as error:
+        say(f"the measurement could not be kept for next time in {file.parent}: {error.strerror}")
+
+
+@contextlib.contextmanager
+def _lock(file: Path, say: Progress) -> Iterator[None]:
+    """One process at a time measures: two side by side would each see half a machine.
+
+    Waits at most as long as a measurement may take. Where locks do not work the measurement goes on without.
+    """
+    try:
+        import fcntl
+
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = file.with_suffix(".lock").open("w")
+    except (ImportError, OSError):
+        yield
+        return
+    with handle:
+        deadline, told = time.monotonic() + 3 * PART_TIMEOUT_SECONDS, False
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    say("another process is measuring this machine; waiting for it")
+                told = True
+                time.sleep(0.2)
+            except OSError:
+                break
+        yield
