@@ -6,12 +6,12 @@ The descriptions below are the documentation: `coremill config schema` and the g
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-AUTO = "auto"
-BUILT_IN = "built-in"
+AUTO: Final = "auto"
+BUILT_IN: Final = "built-in"
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -27,10 +27,13 @@ class Section(BaseModel):
 class ModelSection(Section):
     """Which model to start from."""
 
-    name: str = Field(BUILT_IN, min_length=1, description="hub id, folder, or built-in (a small Llama shape made on the spot)")
+    name: str = Field(
+        BUILT_IN, min_length=1, description="hub id, folder, or built-in (a small Llama shape made on the spot)"
+    )
     revision: str | None = Field(None, description="branch, tag or commit on the hub")
     weights: Literal["pretrained", "random"] = Field(
-        "pretrained", description="random: start from scratch, the same for any number of ranks; only config.json is read"
+        "pretrained",
+        description="random: start from scratch, the same for any number of ranks; only config.json is read",
     )
     config: dict[str, Any] | None = Field(
         None, description="a Hugging Face config (model_type, hidden_size, ...) to start from scratch without a folder"
@@ -67,13 +70,18 @@ class TrainSection(Section):
     learning_rate: Annotated[float, Field(gt=0)] = Field(2.0e-5, description="peak learning rate")
     schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up")
     warmup_steps: NonNegativeInt = Field(0, description="steps over which the learning rate rises from zero")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW weight decay; vectors (norms, biases) are left out")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="AdamW weight decay; vectors (norms, biases) are left out"
+    )
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="AdamW first moment decay")
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="AdamW second moment decay")
     adam_epsilon: Annotated[float, Field(gt=0)] = Field(1e-8, description="AdamW epsilon")
-    clip_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="clip gradients to this global norm; null: do not")
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
+        1.0, description="clip gradients to this global norm; null: do not"
+    )
     tokens_per_step: PositiveInt = Field(
-        16384, description="tokens per optimizer step over all ranks; the plan splits them into ranks, rows and accumulation"
+        16384,
+        description="tokens per optimizer step over all ranks; the plan splits them into ranks, rows and accumulation",
     )
     micro_batch_rows: AutoOrPositiveInt = Field(AUTO, description="rows per forward pass on one rank")
     activation_checkpointing: Literal["auto"] | bool = Field(
@@ -85,7 +93,9 @@ class TrainSection(Section):
 class ParallelSection(Section):
     """How ranks share the work; auto lets the plan decide and say why."""
 
-    engine: Literal["auto", "replicate", "shard"] = Field(AUTO, description="replicate: whole model on each rank; shard: 1/N of it")
+    engine: Literal["auto", "replicate", "shard"] = Field(
+        AUTO, description="replicate: whole model on each rank; shard: 1/N of it"
+    )
     dtype: Literal["auto", "fp32", "bf16"] = Field(AUTO, description="arithmetic of the model; auto measures this CPU")
     wire_dtype: Literal["auto", "fp32", "bf16"] = Field(
         AUTO,

@@ -1,0 +1,151 @@
+"""Settings people bring along: other tools' names for ours, and what the design has but this release does not."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LATER_KEYS = {
+    "lora": "training with adapters comes in a later release; this one trains all weights",
+    "compile": "compilation comes in a later release; this one runs the model as it is",
+    "numerics": "settings for non-finite numbers come in a later release",
+    "checkpoint": "saving and continuing comes in a later release; this one leaves the trained model in RUN/export",
+    "kubernetes": "manifests come in a later release; this one runs where it is started, also in a pod",
+    "parallel.deepspeed": "this engine comes in a later release; engine: shard keeps 1/N of the model on each rank too",
+    "train.samples_per_step": "it belongs to question answering and classification, which come in a later release",
+}
+
+LATER_VALUES = {
+    ("device", "cuda"): ("GPUs come in a later release; this one computes on CPUs", "device: cpu"),
+    ("task", "question-answering"): ("this task comes in a later release", "task: causal-lm"),
+    ("task", "sequence-classification"): ("this task comes in a later release", "task: causal-lm"),
+    ("parallel.engine", "deepspeed"): (
+        "this engine comes in a later release",
+        "parallel.engine: shard, which keeps 1/N of the model on each rank too",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Settings of other tools that come down to the same of ours."""
+
+    names: str
+    why: str
+    do: str
+    targets: tuple[str, ...] = ()
+
+
+_SAME = "the same setting has another name here"
+
+_FOREIGN = (
+    Foreign(
+        "per_device_train_batch_size train_batch_size train_micro_batch_size_per_gpu batch_size"
+        " gradient_accumulation_steps",
+        "a step is counted in tokens over all ranks, so that it stays the same when the machines change",
+        "set train.tokens_per_step = rows per device x devices x accumulation steps x data.sequence_length",
+        ("train.tokens_per_step",),
+    ),
+    Foreign(
+        "per_device_eval_batch_size eval_batch_size",
+        "the plan picks the rows of a forward pass",
+        "remove it; evaluation.rows says how many rows are evaluated",
+    ),
+    Foreign("num_train_epochs num_epochs max_epochs", _SAME, "set train.epochs", ("train.epochs", "train.steps")),
+    Foreign("max_steps max_train_steps num_steps", _SAME, "set train.steps", ("train.steps", "train.epochs")),
+    Foreign(
+        "bf16 fp16 mixed_precision torch_dtype precision",
+        "auto measures this CPU: without bf16 units bf16 is many times slower than fp32; fp16 is not offered",
+        "leave it out, or set parallel.dtype to auto, fp32 or bf16",
+        ("parallel.dtype",),
+    ),
+    Foreign(
+        "use_ipex ipex ipex_config",
+        "IPEX is archived upstream; stock PyTorch uses AMX and AVX-512 through oneDNN by itself",
+        "remove it",
+    ),
+    Foreign(
+        "ddp_backend backend",
+        "ranks talk over gloo; oneCCL's PyTorch bindings are archived, and stock PyTorch has no MPI backend",
+        "remove it",
+    ),
+    Foreign(
+        "max_length max_seq_length max_seq_len seq_length block_size",
+        "text is packed into rows of one length, without padding",
+        "set data.sequence_length",
+        ("data.sequence_length",),
+    ),
+    Foreign(
+        "num_processes nproc_per_node nproc world_size",
+        "ranks are counted per machine",
+        "set parallel.ranks_per_node (auto: one per NUMA node) and, for several machines, fleet.nodes",
+        ("parallel.ranks_per_node", "fleet.nodes"),
+    ),
+    Foreign("num_machines nnodes num_nodes", _SAME, "set fleet.nodes", ("fleet.nodes",)),
+    Foreign(
+        "num_cpu_threads_per_process omp_num_threads num_threads",
+        _SAME,
+        "set parallel.threads_per_rank (auto: the rank's physical cores)",
+        ("parallel.threads_per_rank",),
+    ),
+    Foreign(
+        "deepspeed deepspeed_config deepspeed_config_file zero_optimization zero_stage",
+        "the deepspeed engine comes in a later release",
+        "set parallel.engine: shard, which keeps 1/N of the model on each rank too",
+        ("parallel.engine",),
+    ),
+    Foreign("fsdp fsdp_config", "FSDP2 is the engine shard here", "set parallel.engine: shard", ("parallel.engine",)),
+    Foreign(
+        "distributed_type",
+        "the plan chooses how ranks share the work",
+        "leave it out, or set parallel.engine to auto, replicate or shard",
+        ("parallel.engine",),
+    ),
+    Foreign("model_name_or_path model_name model_id", _SAME, "set model: ID_OR_FOLDER", ("model.name",)),
+    Foreign("tokenizer_name", _SAME, "set tokenizer", ("tokenizer",)),
+    Foreign(
+        "dataset dataset_name dataset_config_name",
+        "a dataset is written as one address",
+        "set data.source: hf://[owner/]name[:config][@revision]",
+        ("data.source",),
+    ),
+    Foreign("train_file", "files are named by a path or glob", "set data.source", ("data.source",)),
+    Foreign(
+        "validation_file eval_file",
+        "files are named by a path or glob",
+        "set data.evaluation_source",
+        ("data.evaluation_source",),
+    ),
+    Foreign("text_column text_column_name", _SAME, "set data.column", ("data.column",)),
+    Foreign("lr", _SAME, "set train.learning_rate", ("train.learning_rate",)),
+    Foreign(
+        "lr_scheduler_type lr_scheduler",
+        _SAME,
+        "set train.schedule to linear, cosine or constant",
+        ("train.schedule",),
+    ),
+    Foreign(
+        "warmup_ratio num_warmup_steps",
+        "the warm-up is counted in steps",
+        "set train.warmup_steps",
+        ("train.warmup_steps",),
+    ),
+    Foreign("max_grad_norm gradient_clipping", _SAME, "set train.clip_norm", ("train.clip_norm",)),
+    Foreign(
+        "gradient_checkpointing",
+        _SAME,
+        "set train.activation_checkpointing to true, false or auto",
+        ("train.activation_checkpointing",),
+    ),
+    Foreign("eval_steps", _SAME, "set evaluation.every_steps", ("evaluation.every_steps",)),
+    Foreign("save_steps save_strategy resume_from_checkpoint", LATER_KEYS["checkpoint"], "remove it"),
+    Foreign("output_dir", "a run leaves one folder", "set run.folder", ("run.folder",)),
+    Foreign("use_cpu no_cuda", "coremill computes on CPUs by itself", "remove it"),
+)
+
+
+@functools.cache
+def foreign_keys() -> Mapping[str, Foreign]:
+    """Every foreign name, in lower case with underscores."""
+    return {name: foreign for foreign in _FOREIGN for name in foreign.names.split()}

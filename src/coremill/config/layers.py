@@ -1,0 +1,223 @@
+"""Settings by where they come from: the run file first, `--set` on top; each value keeps its origin.
+
+A layer is taken apart into single settings (`train.steps`, `model.config.hidden_size`), so that a later one replaces
+exactly what it names. Keys the schema does not know are reported here, and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from coremill.config.document import Flaw, KeyPath, dotted_key, read_document
+from coremill.config.keys import TOP, keys, names_in, sections
+from coremill.config.strangers import explain_stranger
+from coremill.errors import InputError
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value comes from."""
+
+    kind: Literal["default", "file", "--set"]
+    file: str | None = None  # as the user wrote it, or built-in
+    line: int | None = None
+    text: str | None = None  # of --set: key=value
+
+    def __str__(self) -> str:
+        """Short, for the comments of `config show`: `default`, `run.yaml:7`, `--set`."""
+        return f"{Path(self.file).name}:{self.line}" if self.file is not None else self.kind
+
+    def where(self, key: str) -> str:
+        """Long, for messages: a place the user can go to."""
+        if self.kind == "--set":
+            return f"--set {self.text}"
+        return f"{self.file}:{self.line} ({key})" if self.file is not None else f"{key} (default)"
+
+
+DEFAULT = Origin("default")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A message, its origin for sorting, and the keys whose values are in doubt because of it."""
+
+    error: InputError
+    origin: Origin
+    doubtful: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return (0, self.origin.line or 0) if self.origin.kind == "file" else (1, 0)
+
+
+@dataclass
+class Settings:
+    """Single settings by path, with their origins; filled layer by layer."""
+
+    values: dict[KeyPath, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, Origin] = field(default_factory=dict)  # also of sections and mappings
+    problems: list[Problem] = field(default_factory=list)
+
+    def add_file(self, tree: Mapping[Any, Any], file: str, lines: Mapping[KeyPath, int]) -> None:
+        """Take in a whole file."""
+        for name, value in tree.items():
+            self._settle((name,), value, lambda path: Origin("file", file, lines.get(path)))
+
+    def add_override(self, text: str) -> None:
+        """Take in one `--set`: a.b=c, its value written as YAML, or as it is where the key takes text."""
+        origin = Origin("--set", text=text)
+        dotted, equals, raw = text.partition("=")
+        path = tuple(part.strip() for part in dotted.strip().split("."))
+        if not equals or not all(path):
+            what = "--set needs key=value" if not equals else "--set needs a key before the ="
+            self._report(what, origin, dotted, do="write for instance --set train.steps=100")
+            return
+        value, flaw = _override_value(dotted_key(path), raw)
+        if flaw is not None:
+            self._report(
+                f"the value of --set {dotted_key(path)} cannot be read: {flaw.what}",
+                origin,
+                dotted,
+                why=flaw.why,
+                do="put quotes around the value, inside those of the shell: --set 'key=\"value\"'",
+                doubtful=tuple(key for key in keys() if within(key, dotted_key(path))),
+            )
+            return
+        self._settle(path, value, lambda _: origin)
+
+    def origin_of(self, key: str) -> Origin:
+        return self.origins.get(tuple(key.split(".")), DEFAULT)
+
+    def drop(self, key: str) -> None:
+        """Forget a setting and all inside it."""
+        gone = tuple(key.split("."))
+        for path in [path for path in self.values if path[: len(gone)] == gone]:
+            del self.values[path]
+
+    def nested(self) -> dict[str, Any]:
+        """The settings as the schema takes them."""
+        tree: dict[str, Any] = {}
+        for path, value in self.values.items():
+            level: dict[Any, Any] = tree
+            for part in path[:-1]:
+                level = level.setdefault(part, {})
+            level[path[-1]] = value
+        return tree
+
+    def value_of(self, key: str) -> Any:
+        """The value as given, of a key that was given."""
+        level: Any = self.nested()
+        for part in key.split("."):
+            level = level[part]
+        return level
+
+    def _settle(self, path: KeyPath, value: Any, origin_of: Callable[[KeyPath], Origin]) -> None:
+        """Put a value where the schema wants it, taking sections apart; report what the schema does not know."""
+        section = path[0]
+        if section in sections() and section != TOP:
+            if len(path) == 1:
+                self._settle_section(section, value, origin_of)
+                return
+            parent, own = str(section), path[:2]
+        else:
+            parent, own = TOP, path[:1]
+        known = dotted_key(own)
+        if own[-1] not in names_in(parent):
+            stranger = explain_stranger(parent, str(own[-1]))
+            self._report(
+                stranger.what, origin_of(own), known, why=stranger.why, do=stranger.do, doubtful=stranger.targets
+            )
+        elif len(path) > len(own) and "object" not in keys()[known].kinds:
+            self._report(
+                f"unknown key {dotted_key(path)}",
+                origin_of(path),
+                known,
+                why=f"{known} holds a single value, without keys inside",
+                do=f"--set {known}=...",
+                doubtful=(known,),
+            )
+        else:
+            self._assign(path, value, origin_of)
+
+    def _settle_section(self, section: str, value: Any, origin_of: Callable[[KeyPath], Origin]) -> None:
+        self.origins[(section,)] = origin_of((section,))
+        if value is None:  # `train:` with every key commented out
+            return
+        if isinstance(value, str) and section == "model":
+            self.origins[("model", "name")] = origin_of(("model",))
+            self.values[("model", "name")] = value
+            return
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                self._settle((section, name), inner, origin_of)
+            return
+        short = "text, or " if section == "model" else ""
+        first = names_in(section)[0]
+        self._report(
+            f"{section} must be {short}a section of keys, not {said(value)}",
+            origin_of((section,)),
+            section,
+            why=f"the section {section} has {', '.join(names_in(section))}",
+            do=f"put keys inside it: --set {section}.{first}=..., or `{first}: ...` indented under {section}:",
+            doubtful=tuple(key for key in keys() if within(key, section)),
+        )
+
+    def _assign(self, path: KeyPath, value: Any, origin_of: Callable[[KeyPath], Origin]) -> None:
+        for size in range(2, len(path)):  # a key inside a mapping: the mapping is no longer one value
+            self.values.pop(path[:size], None)
+            self.origins.setdefault(path[:size], origin_of(path))
+        for inner in [inner for inner in self.values if inner[: len(path)] == path]:
+            del self.values[inner]
+        self.origins[path] = origin_of(path)
+        if isinstance(value, Mapping) and value:
+            for name, inner_value in value.items():
+                self._assign((*path, name), inner_value, origin_of)
+        else:
+            self.values[path] = value
+
+    def _report(
+        self,
+        what: str,
+        origin: Origin,
+        key: str,
+        *,
+        why: str | None = None,
+        do: str | None = None,
+        doubtful: tuple[str, ...] = (),
+    ) -> None:
+        self.problems.append(Problem(InputError(what, where=origin.where(key), why=why, do=do), origin, doubtful))
+
+
+def within(key: str, prefix: str) -> bool:
+    """Whether a dotted key is `prefix` or inside it."""
+    return not prefix or key == prefix or key.startswith(f"{prefix}.")
+
+
+def said(value: Any) -> str:
+    """A value as a message quotes it."""
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        shown = value if len(value) <= 60 else f"{value[:57]}..."
+        return f"the text '{shown}'"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "a list" if isinstance(value, list) else str(value)
+
+
+def _override_value(dotted: str, raw: str) -> tuple[Any, Flaw | None]:
+    """The value of a `--set`: YAML, save that text needs no quotes: `*.txt`, `def f():` and 1234567 stay as they are."""
+    key = keys().get(dotted)
+    text = raw.lstrip()
+    written_as_yaml = text.startswith(("'", '"')) or text.rstrip() in ("", "null", "~")
+    if key is not None and key.is_text and not written_as_yaml:
+        return raw, None
+    if dotted == "model" and not written_as_yaml and not text.startswith("{"):
+        return raw, None
+    document = read_document(raw)
+    return document.value, document.flaws[0] if document.flaws else None

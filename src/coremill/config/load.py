@@ -1,0 +1,218 @@
+"""A run file and `--set` options -> one checked config in which every value knows where it came from.
+
+Precedence: default < file < --set. All problems come at once, each as what, where, why and what to do.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from coremill.config.document import Flaw, dotted_key, read_document
+from coremill.config.foreign import LATER_VALUES
+from coremill.config.keys import Key, keys
+from coremill.config.layers import DEFAULT, Origin, Problem, Settings, said, within
+from coremill.config.rules import Breach, breaches_of
+from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.config.strangers import nearest
+from coremill.errors import ConfigError, InputError
+
+_NEARBY_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """What the user asked for, checked; `origins` has every key, and what is inside `model.config`, by dotted name."""
+
+    config: RunConfig
+    origins: Mapping[str, Origin]
+    name: str  # the stem of the file, or built-in
+    path: Path | None
+    text: str
+
+
+def load_config(path: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read and check a run file, the built-in example where `path` is None; raises ConfigError with all problems."""
+    text = _built_in_text() if path is None else _read_text(path)
+    file = BUILT_IN if path is None else str(path)
+    settings = Settings()
+    document = read_document(text)
+    if not document.readable:
+        raise ConfigError([_flaw_problem(flaw, file).error for flaw in document.flaws])
+    if document.value is not None and not isinstance(document.value, dict):
+        raise ConfigError([_not_a_mapping(document.value, file)])
+    settings.add_file(document.value or {}, file, document.lines)
+    for flaw in document.flaws:
+        problem = _flaw_problem(flaw, file)
+        settings.problems.append(problem)
+        for key in problem.doubtful:
+            settings.drop(key)
+    for override in overrides:
+        settings.add_override(override)
+
+    config, problems = _validate(settings)
+    doubtful = frozenset(key for problem in problems for key in problem.doubtful)
+    problems += [_breach_problem(breach, settings, file) for breach in breaches_of(config, doubtful)]
+    if problems:
+        raise ConfigError([problem.error for problem in sorted(problems, key=lambda problem: problem.place)])
+    return LoadedConfig(config, _all_origins(settings), BUILT_IN if path is None else path.stem, path, text)
+
+
+def _validate(settings: Settings) -> tuple[RunConfig, list[Problem]]:
+    """The config of all good values, and a problem for each bad one."""
+    problems = list(settings.problems)
+    try:
+        return RunConfig.model_validate(settings.nested()), problems
+    except ValidationError as error:
+        # a key with several alternatives gives several errors, their loc going on inside it; it gets one message
+        found = [(dotted_key(detail["loc"][:2]), dotted_key(detail["loc"][:1])) for detail in error.errors()]
+        bad = dict.fromkeys(two if two in keys() else one for two, one in found)
+    for dotted in bad:
+        origin = settings.origin_of(dotted)
+        problems.append(Problem(_explain_value(keys()[dotted], settings.value_of(dotted), origin), origin, (dotted,)))
+        settings.drop(dotted)
+    return RunConfig.model_validate(settings.nested()), problems
+
+
+def _explain_value(key: Key, value: Any, origin: Origin) -> InputError:
+    """Why this key cannot have this value, in the words of the schema's descriptions."""
+    where = origin.where(key.dotted)
+    later = LATER_VALUES.get((key.dotted, value)) if isinstance(value, str) else None
+    if later:
+        why, instead = later
+        return InputError(f"{key.dotted}: {value} is not in this release", where=where, why=why, do=f"use {instead}")
+    what = f"{key.dotted} must be {key.takes}, not {said(value)}"
+    return InputError(what, where=where, why=key.description, do=_remedy(key, value))
+
+
+def _remedy(key: Key, value: Any) -> str:
+    """The change most likely to make the value right."""
+    numeric = key.kinds & {"integer", "number"}
+    if value is None:
+        return f"give a value, or remove it for the default ({_as_written(key.default)})"
+    if isinstance(value, str):
+        close = nearest(value.lower(), key.choices)
+        if close:
+            return f"did you mean {close}?"
+        if numeric:
+            return f"remove the quotes: {value.strip()}" if _is_number(value) else "write digits, without unit or comma"
+        if "boolean" in key.kinds:
+            return "write true or false, without quotes"
+        return "give a text that is not empty" if "string" in key.kinds else f"give {key.takes}"
+    if isinstance(value, float) and "integer" in key.kinds and value.is_integer() and key.in_range(value):
+        return f"write {int(value)}"
+    if isinstance(value, (int, float)) and key.is_text:
+        return f'put it in quotes: "{_as_written(value)}"'
+    if isinstance(value, Mapping) and "object" in key.kinds:
+        return f"use text for the keys inside {key.dotted}"
+    return f"give {key.takes}"
+
+
+def _as_written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "null" if value is None else str(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _flaw_problem(flaw: Flaw, file: str) -> Problem:
+    key = dotted_key(flaw.path[:2])
+    place = f"{file}:{flaw.line}" + (f":{flaw.column}" if flaw.column is not None else "")
+    where = f"{place} ({dotted_key(flaw.path)})" if flaw.path else place
+    error = InputError(flaw.what, where=where, why=flaw.why, do=flaw.do)
+    return Problem(error, Origin("file", file, flaw.line), tuple(name for name in keys() if within(name, key)))
+
+
+def _not_a_mapping(value: Any, file: str) -> InputError:
+    return InputError(
+        f"a run file holds keys and values, not {said(value)}",
+        where=f"{file}:1",
+        why="its top level is a mapping of sections such as model, data and train",
+        do="start with for instance `model: built-in`, one `key: value` per line, a space after the colon",
+    )
+
+
+def _breach_problem(breach: Breach, settings: Settings, file: str) -> Problem:
+    """Point at every key the rule is about that was given; else at the section it is missing from."""
+    given = {key: settings.origin_of(key) for key in (breach.key, *breach.others)}
+    given = {key: origin for key, origin in given.items() if origin != DEFAULT}
+    if given:
+        origin = next(iter(given.values()))
+        where = " and ".join(found.where(key) for key, found in given.items())
+    else:
+        section = breach.key.partition(".")[0]
+        origin = settings.origin_of(section)
+        where = f"{file} ({breach.key})" if origin == DEFAULT else origin.where(section)
+    return Problem(InputError(breach.what, where=where, why=breach.why, do=breach.do), origin)
+
+
+def _all_origins(settings: Settings) -> dict[str, Origin]:
+    origins = {dotted: settings.origin_of(dotted) for dotted in keys()}
+    inside = {dotted_key(path): settings.origins[path] for path in settings.values if len(path) > 2}
+    return origins | inside
+
+
+def _built_in_text() -> str:
+    return importlib.resources.files("coremill.config").joinpath("built_in.yaml").read_text(encoding="utf-8")
+
+
+def _read_text(path: Path) -> str:
+    """The text of the file; a missing or unreadable one is a ConfigError that says what is there instead."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        what = f"there is no file {path}"
+        why, do = _why_missing(path)
+    except IsADirectoryError:
+        what, why = f"{path} is a folder, not a run file", "a run is described by one file"
+        found = _yaml_files(path)
+        do = f"name a file in it: {_listed(found)}" if found else "name a .yaml file; there is none in this folder"
+    except UnicodeDecodeError as error:
+        what, why = f"{path} is not a text file", f"byte {error.start} is not UTF-8 text"
+        do = "save the file as UTF-8, or name another one"
+    except OSError as error:
+        what, why = f"{path} cannot be read", (error.strerror or str(error)).lower()
+        do = "check the name, and the permissions of the file and its folders"
+    raise ConfigError([InputError(what, where=str(path), why=why, do=do)])
+
+
+def _why_missing(path: Path) -> tuple[str, str]:
+    """Why there may be no such file, and what to name instead."""
+    folder = path.parent
+    if "=" in path.name:
+        return "it looks like key=value, not like a file", f"a single value is changed with --set {path}"
+    found = _yaml_files(folder if folder.is_dir() else Path("."))
+    if not folder.is_dir():
+        why = f"there is no folder {folder}"
+    else:
+        why = f"the folder {folder.resolve()} has " + ("no such file" if found else "no .yaml file at all")
+    close = nearest(path.name, (file.name for file in found))
+    if close:
+        return why, f"did you mean {next(file for file in found if file.name == close)}?"
+    if found:
+        return why, f"name one of {_listed(found)}"
+    return why, "name a run file; without one, `coremill train` runs the built-in example"
+
+
+def _yaml_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml"))
+    except OSError:
+        return []
+
+
+def _listed(files: Sequence[Path]) -> str:
+    shown = ", ".join(str(file) for file in files[:_NEARBY_SHOWN])
+    return shown if len(files) <= _NEARBY_SHOWN else f"{shown} and {len(files) - _NEARBY_SHOWN} more"

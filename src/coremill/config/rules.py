@@ -1,0 +1,234 @@
+"""Rules between keys: each value is fine by itself, together they are not.
+
+One function per rule; the first line of its docstring is its entry in `docs/config.md`. A rule names the keys it reads:
+where one of them has a problem of its own, the rule is left out, so that one mistake gives one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
+
+from coremill.config.keys import keys
+from coremill.config.schema import BUILT_IN, RunConfig
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A broken rule; `key` is the one to point at first, `others` stand beside it."""
+
+    key: str
+    what: str
+    why: str
+    do: str
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check between keys, and the keys it reads."""
+
+    reads: tuple[str, ...]
+    check: Callable[[RunConfig], Breach | None]
+
+    @property
+    def summary(self) -> str:
+        return (self.check.__doc__ or "").strip().splitlines()[0]
+
+
+RULES: list[Rule] = []
+Check = Callable[[RunConfig], Breach | None]
+
+
+def _rule(*reads: str) -> Callable[[Check], Check]:
+    def register(check: Check) -> Check:
+        RULES.append(Rule(reads, check))
+        return check
+
+    return register
+
+
+def breaches_of(config: RunConfig, doubtful: Set[str]) -> Iterator[Breach]:
+    """All broken rules that read no doubtful key."""
+    for rule in RULES:
+        assert all(key in keys() for key in rule.reads), rule.reads
+        if not any(key in doubtful for key in rule.reads):
+            breach = rule.check(config)
+            if breach:
+                yield breach
+
+
+@_rule("train.steps", "train.epochs")
+def _one_length(config: RunConfig) -> Breach | None:
+    """Exactly one of `train.steps` and `train.epochs` says how long to train."""
+    train = config.train
+    if train.steps is not None and train.epochs is not None:
+        return Breach(
+            "train.steps",
+            "train.steps and train.epochs are both given",
+            f"{train.steps} steps and {train.epochs:g} epochs are two answers to how long to train",
+            "keep one; --set train.steps=null or --set train.epochs=null takes one back",
+            others=("train.epochs",),
+        )
+    if train.steps is None and train.epochs is None:
+        return Breach(
+            "train.steps",
+            "neither train.steps nor train.epochs is given",
+            "without one of them the training has no end",
+            "add `steps: 100` or `epochs: 1` to the section train (or --set train.steps=100)",
+        )
+    return None
+
+
+@_rule("train.warmup_steps", "train.steps")
+def _warmup_ends(config: RunConfig) -> Breach | None:
+    """`train.warmup_steps` is below `train.steps`."""
+    steps, warmup = config.train.steps, config.train.warmup_steps
+    if steps is None or warmup < steps:
+        return None
+    return Breach(
+        "train.warmup_steps",
+        f"train.warmup_steps ({warmup}) is not below train.steps ({steps})",
+        "the learning rate would never reach its peak",
+        f"set train.warmup_steps to at most {steps - 1}, or train for more steps",
+        others=("train.steps",),
+    )
+
+
+@_rule("train.tokens_per_step", "data.sequence_length")
+def _step_holds_a_row(config: RunConfig) -> Breach | None:
+    """`train.tokens_per_step` is at least `data.sequence_length`: a step holds one row or more."""
+    tokens, length = config.train.tokens_per_step, config.data.sequence_length
+    if tokens >= length:
+        return None
+    return Breach(
+        "train.tokens_per_step",
+        f"train.tokens_per_step ({tokens}) is below one row (data.sequence_length is {length})",
+        "a step is made of whole rows",
+        f"set train.tokens_per_step to {length} or more, or data.sequence_length to {tokens} or less",
+        others=("data.sequence_length",),
+    )
+
+
+@_rule("model.config", "model.weights")
+def _shape_has_no_weights(config: RunConfig) -> Breach | None:
+    """`model.config` goes with `model.weights: random`."""
+    if config.model.config is None or config.model.weights == "random":
+        return None
+    return Breach(
+        "model.config",
+        f"model.config is given, but model.weights is {config.model.weights}",
+        "a config describes a shape; there are no weights to load for it",
+        "set model.weights: random to start from scratch, or give model.name instead of model.config",
+        others=("model.weights",),
+    )
+
+
+@_rule("model.config", "model.name")
+def _one_model(config: RunConfig) -> Breach | None:
+    """`model.config` stands instead of `model.name`, not beside it."""
+    if config.model.config is None or config.model.name == BUILT_IN:
+        return None
+    return Breach(
+        "model.config",
+        f"model.config is given beside model.name ({config.model.name})",
+        "each of the two describes a whole model",
+        "keep one: model.name for an existing model, model.config for a new shape",
+        others=("model.name",),
+    )
+
+
+@_rule("model.config")
+def _shape_has_a_type(config: RunConfig) -> Breach | None:
+    """`model.config` names its `model_type`."""
+    shape = config.model.config
+    if shape is None or isinstance(shape.get("model_type"), str):
+        return None
+    return Breach(
+        "model.config",
+        "model.config has no model_type" if "model_type" not in shape else "model.config.model_type is not text",
+        "transformers picks the architecture by it",
+        "add for instance `model_type: llama` to model.config",
+    )
+
+
+@_rule("model.config", "tokenizer")
+def _shape_has_a_tokenizer(config: RunConfig) -> Breach | None:
+    """`model.config` goes with a `tokenizer`."""
+    # Also with built-in data: vocab_size has to cover a vocabulary, so the user should say which one.
+    if config.model.config is None or config.tokenizer is not None:
+        return None
+    return Breach(
+        "model.config",
+        "model.config is given without a tokenizer",
+        "a shape made on the spot has no tokenizer of its own",
+        "add `tokenizer: built-in`, or a hub id or folder, and a vocab_size that covers it",
+    )
+
+
+@_rule("data.split", "data.source")
+def _split_of_a_dataset(config: RunConfig) -> Breach | None:
+    """`data.split` other than `train` goes with an `hf://` source."""
+    data = config.data
+    if data.split == "train" or _is_dataset(data.source):
+        return None
+    return Breach(
+        "data.split",
+        f"data.split is {data.split}, but data.source ({data.source}) is not an hf:// dataset",
+        "files have no splits",
+        "remove data.split, and name the files to train on in data.source",
+        others=("data.source",),
+    )
+
+
+@_rule("data.evaluation_split", "data.evaluation_source", "data.source")
+def _evaluation_split_of_a_dataset(config: RunConfig) -> Breach | None:
+    """`data.evaluation_split` goes with an `hf://` source."""
+    data = config.data
+    key = "data.source" if data.evaluation_source is None else "data.evaluation_source"
+    source = data.evaluation_source or data.source
+    if data.evaluation_split is None or _is_dataset(source):
+        return None
+    return Breach(
+        "data.evaluation_split",
+        f"data.evaluation_split is given, but {key} ({source}) is not an hf:// dataset",
+        "only a dataset has named splits",
+        "name other files in data.evaluation_source, or set data.evaluation_fraction: 0.05",
+        others=(key,),
+    )
+
+
+@_rule("data.evaluation_fraction", "data.evaluation_source", "data.evaluation_split")
+def _one_evaluation_set(config: RunConfig) -> Breach | None:
+    """`data.evaluation_fraction` excludes `data.evaluation_source` and `data.evaluation_split`."""
+    data = config.data
+    candidates = (("data.evaluation_source", data.evaluation_source), ("data.evaluation_split", data.evaluation_split))
+    named = [key for key, value in candidates if value is not None]
+    if not named or data.evaluation_fraction == 0:
+        return None
+    return Breach(
+        "data.evaluation_fraction",
+        f"data.evaluation_fraction is given beside {' and '.join(named)}",
+        "evaluation rows are either named or cut off the training rows, not both",
+        "keep one of them",
+        others=tuple(named),
+    )
+
+
+@_rule("evaluation.every_steps", "data.evaluation_fraction", "data.evaluation_source", "data.evaluation_split")
+def _something_to_evaluate_on(config: RunConfig) -> Breach | None:
+    """`evaluation.every_steps` needs rows to evaluate on."""
+    data = config.data
+    rows_come_from = data.evaluation_fraction or data.evaluation_source or data.evaluation_split
+    if config.evaluation.every_steps is None or rows_come_from:
+        return None
+    return Breach(
+        "evaluation.every_steps",
+        "evaluation.every_steps is given, but there is nothing to evaluate on",
+        "no evaluation source, split or fraction is named in the section data",
+        "set data.evaluation_fraction: 0.05, data.evaluation_source or data.evaluation_split",
+    )
+
+
+def _is_dataset(source: str) -> bool:
+    return source.startswith("hf://")
