@@ -21,6 +21,7 @@ class CoremillError(Exception):
     """What went wrong, and where, why and what to do about it where that is known."""
 
     exit_code = 1
+    silent = False  # True: another rank already says it; end with the exit code, print nothing
 
     def __init__(self, what: str, *, where: str | None = None, why: str | None = None, do: str | None = None) -> None:
         super().__init__(what)

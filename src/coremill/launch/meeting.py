@@ -1,0 +1,134 @@
+"""How ranks find each other before there is a process group: the store rank 0 serves, and the roll called on it.
+
+Torch is imported only inside functions.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from coremill.errors import InputError, PeerLost
+from coremill.launch.identity import LOOPBACK, RankIdentity
+from coremill.launch.lost import peer_errors
+from coremill.launch.sockets import listen_for_store, own_address_towards, reaches
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+POLL_SECONDS = 0.05
+SLOWEST_POLL_SECONDS = 0.5
+
+
+def open_store(identity: RankIdentity, deadline: float) -> Store:
+    """The store of this run: served by rank 0, always a fresh one.
+
+    Under torchrun the agent's store only carries the address of ours: torchrun 2.13 keeps its store through restarts,
+    and ranks that use it directly dial the dead ranks of the attempt before.
+    """
+    from torch._C._distributed_c10d import TCPStore
+
+    def client(host: str, port: int) -> Store:
+        left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+        try:
+            return TCPStore(host, port, identity.size, is_master=False, timeout=left, wait_for_workers=False)
+        except RuntimeError as error:
+            raise PeerLost(
+                f"rank {identity.rank} could not reach rank 0 at {host}:{port}",
+                why=str(error).splitlines()[0],
+                do="check that MASTER_ADDR is the host of rank 0 and that the port is open between the hosts",
+            ) from error
+
+    agent = client(identity.master_address, identity.master_port) if identity.agent_store else None
+    if identity.rank == 0:
+        listener = listen_for_store(identity)
+        port = listener.getsockname()[1]
+        left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+        host = own_address_towards(identity.master_address, is_one_host=identity.is_one_host)
+        bound = listener.getsockname()[0]
+        connect_to = LOOPBACK if bound in ("0.0.0.0", "::") else bound
+        # The store owns the descriptor from here on. Handing it a bound socket is the only way to keep it off other
+        # interfaces: by itself it listens on all of them, whatever MASTER_ADDR says.
+        store = TCPStore(
+            connect_to, port, identity.size, is_master=True, timeout=left, wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+        if agent is not None:
+            agent.set("coremill/store", json.dumps([host, port]))
+        return store
+    if agent is None:
+        return client(identity.master_address, identity.master_port)
+    while time.monotonic() < deadline:
+        if agent.check(["coremill/store"]):
+            host, port = json.loads(agent.get("coremill/store"))
+            if reaches(host, port):  # an address of an attempt before is refused: wait for the new one
+                return client(host, port)
+        time.sleep(POLL_SECONDS)
+    raise PeerLost(f"rank {identity.rank} waited for rank 0 in vain", do="look at the log of rank 0")
+
+
+def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list[dict[str, Any]]:
+    """Every rank says who it is; rank 0 checks that all are there and agree, and tells everyone the outcome."""
+    host = socket.gethostname()
+    node = host if identity.node_rank is None else f"node {identity.node_rank}"
+    entry = {"size": identity.size, "host": host, "node": node}
+    with peer_errors():
+        if store.add(f"claims/{identity.rank}", 1) > 1:
+            raise InputError(
+                f"two processes say they are rank {identity.rank}",
+                where=f"this one runs on {host}",
+                why="RANK must differ between processes; perhaps the same command was started twice",
+            )
+        store.set(f"entries/{identity.rank}", json.dumps(entry))
+        if identity.rank == 0:
+            store.set("roll", json.dumps(_collect(store, identity.size, deadline)))
+        # Others wait a little longer than rank 0 does, to hear from it who was missing.
+        slack = 0.0 if identity.rank == 0 else 5.0
+        store.wait(["roll"], timedelta(seconds=max(1.0, deadline - time.monotonic()) + slack))
+        roll = json.loads(store.get("roll"))
+    if roll["size"] != identity.size:
+        raise InputError(
+            f"rank {identity.rank} counts {identity.size} ranks and rank 0 counts {roll['size']}",
+            where=f"this rank runs on {host}",
+            why="WORLD_SIZE must be the same everywhere",
+            do="give every host the same number of ranks",
+        )
+    if roll["other_sizes"]:
+        raise InputError(
+            f"{roll['other_sizes'][0]}, rank 0 counts {roll['size']}", why="WORLD_SIZE must be the same everywhere"
+        )
+    if roll["missing"]:
+        names = ", ".join(str(rank) for rank in roll["missing"][:8]) + (" ..." if len(roll["missing"]) > 8 else "")
+        raise PeerLost(
+            f"{len(roll['missing'])} of {identity.size} ranks did not arrive in time: {names}",
+            do="look at the logs of those ranks, and whether their hosts were started",
+        )
+    entries: list[dict[str, Any]] = roll["entries"]
+    return entries
+
+
+def _collect(store: Store, size: int, deadline: float) -> dict[str, Any]:
+    entries: dict[int, dict[str, Any]] = {}
+    pause = POLL_SECONDS / 10
+    while len(entries) < size and time.monotonic() < deadline:
+        for rank in range(size):
+            if rank not in entries and store.check([f"entries/{rank}"]):
+                entries[rank] = json.loads(store.get(f"entries/{rank}"))
+        if any(entry["size"] != size for entry in entries.values()):
+            break
+        if len(entries) < size:
+            time.sleep(pause)
+            pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)
+    return {
+        "size": size,
+        "missing": [rank for rank in range(size) if rank not in entries],
+        "other_sizes": [
+            f"rank {rank} on {entry['host']} counts {entry['size']} ranks"
+            for rank, entry in sorted(entries.items())
+            if entry["size"] != size
+        ],
+        "entries": [entries[rank] for rank in sorted(entries)],
+    }

@@ -1,0 +1,341 @@
+"""Who am I among how many, and how the ranks talk: process group, device mesh, small exchanges, timeouts.
+
+`identify(environ)` says which rank a launcher made of this process; `join_world(identity)` meets the others and gives a
+`World`. Rank 0 serves the store that ranks meet at; collectives are gloo over TCP. On one host both stay on the
+loopback device, so no other machine can reach them. What travels through `World` itself is JSON and float64, never
+pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from coremill.errors import CoremillError, PeerLost
+from coremill.launch.followers import follower_line
+from coremill.launch.identity import NodeIdentity, RankIdentity, identify, identify_node
+from coremill.launch.lost import as_peer_lost, peer_errors
+from coremill.launch.meeting import POLL_SECONDS, SLOWEST_POLL_SECONDS, call_the_roll, open_store
+from coremill.launch.sockets import close_sockets_since, interface_towards, open_sockets
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = [
+    "NodeIdentity",
+    "PeerFailed",
+    "RankIdentity",
+    "World",
+    "as_peer_lost",
+    "identify",
+    "identify_node",
+    "join_world",
+    "process_environment",
+]
+
+T = TypeVar("T")
+
+# torch waits 30 minutes for a silent peer by default; five are enough for the slowest first step we plan for.
+DEFAULT_TIMEOUT_SECONDS = 300.0
+HEARTBEAT_SECONDS = 2.0
+
+
+class PeerFailed(CoremillError):
+    """Another rank failed and says why; this one ends with the same exit code and prints nothing."""
+
+    silent = True
+
+    def __init__(self, what: str, *, failed_rank: int, exit_code: int) -> None:
+        super().__init__(what)
+        self.failed_rank = failed_rank
+        self.exit_code = exit_code
+
+
+def process_environment() -> Mapping[str, str]:
+    """A copy of the variables this process was started with."""
+    return dict(os.environ)
+
+
+@dataclass(kw_only=True)
+class World:
+    """All ranks of a run, seen from one of them. Every rank calls its methods in the same order."""
+
+    identity: RankIdentity
+    node_rank: int
+    nodes: int
+    hostnames: tuple[str, ...]  # by rank
+    store: Store
+    timeout_seconds: float
+    _meshes: list[DeviceMesh] = field(default_factory=list, repr=False)
+    _once_calls: int = field(default=0, repr=False)
+
+    @property
+    def rank(self) -> int:
+        """This process among all, from 0."""
+        return self.identity.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks over all hosts."""
+        return self.identity.size
+
+    @property
+    def local_rank(self) -> int:
+        """This process among those of its host, from 0."""
+        return self.identity.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Ranks on this host."""
+        return self.identity.local_size
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The process group of all ranks."""
+        import torch.distributed as dist
+
+        group = dist.group.WORLD
+        if group is None:
+            raise RuntimeError("the world was left")
+        return group
+
+    def mesh(self) -> DeviceMesh:
+        """All ranks in one line, on the CPU: always explicit, since torch takes a GPU by itself where there is one."""
+        if not self._meshes:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            self._meshes.append(init_device_mesh("cpu", (self.size,)))
+        return self._meshes[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """The JSON-able value of every rank, by rank, on every rank."""
+        import torch
+        import torch.distributed as dist
+
+        with peer_errors():
+            mine = _to_tensor(value)
+            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+            dist.all_gather(lengths, torch.tensor([mine.numel()]))
+            longest = max(int(length) for length in lengths)
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: mine.numel()] = mine
+            texts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+            dist.all_gather(texts, padded)
+        return [_from_tensor(text[: int(length)]) for text, length in zip(texts, lengths, strict=True)]
+
+    def broadcast(self, value: Any, *, source: int = 0) -> Any:
+        """The JSON-able value of one rank, on every rank; what the others pass is not looked at."""
+        import torch
+        import torch.distributed as dist
+
+        with peer_errors():
+            text = _to_tensor(value) if self.rank == source else torch.empty(0, dtype=torch.uint8)
+            length = torch.tensor([text.numel()])
+            dist.broadcast(length, source)
+            if self.rank != source:
+                text = torch.empty(int(length), dtype=torch.uint8)
+            dist.broadcast(text, source)
+        return _from_tensor(text)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        import torch.distributed as dist
+
+        with peer_errors():
+            dist.barrier()
+
+    def sum(self, value: float) -> float:
+        """The sum over all ranks, in double, the same bits on each."""
+        return self.sums([value])[0]
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Several sums over all ranks in one exchange."""
+        import torch
+        import torch.distributed as dist
+
+        with peer_errors():
+            totals = torch.tensor(list(values), dtype=torch.float64)
+            if totals.numel():
+                dist.all_reduce(totals)
+        return [float(total) for total in totals]
+
+    def once_per_node(self, action: Callable[[], T]) -> T:
+        """Run `action` on local rank 0 of each host; every rank gets its host's JSON-able result, or raises.
+
+        It may take longer than a collective may: the working ranks send heartbeats, and the others wait as long as
+        those come. Where it fails, the failing rank raises its own error and all others `PeerFailed` with the same
+        exit code.
+        """
+        self._once_calls += 1
+        prefix = f"once/{self._once_calls}"
+        error: BaseException | None = None
+        if self.local_rank == 0:
+            with _heartbeats(self.store, f"{prefix}/beat"):
+                try:
+                    document: dict[str, Any] = {"value": action()}
+                    text = json.dumps(document)
+                except BaseException as raised:  # KeyboardInterrupt too: nobody waits for a rank that leaves
+                    error = raised
+                    text = json.dumps(
+                        {"error": str(raised), "rank": self.rank, "exit_code": getattr(raised, "exit_code", 1)}
+                    )
+            with peer_errors():
+                self.store.set(f"{prefix}/node/{self.node_rank}", text)
+                if error is not None and self.store.add(f"{prefix}/failures", 1) == 1:
+                    self.store.set(f"{prefix}/failed", text)
+                self.store.add(f"{prefix}/done", 1)
+        if error is not None:
+            raise error
+        with peer_errors():
+            result: T = self._wait_for_nodes(prefix)
+        return result
+
+    def _wait_for_nodes(self, prefix: str) -> Any:
+        """Poll until every host is done or one failed; give up when no heartbeat came for the timeout."""
+        beats, last_change = -1, time.monotonic()
+        pause = POLL_SECONDS
+        while True:
+            if self.store.check([f"{prefix}/failed"]):
+                failure = json.loads(self.store.get(f"{prefix}/failed"))
+                self._follow(failure["rank"])
+                raise PeerFailed(failure["error"], failed_rank=failure["rank"], exit_code=failure["exit_code"])
+            if self.store.add(f"{prefix}/done", 0) >= self.nodes:
+                return json.loads(self.store.get(f"{prefix}/node/{self.node_rank}"))["value"]
+            seen = self.store.add(f"{prefix}/beat", 0)
+            if seen != beats:
+                beats, last_change = seen, time.monotonic()
+            elif time.monotonic() - last_change > self.timeout_seconds:
+                raise PeerLost(
+                    f"local rank 0 of a host gave no sign of life for {self.timeout_seconds:.0f} s",
+                    do="look at the log of the first rank of each host",
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)
+
+    def _follow(self, failed_rank: int) -> None:
+        """Under coremill's launcher standard error is this rank's log: say there why it ends."""
+        if self.identity.launcher == "coremill":
+            print(follower_line(self.rank, failed_rank), file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave together: no rank takes its sockets away while another still reads from them."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            self.barrier()
+            self._meshes.clear()
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def join_world(identity: RankIdentity, *, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[World]:
+    """Meet the other ranks, and leave them at the end; a connection lost in between is raised as `PeerLost`.
+
+    After an exception nothing is waited for: the sockets are shut, so that the other ranks notice at once and the
+    collectives still under way here end (torch would wait for them, up to the timeout, even when the process exits).
+    """
+    sockets_before = open_sockets()
+    added: list[str] = []
+    try:
+        added = _choose_interface(identity)
+        world = _meet(identity, timeout_seconds)
+        yield world
+        world.close()
+    except BaseException as error:
+        _leave_at_once(sockets_before)
+        lost = as_peer_lost(error)
+        if lost is None or lost is error:
+            raise
+        raise lost from error
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _choose_interface(identity: RankIdentity) -> list[str]:
+    """Tell gloo which network device to use, unless the user did; returns the variables set."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return []
+    name = interface_towards(None if identity.is_one_host else identity.master_address)
+    if name is None:
+        return []
+    os.environ["GLOO_SOCKET_IFNAME"] = name
+    return ["GLOO_SOCKET_IFNAME"]
+
+
+def _meet(identity: RankIdentity, timeout_seconds: float) -> World:
+    import torch.distributed as dist
+
+    deadline = time.monotonic() + timeout_seconds
+    timeout = timedelta(seconds=timeout_seconds)
+    store = open_store(identity, deadline)
+    roster = call_the_roll(store, identity, deadline)
+    with peer_errors():
+        dist.init_process_group("gloo", store=store, rank=identity.rank, world_size=identity.size, timeout=timeout)
+    nodes: list[str] = list(dict.fromkeys(entry["node"] for entry in roster))
+    return World(
+        identity=identity,
+        node_rank=nodes.index(roster[identity.rank]["node"]),
+        nodes=len(nodes),
+        hostnames=tuple(entry["host"] for entry in roster),
+        store=store,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def _leave_at_once(sockets_before: frozenset[str]) -> None:
+    import torch.distributed as dist
+
+    close_sockets_since(sockets_before)
+    if dist.is_initialized():
+        # With the sockets shut this returns in milliseconds; the thread is there for the day it does not.
+        thread = threading.Thread(target=_destroy_quietly, daemon=True)
+        thread.start()
+        thread.join(timeout=2.0)
+
+
+def _destroy_quietly() -> None:
+    import torch.distributed as dist
+
+    with contextlib.suppress(Exception):
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _heartbeats(store: Store, key: str) -> Iterator[None]:
+    """Count up `key` in the background while the body works."""
+    done = threading.Event()
+
+    def beat() -> None:
+        with contextlib.suppress(RuntimeError):  # a lost store shows in the body's next exchange
+            while not done.wait(HEARTBEAT_SECONDS):
+                store.add(key, 1)
+
+    thread = threading.Thread(target=beat, daemon=True, name="coremill-heartbeat")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _to_tensor(value: Any) -> Any:
+    import torch
+
+    # bytearray: torch warns about memory it cannot write to.
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _from_tensor(text: Any) -> Any:
+    return json.loads(text.numpy().tobytes())
