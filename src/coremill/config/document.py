@@ -66,18 +66,16 @@ class Document:
 
 def read_document(text: str) -> Document:
     """Read one YAML document; an empty one has the value None."""
+    reader = _Reader()
     try:
         root = YAML(typ="safe", pure=True).compose(text)
+        value = None if root is None else reader.value_of(root, ())
     except MarkedYAMLError as error:
         return Document(None, flaws=(_syntax_flaw(error, text),))
     except YAMLError as error:  # a character YAML does not allow: has a position instead of a mark
         return Document(None, flaws=(_character_flaw(error, text),))
     except RecursionError:
         return Document(None, flaws=(Flaw("the YAML is nested too deeply", 1, 1, do="use fewer levels of brackets"),))
-    if root is None:
-        return Document(None)
-    reader = _Reader()
-    value = reader.value_of(root, ())
     return Document(value, reader.lines, tuple(reader.flaws))
 
 

@@ -68,8 +68,12 @@ class Settings:
 
     def add_override(self, text: str) -> None:
         """Take in one `--set`: a.b=c, its value written as YAML, or as it is where the key takes text."""
-        origin = Origin("--set", text=text)
+        printable = _printable(text)
+        origin = Origin("--set", text=printable)
         dotted, equals, raw = text.partition("=")
+        if printable != text:
+            self._report("--set takes UTF-8 text only", origin, dotted, do="type it again, or use a run file")
+            return
         path = tuple(part.strip() for part in dotted.strip().split("."))
         if not equals or not all(path):
             what = "--set needs key=value" if not equals else "--set needs a key before the ="
@@ -204,14 +208,19 @@ def said(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         shown = value if len(value) <= 60 else f"{value[:57]}..."
-        return f"the text '{shown}'"
+        return f"the text '{_printable(shown)}'"
     if isinstance(value, Mapping):
         return "a mapping"
     return "a list" if isinstance(value, list) else str(value)
 
 
+def _printable(text: str) -> str:
+    """Text that any terminal takes: half characters, from broken bytes on the command line, become escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def _override_value(dotted: str, raw: str) -> tuple[Any, Flaw | None]:
-    """The value of a `--set`: YAML, save that text needs no quotes: `*.txt`, `def f():` and 1234567 stay as they are."""
+    """The value of a `--set`: YAML, but text needs no quotes: `*.txt`, `def f():` and 1234567 stay as they are."""
     key = keys().get(dotted)
     text = raw.lstrip()
     written_as_yaml = text.startswith(("'", '"')) or text.rstrip() in ("", "null", "~")

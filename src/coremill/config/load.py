@@ -35,6 +35,10 @@ class LoadedConfig:
     path: Path | None
     text: str
 
+    def where(self, key: str) -> str:
+        """The place of a key, for the message of an error found later."""
+        return self.origins.get(key, DEFAULT).where(key)
+
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read and check a run file, the built-in example where `path` is None; raises ConfigError with all problems."""
@@ -103,7 +107,9 @@ def _remedy(key: Key, value: Any) -> str:
             return f"remove the quotes: {value.strip()}" if _is_number(value) else "write digits, without unit or comma"
         if "boolean" in key.kinds:
             return "write true or false, without quotes"
-        return "give a text that is not empty" if "string" in key.kinds else f"give {key.takes}"
+        if "string" in key.kinds:
+            return "use characters that UTF-8 has" if value else "give a text that is not empty"
+        return f"give {key.takes}"
     if isinstance(value, float) and "integer" in key.kinds and value.is_integer() and key.in_range(value):
         return f"write {int(value)}"
     if isinstance(value, (int, float)) and key.is_text:
