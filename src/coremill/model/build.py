@@ -1,0 +1,145 @@
+"""The module without its weights: parameters on the meta device, buffers real, and where its decoder layers are.
+
+Nothing here knows a model family. A buffer that is not in the checkpoint (rotary frequencies, causal masks) keeps the value its
+constructor gave it, so it is right by construction; a parameter takes no memory until an engine has placed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from coremill.errors import InputError
+from coremill.model.source import ModelFolder
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """The parts of a causal language model that engines treat apart."""
+
+    layers: list[nn.Module]  # the decoder layers, in order
+    layers_name: str  # where the model keeps them, as in model.layers
+    embedding: nn.Module
+    head: nn.Module
+    tied: bool  # embedding and head share one weight
+    other: tuple[str, ...]  # parameters outside of all of these: final norm, position embedding
+
+
+def build_on_meta(source: ModelFolder, *, attention: str = "sdpa") -> PreTrainedModel:
+    """The model of a folder in fp32, its parameters on meta and its buffers on the CPU; tied weights are one parameter."""
+    config = _read_config(source)
+    try:
+        with no_init_weights(), _parameters_on_meta():
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
+            )
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError, ZeroDivisionError) as error:
+        raise _cannot_build(source, error, attention) from error
+    model.tie_weights()
+    model.config.use_cache = False
+    model.train()
+    return model
+
+
+def find_layers(model: nn.Module) -> LayerMap:
+    """Decoder layers, embedding and head: the heaviest list of modules of one class, and what the model itself names."""
+    candidates = [
+        (sum(parameter.numel() for parameter in module.parameters()), name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) > 0 and len({type(child) for child in module}) == 1
+    ]
+    embedding = _part(model, "get_input_embeddings")
+    head = _part(model, "get_output_embeddings")
+    if not candidates or max(candidates, key=lambda item: item[0])[0] == 0:
+        raise _not_found(model, "no list of equal decoder layers")
+    if embedding is None:
+        raise _not_found(model, "no input embedding")
+    if head is None:
+        raise _not_found(model, "no output head")
+    _, layers_name, layers = max(candidates, key=lambda item: item[0])
+    inside = {id(parameter) for part in (layers, embedding, head) for parameter in part.parameters()}
+    return LayerMap(
+        layers=list(layers),
+        layers_name=layers_name,
+        embedding=embedding,
+        head=head,
+        tied=getattr(embedding, "weight", None) is getattr(head, "weight", head),
+        other=tuple(name for name, parameter in model.named_parameters() if id(parameter) not in inside),
+    )
+
+
+def _read_config(source: ModelFolder) -> Any:
+    """The config as transformers sees it; code that comes with a model is never run."""
+    if "quantization_config" in source.config:
+        raise InputError(
+            "the model is quantised and cannot be trained as it is",
+            where=f"{source.folder}/config.json",
+            why="quantization_config is set",
+            do="use the model it was made from",
+        )
+    try:
+        return AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+        raise _cannot_build(source, error, attention=None) from error
+
+
+def _cannot_build(source: ModelFolder, error: Exception, attention: str | None) -> InputError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "auto_map" in source.config:
+        advice = "use a model whose code is part of transformers: code that comes with a model is never run"
+    elif attention == "sdpa" and "attention" in reason.lower():
+        advice = "set model.attention=eager"
+    else:
+        advice = "check config.json; model_type must be a causal language model that this transformers knows"
+    return InputError(
+        f"cannot build a causal language model from {source.description}",
+        where=f"{source.folder}/config.json",
+        why=reason,
+        do=advice,
+    )
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Every parameter registered in this context moves to meta at once.
+
+    Its constructor has reserved addresses, but with initialisation off it has touched no page, so an 8 B model costs nothing.
+    """
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            attributes = parameter.__dict__
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+            parameter.__dict__.update(attributes)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _part(model: nn.Module, getter: str) -> nn.Module | None:
+    """What the model's own getter gives, or None where it has none."""
+    try:
+        part = getattr(model, getter)()
+    except (AttributeError, NotImplementedError):
+        return None
+    return part if isinstance(part, nn.Module) else None
+
+
+def _not_found(model: nn.Module, why: str) -> InputError:
+    return InputError(
+        f"cannot find the parts of {type(model).__name__}",
+        why=why,
+        do="use a causal language model of transformers whose decoder layers are one list",
+    )

@@ -1,0 +1,168 @@
+"""Downloads from the Hugging Face hub: which files, and what to say when it does not work.
+
+The hub is asked for the file list first, under a deadline: a missing network, a gated or unknown model and a pickle-only checkpoint
+are known within seconds, before a single weight has moved. Files go to the hub's own cache, which other tools share.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from coremill.errors import InputError
+from coremill.plan.headers import INDEX_FILE, SINGLE_FILE, parse_index, pickle_files, pickle_refusal
+
+MODEL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+# A dead network answers at once, a silent one not at all; bad input has to be reported within 30 s.
+ANSWER_SECONDS = 10.0
+DEADLINE_SECONDS = 20.0
+
+
+def is_folder(name: str) -> bool:
+    """Whether a name means a folder: one that exists, or one that can only be a path."""
+    path = Path(name).expanduser()
+    looks_like_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..") or name.count("/") > 1
+    return path.is_dir() or looks_like_path
+
+
+def download(
+    name: str,
+    *,
+    revision: str | None,
+    wanted: Sequence[str],
+    weights: bool,
+    progress: Callable[[str], None] | None,
+    setting: str,
+) -> Path:
+    """The folder of a hub repository in the hub's cache, with the wanted files and, if asked for, its safetensors."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        info = _ask(name, revision)
+        files, total_bytes = _choose_files(name, info, revision, wanted, weights)
+        if progress is not None:
+            progress(f"{name}: {len(files)} files, {total_bytes / 1e9:.2f} GB, from the hub or its cache")
+        return Path(snapshot_download(name, revision=info.sha or revision, allow_patterns=files))
+    except InputError:
+        raise
+    except Exception as error:
+        if _is_unreachable(error):
+            cached = _cached(name, revision)
+            if cached is not None:
+                return cached
+        raise explain(error, name, revision, setting) from None
+
+
+def explain(error: Exception, name: str, revision: str | None, setting: str) -> InputError:
+    """One clear message for each way a download fails; never what was sent, since that may hold a token."""
+    from huggingface_hub import errors
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, errors.HFValidationError):
+        return InputError(
+            f"{name!r} is neither a folder nor a hub id", where=setting, do="give an existing folder or owner/name"
+        )
+    if isinstance(error, errors.GatedRepoError) or status == 403:
+        return InputError(
+            f"{name} is gated on the hub",
+            where=setting,
+            why="its owner asks for a licence to be accepted, and this machine is not logged in with an account that did",
+            do=f"accept the licence at https://huggingface.co/{name}, then run: hf auth login",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return InputError(f"{name} has no revision {revision!r}", where=f"{setting}.revision")
+    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
+        return InputError(
+            f"no folder and no hub model named {name}",
+            where=setting,
+            why="the hub says it does not exist, or it is private and this machine is not logged in",
+            do="check the spelling; for a private model run: hf auth login",
+        )
+    if _is_unreachable(error):
+        return InputError(
+            f"{name} is not a folder here, and the hub cannot be reached",
+            where=setting,
+            why=f"{type(error).__name__}, and the hub's cache on this machine does not have it",
+            do="check the network or proxy, or give the path of a folder that has the model",
+        )
+    reason = f"HTTP status {status}" if status is not None else type(error).__name__
+    return InputError(f"cannot download {name} from the hub", where=setting, why=reason, do="try again later")
+
+
+def _ask(name: str, revision: str | None) -> Any:
+    """The repository's file list, within the deadline whatever the network does."""
+    from huggingface_hub import HfApi
+
+    answer: list[Any] = []
+    failure: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            answer.append(HfApi().model_info(name, revision=revision, timeout=ANSWER_SECONDS, files_metadata=True))
+        except Exception as error:
+            failure.append(error)
+
+    # A daemon thread: name resolution has no timeout of its own, and must not hold up the exit.
+    thread = threading.Thread(target=ask, daemon=True, name="hub")
+    thread.start()
+    thread.join(DEADLINE_SECONDS)
+    if failure:
+        raise failure[0]
+    if not answer:
+        raise TimeoutError(f"no answer from the hub within {DEADLINE_SECONDS:.0f} s")
+    return answer[0]
+
+
+def _choose_files(
+    name: str, info: Any, revision: str | None, wanted: Sequence[str], weights: bool
+) -> tuple[list[str], int]:
+    """Exactly the files of the model: repositories also hold other formats, precisions and subfolders of the same weights."""
+    from huggingface_hub import hf_hub_download
+
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
+    top = [file for file in sizes if "/" not in file]
+    files = [file for file in top if any(fnmatch.fnmatch(file, pattern) for pattern in wanted)]
+    files = [file for file in files if not file.endswith(".bin.index.json")]
+    if weights:
+        if SINGLE_FILE in top:
+            files.append(SINGLE_FILE)
+        elif INDEX_FILE in top:
+            path = Path(hf_hub_download(name, INDEX_FILE, revision=info.sha or revision))
+            files += sorted(set(parse_index(json.loads(path.read_text(encoding="utf-8")), f"{name}/{INDEX_FILE}").values()))
+        else:
+            pickles = pickle_files(top)
+            if pickles:
+                raise pickle_refusal(name, pickles[0], f"{name.split('/')[-1]}-safetensors")
+            raise InputError(f"{name} on the hub has no safetensors weights", where=name, why=f"no {SINGLE_FILE}")
+    return files, sum(sizes.get(file, 0) for file in files)
+
+
+def _is_unreachable(error: Exception) -> bool:
+    """Whether the hub gave no answer at all."""
+    from huggingface_hub import errors
+
+    if isinstance(error, (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, TimeoutError, ConnectionError)):
+        return True
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    # The hub's client is httpx or requests by version: both name their base classes like this.
+    names = {base.__name__ for base in type(error).__mro__}
+    return status in (502, 503, 504) or bool(names & {"TransportError", "ConnectionError", "Timeout", "ProxyError"})
+
+
+def _cached(name: str, revision: str | None) -> Path | None:
+    """What an earlier download left, where the hub cannot be asked."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except Exception:
+        return None

@@ -1,0 +1,198 @@
+"""Random weights that are the same for any number of ranks, made where they live.
+
+What a model does to each of its parameters is recorded once, on meta: its own `_init_weights` runs with transformers' initialisation
+functions replaced by recorders. Each rank then replays the record on its own rows only. Rows come in blocks, and every block
+has a generator of its own, seeded by (seed, parameter, block): who draws a block, and what was drawn before, does not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, initialization
+
+from coremill.errors import InputError
+from coremill.model.slices import RowSlice
+
+BLOCK_ROWS = 64
+# A block that only partly belongs to a rank is drawn into a temporary: keep that small where rows are long (merged experts).
+BLOCK_BYTES = 16 * 2**20
+
+CONSTANTS = {"zeros_": 0.0, "ones_": 1.0}
+RANDOM = ("normal_", "uniform_", "trunc_normal_")
+
+
+@dataclass(frozen=True)
+class InitialOperation:
+    """One call of an initialisation function on a parameter, or on a view into it."""
+
+    function: str
+    arguments: dict[str, Any]
+    offset: int  # where the view starts in the parameter, in elements
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    rows: tuple[int, int] | None  # the rows it covers, None where it does not cover whole rows
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a rank can replay it on its own rows without the others."""
+        return self.rows is not None and (self.function in RANDOM or self.function in ("constant_", *CONSTANTS))
+
+
+Record = dict[str, list[InitialOperation]]
+
+
+def record_initialisation(blueprint: PreTrainedModel) -> Record:
+    """What the model's own initialisation does to each parameter, in order; needs no memory, as all of it is on meta."""
+    names = {
+        parameter.untyped_storage()._cdata: (name, parameter) for name, parameter in blueprint.named_parameters()
+    }
+    record: Record = {}
+
+    def note(function: str, tensor: torch.Tensor, arguments: dict[str, Any]) -> None:
+        name, parameter = names.get(tensor.untyped_storage()._cdata, (None, None))
+        if name is None or parameter is None:
+            return  # a buffer: it has its value from the constructor
+        function, arguments = _in_plain_terms(function, arguments, tensor)
+        operation = InitialOperation(
+            function, arguments, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), _rows(tensor, parameter)
+        )
+        whole = tensor.shape == parameter.shape
+        record[name] = [operation] if whole else [*record.get(name, ()), operation]
+
+    with _recorders(note):
+        blueprint.initialize_weights()
+    return record
+
+
+def initialise(target: RowSlice, record: Record, seed: int) -> None:
+    """Write this rank's rows of one parameter as the model's own initialisation would, in distribution."""
+    operations = record.get(target.name)
+    if not operations:
+        raise InputError(
+            f"no random initialisation is known for parameter {target.name}",
+            why="the model's own initialisation does not touch it",
+            do="start from pretrained weights",
+        )
+    if all(operation.by_rows for operation in operations):
+        for order, operation in enumerate(operations):
+            _replay_rows(target, operation, order, seed)
+    else:
+        _replay_whole(target, operations, seed)
+
+
+def _replay_rows(target: RowSlice, operation: InitialOperation, order: int, seed: int) -> None:
+    """One operation on the rows this rank holds."""
+    assert operation.rows is not None
+    start, stop = max(target.start, operation.rows[0]), min(target.stop, operation.rows[1])
+    if start >= stop or target.local.numel() == 0:
+        return
+    local = target.local.view(target.stop - target.start, target.row_elements)
+    if operation.function == "constant_":
+        local[start - target.start : stop - target.start].fill_(operation.arguments["val"])
+        return
+    total_rows = target.shape[0] if target.shape else 1
+    block_rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, target.row_elements * 4)))
+    for block in range(start // block_rows, -(-stop // block_rows)):
+        first, last = block * block_rows, min((block + 1) * block_rows, total_rows)
+        generator = _generator(seed, target.name, order, block)
+        if start <= first and last <= stop:
+            _draw(local[first - target.start : last - target.start], operation, generator)
+            continue
+        drawn = torch.empty(last - first, target.row_elements)
+        _draw(drawn, operation, generator)
+        low, high = max(first, start), min(last, stop)
+        local[low - target.start : high - target.start].copy_(drawn[low - first : high - first])
+
+
+def _replay_whole(target: RowSlice, operations: list[InitialOperation], seed: int) -> None:
+    """Operations that need the whole parameter (orthogonal, copied values): make it whole, keep this rank's rows."""
+    whole = torch.empty(target.shape)
+    for order, operation in enumerate(operations):
+        view = whole.as_strided(operation.shape, operation.stride, operation.offset)
+        _draw(view, operation, _generator(seed, target.name, order, 0))
+    target.local.copy_(whole[target.start : target.stop] if target.shape else whole)
+
+
+def _draw(tensor: torch.Tensor, operation: InitialOperation, generator: torch.Generator) -> None:
+    """Call the initialisation function itself."""
+    if operation.function == "copy_":
+        tensor.copy_(operation.arguments["other"])
+        return
+    function = initialization.TORCH_INIT_FUNCTIONS[operation.function]
+    arguments = dict(operation.arguments)
+    if "generator" in inspect.signature(function).parameters:
+        arguments["generator"] = generator
+    function(tensor, **arguments)
+
+
+def _generator(seed: int, name: str, order: int, block: int) -> torch.Generator:
+    digest = hashlib.blake2b(f"{seed}/{name}/{order}/{block}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def _rows(tensor: torch.Tensor, parameter: nn.Parameter) -> tuple[int, int] | None:
+    """The rows of the parameter that a view covers; None where it covers parts of rows."""
+    row_elements = max(1, math.prod(parameter.shape[1:]))
+    offset, count = tensor.storage_offset(), tensor.numel()
+    if not tensor.is_contiguous() or offset % row_elements or count % row_elements:
+        return None
+    return offset // row_elements, (offset + count) // row_elements
+
+
+def _in_plain_terms(
+    function: str, arguments: dict[str, Any], tensor: torch.Tensor
+) -> tuple[str, dict[str, Any]]:
+    """Scaled initialisations look at the shape of the whole tensor: put them as a normal or uniform draw of known width."""
+    if function in CONSTANTS:
+        return "constant_", {"val": CONSTANTS[function]}
+    if function in ("xavier_uniform_", "xavier_normal_"):
+        fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(tensor)
+        deviation = arguments.get("gain", 1.0) * math.sqrt(2.0 / (fan_in + fan_out))
+    elif function in ("kaiming_uniform_", "kaiming_normal_"):
+        fan_in, fan_out = nn.init._calculate_fan_in_and_fan_out(tensor)
+        gain = nn.init.calculate_gain(arguments.get("nonlinearity", "leaky_relu"), arguments.get("a", 0))
+        deviation = gain / math.sqrt(fan_in if arguments.get("mode", "fan_in") == "fan_in" else fan_out)
+    else:
+        return function, arguments
+    if function.endswith("normal_"):
+        return "normal_", {"mean": 0.0, "std": deviation}
+    bound = math.sqrt(3.0) * deviation
+    return "uniform_", {"a": -bound, "b": bound}
+
+
+@contextlib.contextmanager
+def _recorders(note: Callable[[str, torch.Tensor, dict[str, Any]], None]) -> Iterator[None]:
+    """Replace transformers' initialisation functions by ones that only take notes.
+
+    `initialize_weights` itself points torch's own functions at these for as long as it runs.
+    """
+    originals = {name: getattr(initialization, name) for name in (*initialization.TORCH_INIT_FUNCTIONS, "copy_")}
+
+    def recorder(name: str) -> Callable[..., torch.Tensor]:
+        signature = inspect.signature(originals[name])
+
+        def record(*args: Any, **kwargs: Any) -> torch.Tensor:
+            bound = signature.bind(*args, **kwargs).arguments
+            tensor: torch.Tensor = bound.pop("tensor")
+            bound.pop("generator", None)
+            note(name, tensor, dict(bound))
+            return tensor
+
+        return record
+
+    try:
+        for name in originals:
+            setattr(initialization, name, recorder(name))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(initialization, name, original)

@@ -1,0 +1,98 @@
+"""Which rows of a parameter this rank holds, and the memory they live in.
+
+A parameter is a plain tensor (all rows) or a DTensor cut on dim 0 over a one-dimensional mesh, by FSDP2's rule: rank r of N holds
+rows [r*c, (r+1)*c) with c = ceil(rows/N), the last ranks fewer or none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+
+# Wrappers put their own step into a parameter's name; the model's own name is what files and seeds go by.
+WRAPPER_STEPS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+@dataclass(frozen=True)
+class RowSlice:
+    """This rank's rows of one parameter: `local` is the memory to write, `start` its first row in the whole."""
+
+    name: str
+    shape: tuple[int, ...]  # of the whole parameter
+    start: int
+    stop: int
+    local: torch.Tensor
+
+    @property
+    def row_elements(self) -> int:
+        """Elements of one row."""
+        return torch.Size(self.shape[1:]).numel()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes this rank holds."""
+        return self.local.numel() * self.local.element_size()
+
+
+def rows_of_rank(rows: int, rank: int, size: int) -> tuple[int, int]:
+    """First row and end of what one rank holds."""
+    chunk = -(-rows // size)
+    return min(rank * chunk, rows), min((rank + 1) * chunk, rows)
+
+
+@torch.no_grad()
+def slice_of(name: str, tensor: torch.Tensor, rank: int, world_size: int) -> RowSlice:
+    """The rows that this rank holds of a parameter or buffer."""
+    shape = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        local = tensor.detach()
+        return RowSlice(name, shape, 0, shape[0] if shape else 1, local)
+    if tuple(tensor.placements) != (Shard(0),):
+        raise NotImplementedError(f"{name} is placed as {tensor.placements}; one mesh dimension with Shard(0) is supported")
+    start, stop = rows_of_rank(shape[0], rank, world_size)
+    local = tensor.to_local().detach()
+    if tuple(local.shape) != (stop - start, *shape[1:]):
+        raise AssertionError(f"rank {rank} of {world_size} holds {tuple(local.shape)} of {name}, not rows {start} to {stop}")
+    return RowSlice(name, shape, start, stop, local)
+
+
+def model_name(name: str) -> str:
+    """A parameter's name without the steps that wrappers add."""
+    for step in WRAPPER_STEPS:
+        name = name.replace(step, "")
+    return name
+
+
+def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a checkpoint of the model holds: parameters by every name they have, and buffers that are saved."""
+    tensors: dict[str, torch.Tensor] = {
+        model_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                tensors[model_name(f"{prefix}.{name}" if prefix else name)] = buffer
+    return tensors
+
+
+def materialise(model: nn.Module) -> None:
+    """Give every meta parameter, plain or DTensor, uninitialised CPU memory; buffers and ties stay as they are.
+
+    `Module.to_empty` would do the same to real buffers, and make two parameters out of a tied one.
+    """
+    fresh: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.is_meta or isinstance(parameter, DTensor):
+                continue
+            if id(parameter) not in fresh:
+                empty = torch.empty_like(parameter, device="cpu")
+                fresh[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            module._parameters[name] = fresh[id(parameter)]
+    if isinstance(model, FSDPModule):
+        # FSDP2 overrides _apply: it swaps the tensors inside its own parameters, pads uneven shards and keeps its references.
+        model._apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)

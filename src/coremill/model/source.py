@@ -1,0 +1,176 @@
+"""Where the model comes from: a folder, the hub, or a config to start from scratch. Torch-free; runs before any rank starts.
+
+Whatever is wrong with the model's files is found here, so that one message is shown and no rank has to die of it.
+Code that comes with a model is never run, and a pickle is never opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from coremill.config.schema import BUILT_IN, ModelSection, RunConfig
+from coremill.errors import InputError
+from coremill.model import hub
+from coremill.plan.headers import read_headers
+
+Progress = Callable[[str], None]
+
+# A small Llama: 5.5 M parameters learn the look of Python source in minutes on two cores.
+BUILT_IN_VOCABULARY = 4096
+BUILT_IN_CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": BUILT_IN_VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+)
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model on this machine's disk."""
+
+    folder: Path
+    config: dict[str, Any]  # config.json as it is
+    weights: Literal["pretrained", "random"]
+    description: str  # in words: what the user asked for
+
+
+def resolve_model(section: ModelSection, *, cache: Path, progress: Progress | None = None) -> ModelFolder:
+    """Find, download or write the model's folder, and check its files."""
+    if section.config is not None:
+        folder = _write_config(section.config, cache, "config")
+        return ModelFolder(folder, _read_config(folder), "random", f"a {section.config.get('model_type')} config")
+    if section.name == BUILT_IN:
+        folder = _write_config(BUILT_IN_CONFIG, cache, BUILT_IN)
+        return ModelFolder(folder, _read_config(folder), "random", "the built-in model")
+    wants_weights = section.weights == "pretrained"
+    if hub.is_folder(section.name):
+        folder = Path(section.name).expanduser()
+        description = str(folder)
+    else:
+        folder = hub.download(
+            section.name,
+            revision=section.revision,
+            wanted=hub.MODEL_FILES,
+            weights=wants_weights,
+            progress=progress,
+            setting="model",
+        )
+        description = section.name if section.revision is None else f"{section.name} at {section.revision}"
+    config = _read_config(folder)
+    if wants_weights:
+        read_headers(folder)
+    return ModelFolder(folder, config, section.weights, description)
+
+
+def resolve_tokenizer(
+    config: RunConfig, model: ModelFolder, *, cache: Path, progress: Progress | None = None
+) -> Path:
+    """The folder of the tokenizer: the named one, or the model's own."""
+    name = config.tokenizer
+    if name is None and config.model.name == BUILT_IN and config.model.config is None:
+        name = BUILT_IN
+    if name == BUILT_IN:
+        from coremill.data.built_in_tokenizer import build_tokenizer  # it trains one: needed by this branch only
+
+        vocabulary = min(BUILT_IN_VOCABULARY, int(model.config.get("vocab_size", BUILT_IN_VOCABULARY)))
+        return build_tokenizer(cache, vocabulary)
+    if name is None:
+        if has_tokenizer(model.folder):
+            return model.folder
+        raise InputError(
+            f"{model.description} has no tokenizer of its own",
+            where=str(model.folder),
+            do="set tokenizer: a hub id, a folder, or built-in",
+        )
+    if hub.is_folder(name):
+        folder = Path(name).expanduser()
+        if not has_tokenizer(folder):
+            raise InputError(
+                f"no tokenizer in {folder}",
+                where="tokenizer",
+                why=f"none of {', '.join(TOKENIZER_FILES[:3])} is there",
+            )
+        return folder
+    folder = hub.download(
+        name, revision=None, wanted=hub.TOKENIZER_FILES, weights=False, progress=progress, setting="tokenizer"
+    )
+    if not has_tokenizer(folder):
+        raise InputError(f"{name} on the hub has no tokenizer files", where="tokenizer", do="name another one")
+    return folder
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder."""
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise InputError(f"no such model folder: {folder}", where="model", do="check the path")
+    if not path.is_file():
+        raise InputError(
+            "no config.json in the model folder",
+            where=str(folder),
+            why="it says what shape the model has",
+            do="give a Hugging Face model folder (config.json and model.safetensors)",
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"config.json cannot be read: {error}", where=str(path)) from None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise InputError("config.json has no model_type", where=str(path), do="use the config.json of a transformers model")
+    return config
+
+
+def _write_config(config: dict[str, Any], cache: Path, name: str) -> Path:
+    """A folder in the cache with this config.json, named by its content; ranks and runs may write it at the same time."""
+    if not isinstance(config.get("model_type"), str):
+        raise InputError("model.config has no model_type", where="model.config", do="add for example model_type: llama")
+    try:
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    except TypeError as error:
+        raise InputError(f"model.config is not plain data: {error}", where="model.config") from None
+    folder = cache / "models" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "config.json").is_file():
+            descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".config-")
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            Path(temporary).replace(folder / "config.json")
+    except OSError as error:
+        raise InputError(f"cannot write the model's config to the cache: {error.strerror}", where=str(folder)) from None
+    return folder
