@@ -17,6 +17,49 @@ class Choice(Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Arrangement:
+    """How a run is laid out over ranks: everything memory, traffic and time depend on besides the model and the machines."""
+
+    engine: Literal["replicate", "shard"]
+    dtype: Literal["fp32", "bf16"]
+    wire_dtype: Literal["auto", "fp32", "bf16"]
+    nodes: int
+    ranks_per_node: int
+    threads_per_rank: int
+    sequence_length: int
+    micro_batch_rows: int
+    accumulation_steps: int
+    activation_checkpointing: bool
+    keep_gathered: bool
+    attention: Literal["sdpa", "eager"]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all nodes."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of one number in the model's arithmetic."""
+        return 2 if self.dtype == "bf16" else 4
+
+    @property
+    def gather_bytes(self) -> int:
+        """Of one weight on the wire."""
+        return 2 if self.wire_dtype == "bf16" else self.compute_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of one gradient on the wire."""
+        return 4 if self.wire_dtype == "fp32" else 2
+
+    @property
+    def tokens_per_forward(self) -> int:
+        """Tokens one rank computes at once."""
+        return self.micro_batch_rows * self.sequence_length
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryPart:
     """Bytes of one rank in one phase, part by part."""
 
@@ -43,12 +86,23 @@ class MemoryPlan:
     load: MemoryPart
     first_step: MemoryPart
     steady_step: MemoryPart
+    checkpoint: MemoryPart  # writing the model out
     limit: int  # per rank
+
+    @property
+    def phases(self) -> dict[str, MemoryPart]:
+        """The phases in the order they happen."""
+        return {
+            "load": self.load,
+            "first_step": self.first_step,
+            "steady_step": self.steady_step,
+            "checkpoint": self.checkpoint,
+        }
 
     @property
     def peak(self) -> MemoryPart:
         """The phase that needs most."""
-        return max((self.load, self.first_step, self.steady_step), key=lambda part: part.total)
+        return max(self.phases.values(), key=lambda part: part.total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +182,7 @@ class Plan:
         peak = self.memory.peak
         document = asdict(self)
         document["memory_by_phase"] = {
-            phase: {**asdict(part), "total": part.total}
-            for phase, part in (
-                ("load", self.memory.load),
-                ("first_step", self.memory.first_step),
-                ("steady_step", self.memory.steady_step),
-            )
+            phase: {**asdict(part), "total": part.total} for phase, part in self.memory.phases.items()
         }
         del document["memory"]
         document["memory_bytes_per_rank"] = {**asdict(peak), "total": peak.total, "limit": self.memory.limit}

@@ -1,0 +1,268 @@
+"""What a model is, for planning: its shapes and counts, from config.json and safetensors headers alone.
+
+No weights are read and neither torch nor transformers is imported. Two ways lead to the same card: the headers say exactly
+which tensors there are; where there are none (training from scratch, a bare config) plan/families.py writes down the tensors
+that the named families are made of. The one definition of model FLOPs, used by plan and report alike, is here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coremill.errors import InputError
+from coremill.plan.families import BlockShape, ModelShape, Tensor, block_of, shape_of, tensors_of
+from coremill.plan.headers import TensorHeader, read_headers
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.(?:weight|bias)$")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embed_in|wte|wpe|word_embeddings|embed_positions)\.weight$")
+# Causal masks and rotary tables that older checkpoints carry along: buffers, not parameters.
+_BUFFER = re.compile(r"\.(?:attn|attention)\.(?:bias|masked_bias)$|rotary_emb\.inv_freq$|position_ids$")
+_EXPERT = re.compile(r"\.experts?\.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """A causal language model in numbers."""
+
+    name: str
+    family: str  # model_type of config.json
+    parameters: int  # each counted once, tied ones too
+    matmul_parameters: (
+        int  # that one token is multiplied with: the head is one even when tied, the input embedding is none
+    )
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary_rows: int
+    tied: bool
+    max_positions: int | None  # None: the config names no limit
+    disk_dtype: str | None  # of the weights on disk; None: there are none
+    disk_bytes: int  # 0: there are none
+    embedding_parameters: int  # token and learned position embeddings
+    layer_parameters: tuple[int, ...]  # by decoder layer
+    head_parameters: int  # 0 when tied
+    rest_parameters: int  # the final norm and what belongs to no layer
+    largest_tensor_parameters: int
+    block: BlockShape  # what a layer keeps for backward
+
+    @property
+    def largest_layer_parameters(self) -> int:
+        """Of the decoder layers."""
+        return max(self.layer_parameters, default=0)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Parameters of each group that is gathered and reduced as one: embedding, layers, head (with the embedding when tied)."""
+        ends = (self.embedding_parameters,) if self.tied else (self.embedding_parameters, self.head_parameters)
+        return (*ends, *self.layer_parameters, self.rest_parameters)
+
+    def attention_flops_per_token(self, sequence_length: int) -> float:
+        """Forward and backward of both attention products over the causal half of the row: 3 x 2 products x 2 S/2 x width."""
+        return 6.0 * self.layers * sequence_length * self.heads * self.head_dim
+
+    def flops_per_token(self, sequence_length: int) -> float:
+        """Model FLOPs of training on one token: 6 per matmul parameter, plus causal attention. Recomputation is not counted."""
+        return 6.0 * self.matmul_parameters + self.attention_flops_per_token(sequence_length)
+
+
+def read_card(
+    folder: str | Path | None = None,
+    *,
+    config: Mapping[str, Any] | None = None,
+    headers: Mapping[str, TensorHeader] | None = None,
+    name: str | None = None,
+    pretrained: bool = True,
+) -> ModelCard:
+    """The card of a folder (config.json, safetensors where pretrained), of a bare config, or of config and headers at hand."""
+    if config is None:
+        if folder is None:
+            raise ValueError("read_card needs a folder or a config")
+        config = read_config(Path(folder))
+    if headers is None and folder is not None and pretrained and any(Path(folder).glob("*.safetensors")):
+        headers = read_headers(Path(folder))
+    label = name or (str(folder) if folder is not None else str(config.get("model_type", "config")))
+    return card_of(config, headers, name=label)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder."""
+    path = folder / "config.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{folder} holds no config.json", do="name a folder saved by save_pretrained, or a hub id"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as JSON", why=str(error)) from error
+    if not isinstance(document, dict):
+        raise InputError(f"{path} is not a JSON object")
+    return document
+
+
+def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | None, *, name: str) -> ModelCard:
+    """The card of a config and, where there are weights, of their headers: the headers decide the counts."""
+    shape = shape_of(config)
+    from_config = tensors_of(shape)
+    if headers:
+        tensors = [
+            Tensor(_role(header.name), header.shape, _is_expert(header.name)) for header in _parameters(headers, shape)
+        ]
+        if from_config is not None and not any(tensor.role == "head" for tensor in tensors) and not shape.tied:
+            # Files without a head for an untied model: the head will be made at random, and counts all the same.
+            tensors += [tensor for tensor in from_config if tensor.role == "head"]
+    elif from_config is not None:
+        tensors = from_config
+    else:
+        raise InputError(
+            f"the size of a {shape.family!r} model cannot be told from its config alone",
+            where=name,
+            do="plan with a folder or hub id that has safetensors weights",
+        )
+    return _card_of_tensors(name, shape, tensors, headers, config)
+
+
+def _card_of_tensors(
+    name: str,
+    shape: ModelShape,
+    tensors: list[Tensor],
+    headers: Mapping[str, TensorHeader] | None,
+    config: Mapping[str, Any],
+) -> ModelCard:
+    def count(role: str) -> int:
+        return sum(tensor.parameters for tensor in tensors if tensor.role == role)
+
+    layers = sorted({int(tensor.role) for tensor in tensors if tensor.role.isdigit()})
+    in_layers = sum(_active(tensor, config) for tensor in tensors if tensor.role.isdigit() and len(tensor.shape) > 1)
+    vocabulary_rows = max(
+        (t.shape[0] for t in tensors if t.role == "embedding" and len(t.shape) == 2), default=shape.vocabulary
+    )
+    if headers and shape.learned_positions:
+        vocabulary_rows = shape.vocabulary  # the position table may have more rows than the vocabulary
+    return ModelCard(
+        name=name,
+        family=shape.family,
+        parameters=sum(tensor.parameters for tensor in tensors),
+        matmul_parameters=in_layers + vocabulary_rows * shape.hidden,
+        layers=len(layers),
+        hidden=shape.hidden,
+        intermediate=shape.intermediate,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocabulary_rows=vocabulary_rows,
+        tied=shape.tied,
+        max_positions=shape.max_positions,
+        disk_dtype=_commonest(header.dtype for header in headers.values()) if headers else None,
+        disk_bytes=sum(header.end - header.start for header in headers.values()) if headers else 0,
+        embedding_parameters=count("embedding"),
+        layer_parameters=tuple(count(str(layer)) for layer in layers),
+        head_parameters=count("head"),
+        rest_parameters=count("rest"),
+        largest_tensor_parameters=max(tensor.parameters for tensor in tensors),
+        block=block_of(shape),
+    )
+
+
+def _parameters(headers: Mapping[str, TensorHeader], shape: ModelShape) -> list[TensorHeader]:
+    """The headers that become parameters: no buffers, and no second copy of a tied head."""
+    return [
+        header
+        for header in headers.values()
+        if not _BUFFER.search(header.name) and not (shape.tied and _HEAD.search(header.name))
+    ]
+
+
+def _role(name: str) -> str:
+    layer = _LAYER.search(name)
+    if layer:
+        return layer.group(1)
+    if _HEAD.search(name):
+        return "head"
+    return "embedding" if _EMBEDDING.search(name) else "rest"
+
+
+def _is_expert(name: str) -> bool:
+    return bool(_EXPERT.search(name))
+
+
+def _active(tensor: Tensor, config: Mapping[str, Any]) -> int:
+    """Parameters one token is multiplied with: of experts, only those it is routed to."""
+    experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
+    routed = config.get("num_experts_per_tok")
+    if not tensor.is_expert or not experts or not routed:
+        return tensor.parameters
+    return tensor.parameters * int(routed) // int(experts)
+
+
+def _commonest(values: Iterable[str]) -> str | None:
+    counts: dict[str, int] = {}
+    for value in values:
+        counts[value] = counts.get(value, 0) + 1
+    return max(sorted(counts), key=lambda value: counts[value]) if counts else None
+
+
+def read_card_from_hub(name: str, revision: str | None = None, *, pretrained: bool = True) -> ModelCard:
+    """The card of a hub model: config.json, and of the weights only the headers, by range request."""
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        NotASafetensorsRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        config = json.loads(Path(hf_hub_download(name, "config.json", revision=revision)).read_text(encoding="utf-8"))
+        headers = _hub_headers(HfApi().get_safetensors_metadata(name, revision=revision)) if pretrained else None
+    except GatedRepoError as error:
+        raise InputError(
+            f"{name} is gated: its owner lets only those in who asked",
+            do=f"ask for access on the page of {name}, then log in with `hf auth login`",
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise InputError(f"the hub has no model {name}", why="the name is wrong, or it is private") from error
+    except RevisionNotFoundError as error:
+        raise InputError(f"{name} has no revision {revision}") from error
+    except NotASafetensorsRepoError as error:
+        raise InputError(
+            f"{name} has no safetensors weights", do="convert them: load with transformers and save_pretrained"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise InputError(
+            f"{name} cannot be reached", why="no connection to the hub, and it is not in the cache"
+        ) from error
+    except EntryNotFoundError as error:
+        raise InputError(f"{name} holds no config.json") from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise InputError(
+            f"{name} cannot be read from the hub", why=str(error).splitlines()[0] if str(error) else None
+        ) from error
+    return card_of(config, headers, name=name)
+
+
+def _hub_headers(metadata: Any) -> dict[str, TensorHeader]:
+    return {
+        tensor_name: TensorHeader(
+            name=tensor_name,
+            dtype=info.dtype,
+            shape=tuple(info.shape),
+            file=file_name,
+            start=info.data_offsets[0],
+            end=info.data_offsets[1],
+        )
+        for file_name, file in metadata.files_metadata.items()
+        for tensor_name, info in file.tensors.items()
+    }

@@ -1,0 +1,59 @@
+"""bf16 or fp32: decided by what the CPU has and what was measured, never by a tutorial."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from coremill.hardware.facts import Calibration, NodeFacts
+from coremill.plan.types import Choice
+from coremill.plan.words import rate
+
+Dtype = Literal["fp32", "bf16"]
+
+# bf16 products without bf16 units, against fp32: 0.09 and 30 GFLOP/s on one Neoverse-N1 core.
+EMULATED_SLOWDOWN = 300.0
+
+
+def choose_dtype(asked: str, node: NodeFacts, calibration: Calibration) -> Choice[Dtype]:
+    """bf16 only where the CPU has units for it and the measured product beats fp32."""
+    if asked == "fp32":
+        return Choice("fp32", "set by you")
+    slower = calibration.fp32_matmul_flops_per_second / bf16_flops_per_second(calibration)
+    verb = "measured" if calibration.source == "measured" else "assumed"
+    if asked == "bf16":
+        if node.has_bf16_units:
+            return Choice("bf16", "set by you")
+        return Choice(
+            "bf16",
+            f"set by you; this CPU has no bf16 units, and bf16 products run {slower:.0f} times slower than fp32 here",
+        )
+    if not node.has_bf16_units:
+        measured = "measured" if emulated_flops_per_second(calibration) is not None else "as on others of its kind"
+        return Choice(
+            "fp32", f"this CPU has no bf16 units: bf16 products run {slower:.0f} times slower than fp32 ({measured})"
+        )
+    bf16 = calibration.bf16_matmul_flops_per_second
+    if bf16 is None:
+        return Choice("fp32", "the CPU has bf16 units, but bf16 was not measured")
+    factor = bf16 / calibration.fp32_matmul_flops_per_second
+    speeds = f"{rate(bf16)} against {rate(calibration.fp32_matmul_flops_per_second)}"
+    if factor > 1:
+        return Choice("bf16", f"bf16 products are {factor:.1f} times faster than fp32 ({verb}: {speeds})")
+    return Choice("fp32", f"bf16 products are not faster than fp32 on this CPU, factor {factor:.2f} ({verb}: {speeds})")
+
+
+def emulated_flops_per_second(calibration: Calibration) -> float | None:
+    """The measured rate of bf16 products on a CPU without units for them, where it was measured."""
+    value = getattr(calibration, "bf16_emulated_flops_per_second", None)
+    return float(value) if value else None
+
+
+def bf16_flops_per_second(calibration: Calibration) -> float:
+    """The rate bf16 products reach, with units or without."""
+    known = calibration.bf16_matmul_flops_per_second or emulated_flops_per_second(calibration)
+    return known or calibration.fp32_matmul_flops_per_second / EMULATED_SLOWDOWN
+
+
+def matmul_flops_per_second(calibration: Calibration, dtype: Dtype) -> float:
+    """The rate of one dtype, for planning: a dtype the user insists on has a rate even where it is emulated."""
+    return calibration.fp32_matmul_flops_per_second if dtype == "fp32" else bf16_flops_per_second(calibration)

@@ -1,0 +1,99 @@
+"""Which cores belong to which rank of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coremill.errors import InputError
+from coremill.hardware.facts import Core, NodeFacts
+from coremill.plan.types import Choice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Ranks of one machine and their cores."""
+
+    ranks_per_node: Choice[int]
+    threads_per_rank: Choice[int]
+    cpus_of_rank: tuple[tuple[int, ...], ...]
+
+
+def lay_out(node: NodeFacts, *, ranks: int | None, threads: int | None) -> Layout:
+    """One rank per NUMA node and one thread per physical core, unless the user fixed either."""
+    cores = usable_cores(node)
+    if ranks is not None and ranks > 64 * len(cores):
+        raise InputError(
+            f"{ranks} ranks on {len(cores)} cores",
+            where="parallel.ranks_per_node",
+            do="ask for at most a few ranks per core",
+        )
+    logical = sum(len(core.cpus) for core in cores)
+    if threads is not None and threads > 4 * logical:
+        raise InputError(
+            f"{threads} threads for a rank on a machine with {logical} usable hardware threads",
+            where="parallel.threads_per_rank",
+            why="threads of one product wait for each other; more of them than hardware threads only wait longer",
+            do=f"leave it out, or set at most {logical}",
+        )
+    numa_nodes = sorted({core.numa_node for core in cores})
+    count = len(numa_nodes) if ranks is None else ranks
+    groups = split_cores(cores, count)
+    return Layout(
+        ranks_per_node=_ranks_choice(ranks, count, len(numa_nodes), len(cores)),
+        threads_per_rank=_threads_choice(threads, groups, count, len(cores)),
+        cpus_of_rank=tuple(tuple(core.cpus[0] for core in group) for group in groups),
+    )
+
+
+def usable_cores(node: NodeFacts) -> tuple[Core, ...]:
+    """The cores a run may keep busy: all, or as many as the CPU quota pays for, taken evenly from the NUMA nodes."""
+    by_node = [[core for core in node.cores if core.numa_node == numa] for numa in node.numa_nodes]
+    taken: list[Core] = []
+    for turn in range(max((len(group) for group in by_node), default=0)):
+        taken += [group[turn] for group in by_node if turn < len(group)]
+    taken = taken[: node.usable_cores]
+    return tuple(sorted(taken, key=lambda core: (core.numa_node, core.cpus)))
+
+
+def split_cores(cores: tuple[Core, ...], ranks: int) -> list[tuple[Core, ...]]:
+    """Equal runs of neighbouring cores; ranks never straddle NUMA nodes where their number allows; more ranks than cores share."""
+    if ranks >= len(cores):
+        return [(cores[rank * len(cores) // ranks],) for rank in range(ranks)]
+    numa_nodes = sorted({core.numa_node for core in cores})
+    if ranks % len(numa_nodes) == 0:
+        per_node = ranks // len(numa_nodes)
+        groups = []
+        for numa in numa_nodes:
+            groups += _equal_runs(tuple(core for core in cores if core.numa_node == numa), per_node)
+        if all(groups):
+            return groups
+    return _equal_runs(cores, ranks)
+
+
+def _equal_runs(cores: tuple[Core, ...], parts: int) -> list[tuple[Core, ...]]:
+    return [cores[part * len(cores) // parts : (part + 1) * len(cores) // parts] for part in range(parts)]
+
+
+def _ranks_choice(fixed: int | None, count: int, numa_nodes: int, cores: int) -> Choice[int]:
+    if fixed is None:
+        place = "one NUMA node" if numa_nodes == 1 else f"{numa_nodes} NUMA nodes"
+        return Choice(count, f"{place}: one rank each, so that no thread waits for another node's memory")
+    reason = "set by you"
+    if fixed > cores:
+        reason += f"; {fixed} ranks share {cores} cores and take turns: right for a rehearsal, slow for a run"
+    elif fixed > numa_nodes:
+        reason += "; more ranks than NUMA nodes cost memory and an exchange of gradients, and bring no speed"
+    return Choice(count, reason)
+
+
+def _threads_choice(fixed: int | None, groups: list[tuple[Core, ...]], ranks: int, cores: int) -> Choice[int]:
+    # Every rank runs as many threads as the smallest group has cores: ranks wait for each other, extra threads would idle.
+    own = min(len(group) for group in groups)
+    if fixed is not None:
+        reason = "set by you"
+        if fixed * ranks > cores:
+            reason += f"; {fixed * ranks} threads share {cores} cores"
+        return Choice(fixed, reason)
+    if ranks > cores:
+        return Choice(1, "fewer cores than ranks")
+    return Choice(own, f"{own} physical cores per rank; a second hardware thread on a core adds nothing to a product")

@@ -1,0 +1,293 @@
+"""The planner: from config, fleet and model card to a Plan, each choice with its reason. Pure: same values in, same plan out.
+
+The search is small and exhaustive: for each engine that is allowed, with and without activation checkpointing, with and without
+keeping gathered weights, every sensible micro-batch size is priced in bytes and seconds. Rules then pick one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+from coremill.config.schema import RunConfig
+from coremill.errors import InputError
+from coremill.hardware.facts import Fleet
+from coremill.plan.card import ModelCard
+from coremill.plan.dtype import Dtype, choose_dtype, matmul_flops_per_second
+from coremill.plan.layout import Layout, lay_out
+from coremill.plan.memory import gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
+from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
+from coremill.plan.traffic import Traffic, traffic_of
+from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, StepSeconds
+from coremill.plan.words import plural, size
+
+# Tokens per forward pass: below some 2048 products are limited by reading weights, above 8192 nothing is gained and activations grow.
+MOST_TOKENS_PER_FORWARD = 8192
+# Without matrix units products are slow enough that weights are read in time even for short batches; less memory, same speed.
+MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 2048
+
+# The launcher and the process that prepares data, beside the ranks.
+LAUNCHER_BYTES = 128 * 2**20
+
+Engine = Literal["replicate", "shard"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One arrangement with its price in bytes and seconds."""
+
+    arrangement: Arrangement
+    memory: MemoryPlan
+    traffic: Traffic
+    seconds: StepSeconds
+
+    @property
+    def fits(self) -> bool:
+        """Within the limit, in every phase."""
+        return self.memory.peak.total <= self.memory.limit
+
+
+def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies: bool = True) -> Plan:
+    """Everything decided before the first rank starts."""
+    check_inputs(config, card)
+    layout = lay_out(
+        fleet.node, ranks=_fixed(config.parallel.ranks_per_node), threads=_fixed(config.parallel.threads_per_rank)
+    )
+    dtype = choose_dtype(config.parallel.dtype, fleet.node, fleet.calibration)
+    candidates = list(_candidates(config, fleet, card, layout, dtype.value))
+    chosen = _choose(candidates)
+    arrangement = chosen.arrangement
+    rows_per_step = config.train.tokens_per_step // config.data.sequence_length
+    shortfall = max(0, chosen.memory.peak.total - chosen.memory.limit)
+    plan = Plan(
+        fleet=fleet.name,
+        nodes=fleet.nodes,
+        engine=Choice(arrangement.engine, _engine_reason(config, card, chosen)),
+        dtype=dtype,
+        wire_dtype=Choice(config.parallel.wire_dtype, _wire_reason(config, arrangement)),
+        ranks_per_node=layout.ranks_per_node,
+        threads_per_rank=layout.threads_per_rank,
+        cpus_of_rank=layout.cpus_of_rank,
+        sequence_length=arrangement.sequence_length,
+        rows_per_step=rows_per_step,
+        micro_batch_rows=Choice(arrangement.micro_batch_rows, _micro_batch_reason(config, chosen, candidates)),
+        accumulation_steps=Choice(
+            arrangement.accumulation_steps, _accumulation_reason(config, arrangement, rows_per_step)
+        ),
+        activation_checkpointing=Choice(
+            arrangement.activation_checkpointing, _checkpointing_reason(config, chosen, candidates)
+        ),
+        keep_gathered=Choice(arrangement.keep_gathered, _keep_reason(chosen)),
+        memory=chosen.memory,
+        wire_bytes_per_step_per_rank=chosen.traffic.total,
+        step_seconds=chosen.seconds,
+        tokens_per_second=rows_per_step * arrangement.sequence_length / chosen.seconds.total,
+        steps=config.train.steps,
+        usd_per_hour=fleet.usd_per_hour,
+        fits=shortfall == 0,
+        shortfall_bytes=shortfall,
+        remedies=(),
+        assumptions=_assumptions(fleet),
+        model_flops_per_token=card.flops_per_token(arrangement.sequence_length),
+        matmul_flops_per_second=fleet.nodes * matmul_flops_per_second(fleet.calibration, dtype.value),
+    )
+    if plan.fits or not with_remedies:
+        return plan
+    from coremill.plan.remedies import find_remedies
+
+    return replace(plan, remedies=find_remedies(config, fleet, card))
+
+
+def check_inputs(config: RunConfig, card: ModelCard) -> None:
+    """What no arrangement can make right."""
+    length = config.data.sequence_length
+    if card.max_positions is not None and length > card.max_positions:
+        raise InputError(
+            f"rows of {length} tokens, but {card.name} has {card.max_positions} positions",
+            where="data.sequence_length",
+            do=f"set data.sequence_length to at most {card.max_positions}",
+        )
+    if config.train.tokens_per_step < length:
+        raise InputError(
+            f"{config.train.tokens_per_step} tokens per step are less than one row of {length}",
+            where="train.tokens_per_step",
+            do=f"set train.tokens_per_step to at least {length}, or data.sequence_length to at most {config.train.tokens_per_step}",
+        )
+
+
+def _candidates(config: RunConfig, fleet: Fleet, card: ModelCard, layout: Layout, dtype: Dtype) -> Iterator[Candidate]:
+    """Every arrangement the user's settings leave open."""
+    ranks_per_node = layout.ranks_per_node.value
+    world_size = fleet.nodes * ranks_per_node
+    length = config.data.sequence_length
+    rank_rows = ceil(config.train.tokens_per_step // length / world_size)
+    limit = (fleet.limit_bytes_per_node - LAUNCHER_BYTES) // ranks_per_node
+    engines: tuple[Engine, ...] = ("replicate", "shard") if world_size > 1 else ("replicate",)
+    if config.parallel.engine != "auto":
+        engines = (config.parallel.engine,)
+    fixed_checkpointing = config.train.activation_checkpointing
+    checkpointings = (False, True) if fixed_checkpointing == "auto" else (bool(fixed_checkpointing),)
+    most_tokens = MOST_TOKENS_PER_FORWARD if fleet.node.has_bf16_units else MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS
+    for engine in engines:
+        keeps = (False, True) if engine == "shard" and world_size > 1 else (False,)
+        for checkpointing in checkpointings:
+            for keep in keeps:
+                for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens):
+                    arrangement = Arrangement(
+                        engine=engine,
+                        dtype=dtype,
+                        wire_dtype=config.parallel.wire_dtype,
+                        nodes=fleet.nodes,
+                        ranks_per_node=ranks_per_node,
+                        threads_per_rank=layout.threads_per_rank.value,
+                        sequence_length=length,
+                        micro_batch_rows=rows,
+                        accumulation_steps=ceil(rank_rows / rows),
+                        activation_checkpointing=checkpointing,
+                        keep_gathered=keep,
+                        attention=config.model.attention,
+                    )
+                    yield price(card, arrangement, fleet, limit)
+
+
+def price(card: ModelCard, arrangement: Arrangement, fleet: Fleet, limit_bytes_per_rank: int) -> Candidate:
+    """One arrangement in bytes and seconds."""
+    traffic = traffic_of(card, arrangement)
+    memory = memory_plan(
+        card, arrangement, base_bytes=fleet.calibration.base_rss_bytes, limit_bytes_per_rank=limit_bytes_per_rank
+    )
+    return Candidate(
+        arrangement=arrangement,
+        memory=memory,
+        traffic=traffic,
+        seconds=step_seconds(card, arrangement, fleet, traffic),
+    )
+
+
+def _row_choices(rank_rows: int, length: int, fixed: int | None, most_tokens: int) -> list[int]:
+    """Rows per forward pass worth trying, largest first, each dividing a rank's rows as evenly as can be."""
+    if fixed is not None:
+        return [min(fixed, rank_rows)]
+    most = max(1, most_tokens // length)
+    sizes = {ceil(rank_rows / passes) for passes in range(1, rank_rows + 1)}
+    return sorted((rows for rows in sizes if rows <= most), reverse=True)
+
+
+def _choose(candidates: list[Candidate]) -> Candidate:
+    """Replicate without recomputing where that fits; else the quickest that fits; else the smallest."""
+    fitting = [candidate for candidate in candidates if candidate.fits]
+    if not fitting:
+        return min(candidates, key=lambda candidate: candidate.memory.peak.total)
+    plain = [
+        candidate
+        for candidate in fitting
+        if candidate.arrangement.engine == "replicate" and not candidate.arrangement.activation_checkpointing
+    ]
+    # Equal seconds go to the larger micro-batch: candidates come largest first, and min keeps the first.
+    return min(plain or fitting, key=lambda candidate: candidate.seconds.total)
+
+
+def _fixed(value: int | Literal["auto"]) -> int | None:
+    return None if value == "auto" else value
+
+
+def _engine_reason(config: RunConfig, card: ModelCard, chosen: Candidate) -> str:
+    arrangement = chosen.arrangement
+    if config.parallel.engine != "auto":
+        return "set by you"
+    if arrangement.world_size == 1:
+        return "one rank: nothing to share"
+    whole = replace(arrangement, engine="replicate", keep_gathered=False)
+    state = sum(part(card, whole) for part in (parameter_bytes, gradient_bytes, optimizer_bytes))
+    limit = size(chosen.memory.limit)
+    if arrangement.engine == "replicate":
+        return f"weights, gradients and moments of the whole model ({size(state)}) fit beside the rest into {limit} per rank"
+    return (
+        f"weights, gradients and moments of the whole model are {size(state)}, with activations more than the {limit} of a rank:"
+        f" each rank holds 1/{arrangement.world_size}"
+    )
+
+
+def _wire_reason(config: RunConfig, arrangement: Arrangement) -> str:
+    if arrangement.world_size == 1:
+        return "one rank: nothing travels"
+    if config.parallel.wire_dtype != "auto":
+        return "set by you"
+    return f"gradients as bf16, summed in fp32; weights in {arrangement.dtype}"
+
+
+def _micro_batch_reason(config: RunConfig, chosen: Candidate, candidates: list[Candidate]) -> str:
+    arrangement = chosen.arrangement
+    rows, tokens = arrangement.micro_batch_rows, arrangement.tokens_per_forward
+    asked = _fixed(config.train.micro_batch_rows)
+    if asked is not None:
+        if asked > rows:
+            return f"you set {asked}, but a rank has only {plural(rows, 'row')} per step"
+        return "set by you"
+    largest = max(candidate.arrangement.micro_batch_rows for candidate in candidates)
+    if rows == largest:
+        if arrangement.accumulation_steps == 1:
+            return f"all rows a rank has in a step, {tokens} tokens per forward pass"
+        return f"{tokens} tokens per forward pass: larger ones bring no speed"
+    if not chosen.fits:
+        return "the smallest there is, and still too large"
+    return f"{tokens} tokens per forward pass: the quickest of those that fit into memory"
+
+
+def _accumulation_reason(config: RunConfig, arrangement: Arrangement, rows_per_step: int) -> str:
+    length, tokens = arrangement.sequence_length, config.train.tokens_per_step
+    rank_rows = ceil(rows_per_step / arrangement.world_size)
+    reason = (
+        f"{plural(rows_per_step, 'row')} per step over {plural(arrangement.world_size, 'rank')}:"
+        f" {rank_rows} each, {arrangement.micro_batch_rows} at a time"
+    )
+    left_over = tokens - rows_per_step * length
+    if left_over:
+        reason += (
+            f"; {tokens} tokens are {plural(rows_per_step, 'row')} of {length}, the {left_over} left over are not used"
+        )
+    if rows_per_step < arrangement.world_size:
+        reason += f"; {arrangement.world_size - rows_per_step} ranks have no row and only wait"
+    return reason
+
+
+def _checkpointing_reason(config: RunConfig, chosen: Candidate, candidates: list[Candidate]) -> str:
+    if config.train.activation_checkpointing != "auto":
+        return "set by you"
+    if not chosen.arrangement.activation_checkpointing:
+        return "not needed: activations fit"
+    without = [
+        candidate for candidate in candidates if not candidate.arrangement.activation_checkpointing and candidate.fits
+    ]
+    if not without:
+        return "only so do activations fit; it costs about a third more arithmetic"
+    quickest = min(candidate.seconds.total for candidate in without)
+    return f"larger micro-batches with fewer exchanges: {chosen.seconds.total:.1f} s per step against {quickest:.1f} s without"
+
+
+def _keep_reason(chosen: Candidate) -> str:
+    arrangement = chosen.arrangement
+    if arrangement.engine == "replicate":
+        return "replicate: weights are always whole"
+    if arrangement.world_size == 1:
+        return "one rank: nothing is gathered"
+    if arrangement.keep_gathered:
+        return "memory allows it: weights are gathered once per step and gradients sent once"
+    return "weights are given back after use: keeping them does not fit or brings nothing"
+
+
+def _assumptions(fleet: Fleet) -> tuple[str, ...]:
+    notes = []
+    if fleet.calibration.source == "assumed":
+        notes.append(f"rates of the CPU are assumed, not measured: {fleet.calibration.origin}")
+    if fleet.nodes > 1 and fleet.link_bits_per_second is None:
+        notes.append(
+            f"the network between machines is assumed to carry {DEFAULT_LINK_BITS_PER_SECOND / 1e9:.0f} Gbit/s"
+        )
+    elif fleet.nodes > 1 and fleet.calibration.source == "assumed" and fleet.link_bits_per_second is not None:
+        notes.append(f"the network is taken at its declared {fleet.link_bits_per_second / 1e9:g} Gbit/s per machine")
+    if fleet.calibration.taken_while_busy:
+        notes.append("the machine was busy while it was measured: rates may be too low")
+    return tuple(notes)

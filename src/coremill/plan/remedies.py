@@ -1,0 +1,118 @@
+"""When a run does not fit: the changes that make it fit, each planned to the end, cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from coremill.config.schema import RunConfig
+from coremill.hardware.facts import Fleet
+from coremill.hardware.instances import Instance, all_instances, fleet_of
+from coremill.plan.card import ModelCard
+from coremill.plan.planner import make_plan
+from coremill.plan.types import Plan, Remedy
+
+MOST_NODES = 256
+SHORTEST_ROW = 64
+
+
+@dataclass(frozen=True)
+class _Change:
+    words: str
+    settings: tuple[str, ...]
+    config: RunConfig
+    fleet: Fleet
+
+
+def find_remedies(config: RunConfig, fleet: Fleet, card: ModelCard) -> tuple[Remedy, ...]:
+    """Single changes that make the run fit; of a ladder (more nodes, shorter rows) the first rung that does."""
+    found: list[Remedy] = []
+    for ladder in _ladders(config, fleet, card):
+        for change in ladder:
+            plan = make_plan(change.config, change.fleet, card, with_remedies=False)
+            if plan.fits:
+                found.append(_remedy(change, plan))
+                break
+    # Money first where it is known, else time.
+    return tuple(sorted(found, key=lambda remedy: (remedy.usd is None, remedy.usd or 0.0, -remedy.tokens_per_second)))
+
+
+def _remedy(change: _Change, plan: Plan) -> Remedy:
+    return Remedy(
+        change=change.words,
+        settings=change.settings,
+        total_bytes_per_rank=plan.memory.peak.total,
+        tokens_per_second=plan.tokens_per_second,
+        usd=plan.usd(),
+    )
+
+
+def _ladders(config: RunConfig, fleet: Fleet, card: ModelCard) -> Iterator[Iterator[_Change]]:
+    train, parallel = config.train, config.parallel
+    if train.activation_checkpointing is False:
+        yield iter(
+            [_set(config, fleet, "recompute activations in backward", "train", "activation_checkpointing", "auto")]
+        )
+    if train.micro_batch_rows != "auto" and train.micro_batch_rows > 1:
+        yield iter(
+            [_set(config, fleet, "let the plan choose smaller micro-batches", "train", "micro_batch_rows", "auto")]
+        )
+    if parallel.engine == "replicate":
+        yield iter([_set(config, fleet, "share the state among ranks", "parallel", "engine", "shard")])
+    if parallel.ranks_per_node != "auto" and parallel.ranks_per_node > 1:
+        yield iter([_set(config, fleet, "fewer ranks per machine", "parallel", "ranks_per_node", 1)])
+    yield _more_nodes(config, fleet)
+    if config.fleet.instance is not None:
+        yield _bigger_instances(config, fleet)
+    yield _shorter_rows(config, fleet)
+
+
+def _set(config: RunConfig, fleet: Fleet, words: str, section: str, key: str, value: object) -> _Change:
+    changed = getattr(config, section).model_copy(update={key: value})
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return _Change(words, (f"{section}.{key}={text}",), config.model_copy(update={section: changed}), fleet)
+
+
+def _more_nodes(config: RunConfig, fleet: Fleet) -> Iterator[_Change]:
+    nodes = fleet.nodes
+    while nodes < MOST_NODES:
+        nodes = nodes + 1 if nodes < 4 else nodes + max(1, nodes // 4)
+        price = None if fleet.usd_per_hour is None else fleet.usd_per_hour * nodes / fleet.nodes
+        name = (
+            fleet.name.replace(f"{fleet.nodes} x ", f"{nodes} x ", 1)
+            if " x " in fleet.name
+            else f"{nodes} x {fleet.name}"
+        )
+        larger = replace(fleet, nodes=nodes, name=name, usd_per_hour=price)
+        yield _set(config, larger, f"{nodes} machines instead of {fleet.nodes}", "fleet", "nodes", nodes)
+
+
+def _bigger_instances(config: RunConfig, fleet: Fleet) -> Iterator[_Change]:
+    """Instance types of the same generation with more memory, cheapest first."""
+    current = next((one for one in all_instances() if one.name == config.fleet.instance), None)
+    if current is None:
+        return
+    for instance in sorted(_alternatives(current), key=lambda one: (one.usd_per_hour or 0.0, one.name)):
+        yield _set(
+            config,
+            fleet_of(f"{fleet.nodes}x{instance.name}"),
+            f"{instance.name} with {instance.memory_mib // 1024} GiB instead of {current.name}",
+            "fleet",
+            "instance",
+            instance.name,
+        )
+
+
+def _alternatives(current: Instance) -> Iterator[Instance]:
+    for instance in all_instances():
+        has_more = instance.memory_mib > current.memory_mib and instance.cores >= current.cores
+        plain = instance.series in ("c", "m", "r") and not instance.is_flex and not instance.bare_metal
+        if has_more and plain and instance.usd_per_hour is not None:
+            yield instance
+
+
+def _shorter_rows(config: RunConfig, fleet: Fleet) -> Iterator[_Change]:
+    length = config.data.sequence_length // 2
+    while length >= SHORTEST_ROW:
+        yield _set(config, fleet, f"rows of {length} tokens", "data", "sequence_length", length)
+        length //= 2

@@ -1,0 +1,121 @@
+"""Seconds of one optimizer step: arithmetic at calibrated rates, memory passes at copy bandwidth, the wire at its rate.
+
+The constants stand together at the top. Rates come from the machine (measured) or from the instance table (assumed).
+"""
+
+from __future__ import annotations
+
+from coremill.hardware.facts import Fleet
+from coremill.plan.card import ModelCard
+from coremill.plan.dtype import matmul_flops_per_second
+from coremill.plan.memory import layer_bytes_per_token
+from coremill.plan.traffic import Traffic
+from coremill.plan.types import Arrangement, StepSeconds
+
+# Share of the calibrated matmul rate that the products of a training step reach.
+MATMUL_SHARE = 0.95
+# Reads and writes per byte kept for backward by everything that is not a product: norms, rotary, SwiGLU, residual, and their backward.
+ELEMENTWISE_PASSES = 3.0
+# Reads and writes of a chunk of logits besides the three products: softmax, gather, exp, scaling, in fp32.
+LOGITS_PASSES = 8.0
+# Fused AdamW reads weight, gradient and two moments and writes three of them; norm and clipping read and write gradients.
+OPTIMIZER_BYTES_PER_PARAMETER = 28 + 4 + 8
+# Adding a micro-batch's gradient to the sum: read both, write one, fp32.
+ACCUMULATE_BYTES_PER_PARAMETER = 12
+# Under replicate in bf16: the bf16 weights are written again from their masters.
+PUBLISH_BYTES_PER_PARAMETER = 6
+
+# Bytes per second one rank sends to others on its own machine through gloo: 4 M fp32 numbers between two ranks of two
+# Neoverse-N1 cores, all-to-all with sum 15 ms, all-gather 9 ms.
+LOOPBACK_BYTES_PER_SECOND = 1.0e9
+# Share of a network card's rate that TCP payload reaches.
+LINK_SHARE = 0.93
+# TCP connections between two ranks: gloo opens one per pair and device.
+FLOWS_PER_PEER = 1
+# Share of the communication that can run while arithmetic goes on; the rest is the first gather and the last reduction.
+HIDEABLE_SHARE = 0.9
+# What a fleet without a known link is given.
+DEFAULT_LINK_BITS_PER_SECOND = 10e9
+
+
+def step_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet, traffic: Traffic) -> StepSeconds:
+    """One optimizer step of the slowest rank; all ranks do the same work."""
+    compute = compute_seconds(card, arrangement, fleet)
+    communication = communication_seconds(arrangement, fleet, traffic)
+    exposed = communication if arrangement.nodes == 1 else _exposed(arrangement, compute, communication)
+    return StepSeconds(
+        compute=compute,
+        communication=communication,
+        exposed_communication=exposed,
+        optimizer=optimizer_seconds(card, arrangement, fleet),
+    )
+
+
+def rank_share(arrangement: Arrangement, fleet: Fleet) -> float:
+    """The part of a machine's calibrated rate one rank gets: its threads of all calibrated ones, or an equal share when crowded."""
+    cores = max(1, fleet.node.usable_cores)
+    return min(arrangement.threads_per_rank / cores, 1.0 / arrangement.ranks_per_node)
+
+
+def compute_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
+    """Forward and backward of all micro-batches of one rank."""
+    share = rank_share(arrangement, fleet)
+    flops_rate = matmul_flops_per_second(fleet.calibration, arrangement.dtype) * share * MATMUL_SHARE
+    copy_rate = fleet.calibration.copy_bytes_per_second * share
+    tokens = arrangement.tokens_per_forward * arrangement.accumulation_steps
+
+    flops = card.flops_per_token(arrangement.sequence_length)
+    passes = 1.0
+    if arrangement.activation_checkpointing:
+        head = 6.0 * card.vocabulary_rows * card.hidden
+        flops += (flops - head) / 3.0
+        passes = 4.0 / 3.0
+    kept = card.layers * layer_bytes_per_token(card, arrangement)
+    moved = ELEMENTWISE_PASSES * passes * kept + LOGITS_PASSES * 4 * card.vocabulary_rows
+    accumulate = ACCUMULATE_BYTES_PER_PARAMETER * card.parameters * (arrangement.accumulation_steps - 1)
+    return tokens * (flops / flops_rate + moved / copy_rate) + accumulate / copy_rate
+
+
+def optimizer_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
+    """The update of a rank's own parameters."""
+    own = card.parameters / (arrangement.world_size if arrangement.engine == "shard" else 1)
+    per_parameter = OPTIMIZER_BYTES_PER_PARAMETER
+    if arrangement.engine == "replicate" and arrangement.dtype == "bf16":
+        per_parameter += PUBLISH_BYTES_PER_PARAMETER
+    return own * per_parameter / (fleet.calibration.copy_bytes_per_second * rank_share(arrangement, fleet))
+
+
+def communication_seconds(arrangement: Arrangement, fleet: Fleet, traffic: Traffic) -> float:
+    """Time on the wire, hidden or not."""
+    if arrangement.world_size == 1:
+        return 0.0
+    if arrangement.nodes == 1:
+        crowding = max(1.0, arrangement.ranks_per_node / max(1, fleet.node.usable_cores))
+        return traffic.total * crowding / LOOPBACK_BYTES_PER_SECOND
+    ring = traffic.gather_bytes + (traffic.reduce_bytes if traffic.reduce_is_ring else 0)
+    spread = traffic.total - ring
+    # A ring crosses each network card once whatever the number of ranks behind it; an exchange of pieces goes to all peers elsewhere.
+    elsewhere = arrangement.world_size - arrangement.ranks_per_node
+    spread_per_node = spread * arrangement.ranks_per_node * elsewhere / (arrangement.world_size - 1)
+    flows = FLOWS_PER_PEER * arrangement.ranks_per_node * elsewhere
+    return ring / link_bytes_per_second(fleet, FLOWS_PER_PEER) + spread_per_node / link_bytes_per_second(fleet, flows)
+
+
+def link_bytes_per_second(fleet: Fleet, flows: int) -> float:
+    """What so many TCP flows get of a node's network card."""
+    bits = fleet.link_bits_per_second or DEFAULT_LINK_BITS_PER_SECOND
+    if fleet.link_flow_bits_per_second is not None:
+        bits = min(bits, flows * fleet.link_flow_bits_per_second)
+    return bits * LINK_SHARE / 8
+
+
+def _exposed(arrangement: Arrangement, compute: float, communication: float) -> float:
+    """What arithmetic does not hide: under replicate only the last backward pass runs beside the wire, under shard everything may."""
+    window = compute
+    last = 1.0 / arrangement.accumulation_steps
+    if arrangement.engine == "replicate":
+        window = compute * last * 2 / 3
+    elif arrangement.keep_gathered:
+        # Gathers beside the first forward, reductions beside the last backward.
+        window = compute * last
+    return max(communication * (1 - HIDEABLE_SHARE), communication - HIDEABLE_SHARE * window)

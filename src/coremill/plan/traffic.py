@@ -1,0 +1,57 @@
+"""Bytes a rank sends per optimizer step, by engine and wire dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coremill.plan.card import ModelCard
+from coremill.plan.types import Arrangement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What one rank sends in one step."""
+
+    gather_bytes: int  # weights, around a ring
+    reduce_bytes: int  # gradients
+    reduce_is_ring: bool  # else all peers at once
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.gather_bytes + self.reduce_bytes
+
+
+def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
+    """Bytes by kind of collective; none for a single rank."""
+    ranks = arrangement.world_size
+    if ranks == 1:
+        return Traffic(gather_bytes=0, reduce_bytes=0, reduce_is_ring=False)
+    if arrangement.engine == "replicate":
+        # One all-reduce of all gradients: a ring, or an exchange of pieces and a gather of their sums; both send 2 (N-1)/N.
+        whole = arrangement.gradient_bytes * card.parameters
+        return Traffic(
+            gather_bytes=0,
+            reduce_bytes=2 * (ranks - 1) * whole // ranks,
+            reduce_is_ring=arrangement.gradient_bytes == 4,
+        )
+    return Traffic(
+        gather_bytes=arrangement.gather_bytes * (ranks - 1) * gathered_parameters(card, arrangement) // ranks,
+        reduce_bytes=arrangement.gradient_bytes * (ranks - 1) * reduced_parameters(card, arrangement) // ranks,
+        reduce_is_ring=False,
+    )
+
+
+def gathered_parameters(card: ModelCard, arrangement: Arrangement) -> int:
+    """Weights gathered in one step: forward needs all; backward needs the layers again, but no lookup table and no head."""
+    if arrangement.keep_gathered:
+        return card.parameters
+    again = sum(card.layer_parameters) + card.rest_parameters
+    if not card.block.plain_logits:
+        again += card.embedding_parameters if card.tied else card.head_parameters
+    return arrangement.accumulation_steps * (card.parameters + again)
+
+
+def reduced_parameters(card: ModelCard, arrangement: Arrangement) -> int:
+    """Gradients reduced in one step: after each micro-batch, or once where they wait whole."""
+    return card.parameters * (1 if arrangement.keep_gathered else arrangement.accumulation_steps)
