@@ -1,0 +1,333 @@
+"""A run on the screen while it runs: a live display on a terminal, plain lines elsewhere.
+
+Everything shown comes from events, through the same tally that the report is made from. The live display is redrawn
+when `update` is called, also with no new events, so there is no thread of its own: call it a few times per second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from coremill.report.events import Event, redact
+from coremill.report.summary_screen import format_perplexity
+from coremill.report.tally import PHASES, RunTally
+from coremill.report.terminal import (
+    format_bytes,
+    format_count,
+    format_loss,
+    format_percent,
+    format_rate,
+    format_seconds,
+    print_line,
+    print_verbatim,
+)
+
+RECENT_STEPS = 20  # rates on the screen follow the last so many steps
+PLAIN_EVERY_SECONDS = 5.0  # a log line per step would bury everything else
+REDRAW_EVERY_SECONDS = 0.1
+_DOING = {  # what a rank is busy with until the phase of that name is done
+    "join": "starting ranks",
+    "data": "opening the data",
+    "build": "building the model",
+    "load": "reading weights",
+    "first_step": "first step",
+}
+_PREPARING = {
+    "hash": "looking at the text",
+    "wait": "waiting for another process that prepares the same data",
+    "download": "downloading the data",
+    "tokenise": "tokenising",
+    "train tokenizer": "making the tokenizer",
+}
+
+
+class RunConsole:
+    """Shows one run from its events. `total_steps` may be None where only the data knows."""
+
+    def __init__(
+        self, total_steps: int | None, plan_json: Mapping[str, Any] | None = None, console: Console | None = None
+    ) -> None:
+        self.console = console if console is not None else Console()
+        self.total_steps = total_steps
+        self.tally = RunTally(plan_json or {})
+        self._started = time.monotonic()
+        self._drawn = 0.0
+        self._printed_step = 0
+        self._printed_time = float("-inf")
+        self._announced: set[str] = set()
+        self._spinner = Spinner("dots", style="cyan")
+        self._live: Live | None = None
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True, get_renderable=self._display)
+            self._live.start()
+
+    def update(self, events: Iterable[Event] = ()) -> None:
+        """Take new events in and show them."""
+        for event in events:
+            self.tally.add(event)
+            self._say(event)
+        if self._live is not None and time.monotonic() - self._drawn >= REDRAW_EVERY_SECONDS:
+            self._live.refresh()
+            self._drawn = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """One finding of the launcher, above the progress."""
+        print_line(self.console, redact(text))
+
+    def close(self) -> None:
+        """Take the live display away and leave the last step as a line."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        if self.tally.last_step > self._printed_step:
+            self._print_step()
+
+    def __enter__(self) -> RunConsole:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _say(self, event: Event) -> None:
+        """Lines that stay: milestones once, evaluations, the export; on a plain stream steps too."""
+        if event.kind == "evaluation" and event is self.tally.evaluations.get(int(event.number("step"))):
+            self._evaluation(event)
+        elif event.kind == "export":
+            size, seconds = format_bytes(event.get("bytes")), format_seconds(event.get("seconds"))
+            print_line(self.console, f"exported to {event.get('folder')} ({size} in {seconds})")
+        elif event.kind == "start" and self._everybody(lambda rank: bool(rank.start)):
+            self._once("start", self._ranks_line())
+        elif event.kind == "load" and self._everybody(lambda rank: rank.load is not None):
+            self._once("load", self._load_line())
+        elif event.kind == "step" and self._live is None:
+            self._plain_step(event)
+
+    def _everybody(self, test: Any) -> bool:
+        ranks = self.tally.ranks.values()
+        return len(ranks) >= self.tally.world_size and all(test(rank) for rank in ranks)
+
+    def _once(self, key: str, text: str) -> None:
+        if key not in self._announced:
+            self._announced.add(key)
+            print_line(self.console, text)
+
+    def _ranks_line(self) -> str:
+        starts = [rank.start for rank in self.tally.ranks.values()]
+        first = starts[0]
+        hosts = {start.get("hostname") for start in starts}
+        count, threads = len(starts), first.get("threads")
+        where = f" on {len(hosts)} machines" if len(hosts) > 1 else ""
+        each = " each" if count > 1 else ""
+        with_threads = f", {threads} {'thread' if threads == 1 else 'threads'}{each}" if threads else ""
+        ranks = "1 rank" if count == 1 else f"{count} ranks"
+        return f"{ranks} started{where}: {first.get('engine')}, {first.get('dtype')}{with_threads}"
+
+    def _load_line(self) -> str:
+        loads = [rank.load or {} for rank in self.tally.ranks.values()]
+        read, seconds = (
+            max(load.get("bytes_read") or 0 for load in loads),
+            max(load.get("seconds") or 0 for load in loads),
+        )
+        if not read:
+            return f"weights made in {format_seconds(seconds)}"
+        each = " per rank" if len(loads) > 1 else ""
+        return f"weights read in {format_seconds(seconds)}: {format_bytes(read)}{each}"
+
+    def _evaluation(self, event: Event) -> None:
+        loss, perplexity = format_loss(event.get("loss")), format_perplexity(event.get("perplexity"))
+        cost = f"{format_count(event.get('tokens'))} tokens in {format_seconds(event.get('seconds'))}"
+        text = f"evaluation at step {int(event.number('step'))}: loss {loss}, perplexity {perplexity} ({cost})"
+        print_line(self.console, text)
+
+    def _plain_step(self, event: Event) -> None:
+        step = int(event.number("step"))
+        if step <= self._printed_step or step != self.tally.last_step:
+            return  # another rank's word on the same step
+        due = event.time - self._printed_time >= PLAIN_EVERY_SECONDS
+        if due or self._printed_step == 0 or step == self.total_steps:
+            self._printed_time = event.time
+            self._print_step()
+
+    def _print_step(self) -> None:
+        step = self.tally.last_step
+        self._printed_step = step
+        record, total = self.tally.steps[step], f"/{self.total_steps}" if self.total_steps else ""
+        parts = [f"step {step}{total}", f"loss {format_loss(record.loss)}", *self._rates()]
+        left = self.tally.remaining_seconds(self.total_steps, RECENT_STEPS)
+        if left:
+            parts.append(f"ETA {format_seconds(left)}")
+        print_line(self.console, "  ".join(parts))
+
+    def _rates(self) -> list[str]:
+        rate = self.tally.tokens_per_second(RECENT_STEPS)
+        utilization = self.tally.utilization(rate)
+        parts = [] if rate is None else [format_rate(rate)]
+        if utilization is not None:
+            parts.append(f"utilization {format_percent(utilization)}")
+        return [*parts, self._memory()]
+
+    def _memory(self) -> str:
+        each = "/rank" if self.tally.world_size > 1 else ""
+        return f"memory {format_bytes(self.tally.peak_rss_bytes)}{each}"
+
+    def _display(self) -> Group:
+        """What the live display shows now: a bar with two lines, or the phase before the first step."""
+        elapsed = format_seconds(time.monotonic() - self._started)
+        if not self.tally.last_step:
+            return Group(self._spinning(f"{self._phase()}  {elapsed}"))
+        step, total = self.tally.last_step, self.total_steps
+        grid = Table.grid(padding=(0, 2), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True, justify="right")
+        grid.add_column(no_wrap=True, justify="right")
+        left = self.tally.remaining_seconds(total, RECENT_STEPS)
+        grid.add_row(
+            Text("training", style="bold"),
+            ProgressBar(total=total, completed=step, pulse=total is None),
+            f"{step}/{total or '?'}",
+            Text(f"ETA {format_seconds(left)}" if left else f"in {elapsed}", style="cyan"),
+        )
+        rows: list[Any] = [grid, self._figures()]
+        if total is not None and step >= total:
+            rows.append(self._spinning("after the last step: evaluating, exporting"))
+        return Group(*rows)
+
+    def _figures(self) -> Text:
+        record = self.tally.steps[self.tally.last_step]
+        line = Text(no_wrap=True, overflow="ellipsis")
+        line.append("loss ", style="dim").append(format_loss(record.loss), style="bold")
+        rate = self.tally.tokens_per_second(RECENT_STEPS)
+        utilization = self.tally.utilization(rate)
+        if rate is not None:
+            line.append("   ").append(format_rate(rate, ""), style="bold").append(" tokens/s", style="dim")
+        if utilization is not None:
+            line.append("   utilization ", style="dim").append(format_percent(utilization), style="bold")
+        limit = (self.tally.plan.get("memory_bytes_per_rank") or {}).get("limit")
+        line.append("   memory ", style="dim").append(format_bytes(self.tally.peak_rss_bytes), style="bold")
+        if limit:
+            line.append(f" of {format_bytes(limit)}", style="dim")
+        return line
+
+    def _spinning(self, text: str) -> Spinner:
+        self._spinner.update(text=Text(text))
+        return self._spinner
+
+    def _phase(self) -> str:
+        """What the slowest rank is busy with, and how many are past it."""
+        ranks, world_size = list(self.tally.ranks.values()), max(1, self.tally.world_size)
+        behind = min((_reached(rank.phases_done) for rank in ranks), default=0) if len(ranks) >= world_size else 0
+        done = sum(_reached(rank.phases_done) > behind for rank in ranks) if behind else len(ranks)
+        count = f" ({done} of {world_size})" if world_size > 1 else ""
+        return f"{_DOING[PHASES[min(behind, len(PHASES) - 1)]]}{count}"
+
+
+def _reached(phases_done: list[str]) -> int:
+    """How many of the phases before the first step lie behind a rank; one left out counts as done by a later one."""
+    return max((PHASES.index(name) + 1 for name in phases_done if name in PHASES), default=0)
+
+
+class AmountProgress:
+    """One long preparation (tokenising, a download): a bar on a terminal, a line every few seconds elsewhere.
+
+    `show` takes what is done so far; the details (documents, tokens) are words the caller may add.
+    """
+
+    def __init__(self, what: str, console: Console | None = None) -> None:
+        self.console = console if console is not None else Console()
+        self.what = what
+        self._started = time.monotonic()
+        self._printed = self._started
+        self._done = 0.0
+        self._total: float | None = None
+        self._detail = ""
+        self._live: Live | None = None
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True, get_renderable=self._display)
+            self._live.start()
+
+    def show(self, bytes_done: float, bytes_total: float | None = None, detail: str = "") -> None:
+        """Show how far it is."""
+        self._done, self._total, self._detail = bytes_done, bytes_total or None, detail
+        now = time.monotonic()
+        if self._live is not None:
+            if now - self._printed >= REDRAW_EVERY_SECONDS:
+                self._printed = now
+                self._live.refresh()
+        elif now - self._printed >= PLAIN_EVERY_SECONDS:
+            self._printed = now
+            print_line(self.console, f"{self.what}: {self._words()}")
+
+    def close(self, closing_line: str | None = None) -> None:
+        """Take the bar away; one line stays: the caller's, or what was done in what time."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        seconds = format_seconds(time.monotonic() - self._started)
+        detail = f", {self._detail}" if self._detail else ""
+        print_line(self.console, closing_line or f"{self.what}: {format_bytes(self._done)}{detail} in {seconds}")
+
+    def _words(self) -> str:
+        total = f" of {format_bytes(self._total)}" if self._total else ""
+        share = f" ({format_percent(self._done / self._total)})" if self._total else ""
+        return f"{format_bytes(self._done)}{total}{share}" + (f", {self._detail}" if self._detail else "")
+
+    def _display(self) -> Group:
+        grid = Table.grid(padding=(0, 2), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True, justify="right")
+        pace = self._done / max(time.monotonic() - self._started, 1e-9)
+        left = format_seconds((self._total - self._done) / pace) if self._total and pace > 0 else ""
+        share = format_percent(self._done / self._total) if self._total else format_bytes(self._done)
+        grid.add_row(
+            Text(self.what, style="bold"),
+            ProgressBar(total=self._total, completed=self._done, pulse=self._total is None),
+            Text(f"{share}  ETA {left}" if left else share, style="cyan"),
+        )
+        return Group(grid, Text(self._words(), style="dim", no_wrap=True, overflow="ellipsis"))
+
+
+class TokenisingProgress(AmountProgress):
+    """Progress of tokenising: takes the fields of the tokeniser's own progress value."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__("tokenising", console)
+
+    def update(self, *, documents_done: int, bytes_done: int, bytes_total: int | None, tokens: int) -> None:
+        """Show how far the tokeniser is."""
+        documents = f"{format_count(documents_done)} {'document' if documents_done == 1 else 'documents'}"
+        self.show(bytes_done, bytes_total, f"{documents}, {format_count(tokens)} tokens")
+
+    def take(self, progress: object) -> None:
+        """The same, from a value that has those fields as attributes; its `stage`, where it has one, names the work."""
+        stage = getattr(progress, "stage", "tokenise")
+        self.what = _PREPARING.get(stage, str(stage))
+        names = ("documents_done", "bytes_done", "bytes_total", "tokens")
+        self.update(**{name: getattr(progress, name) for name in names})
+
+
+def show_error(
+    message: str, rank: int | None = None, traceback: str | None = None, console: Console | None = None
+) -> None:
+    """What went wrong, message first, the rank named, that rank's own traceback once."""
+    console = console if console is not None else Console(stderr=True)
+    first, *rest = redact(message).strip().splitlines() or ["no message"]
+    line = Text()
+    line.append("error", style="bold red").append(f" on rank {rank}: " if rank is not None else ": ").append(first)
+    print_line(console, line)
+    for text in rest:
+        print_line(console, text)
+    if traceback and traceback.strip():
+        print_line(console, f"traceback of rank {rank}:" if rank is not None else "traceback:", style="dim")
+        for text in redact(traceback).rstrip().splitlines():
+            print_verbatim(console, f"  {text}", style="dim")

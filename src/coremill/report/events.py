@@ -1,0 +1,223 @@
+"""What a run says while it runs: one append-only JSONL file per rank, and the readers of those files.
+
+A rank writes raw numbers in plain units and knows nothing of screens or pages; console, summary and page only read.
+Each event is one `write` system call on a file opened for appending, so a kill at any moment leaves at most one torn
+line, the last one. Readers pass torn lines over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from coremill.errors import StorageError
+
+EVENTS_FOLDER = "events"
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of one rank: when, who, what kind, and the fields of that kind."""
+
+    kind: str
+    time: float  # unix seconds
+    rank: int
+    fields: Mapping[str, Any]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field, or the default where the writer left it out."""
+        return self.fields.get(name, default)
+
+    def number(self, name: str) -> float:
+        """A numeric field; 0 where the writer left it out."""
+        value = self.fields.get(name)
+        return float(value) if isinstance(value, int | float) else 0.0
+
+
+def events_folder(run_folder: Path | str) -> Path:
+    """Where the events of a run lie."""
+    return Path(run_folder) / EVENTS_FOLDER
+
+
+def event_file(run_folder: Path | str, rank: int) -> Path:
+    """The file of one rank."""
+    return events_folder(run_folder) / f"rank-{rank:05d}.jsonl"
+
+
+def reset_events(run_folder: Path | str) -> None:
+    """Remove the files of an earlier attempt; the caller does it once, before any rank starts."""
+    for path in _event_files(run_folder):
+        path.unlink(missing_ok=True)
+
+
+def redact(text: str) -> str:
+    """The text with Hugging Face access tokens blotted out."""
+    return _TOKEN.sub("hf_***", text)
+
+
+class EventWriter:
+    """Appends the events of one rank; also used by the launcher to say what became of a rank that was killed."""
+
+    def __init__(self, run_folder: Path | str, rank: int) -> None:
+        self.rank = rank
+        self.path = event_file(run_folder, rank)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _storage_error(self.path, error) from error
+        self._end_torn_line()
+
+    def write(self, kind: str, /, **fields: Any) -> None:
+        """Append one event, stamped with the time of now.
+
+        JSON has no NaN: a non-finite float becomes null, and `non_finite` names it, so the line stays valid for any
+        reader and `read_events` can give the number back.
+        """
+        non_finite: dict[str, str] = {}
+        document: dict[str, Any] = {"kind": kind, "time": time.time(), "rank": self.rank}
+        document |= {name: _plain(value, name, non_finite) for name, value in fields.items()}
+        if non_finite:
+            document["non_finite"] = non_finite
+        self._append(json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        """Close the file; further calls do nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> EventWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, line: str) -> None:
+        data = memoryview(line.encode("utf-8", errors="replace"))
+        try:
+            while data:  # one call in practice; a regular file takes less only when the disk is full
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            raise _storage_error(self.path, error) from error
+
+    def _end_torn_line(self) -> None:
+        """A killed predecessor may have left half a line; what follows must not be glued to it."""
+        size = os.fstat(self._descriptor).st_size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            self._append("\n")
+
+
+def iter_events(run_folder: Path | str) -> Iterator[Event]:
+    """All events, file by file in rank order, each file in the order it was written; holds one line at a time."""
+    for path in _event_files(run_folder):
+        with path.open("rb") as lines:
+            for line in lines:
+                if (event := _parse(line)) is not None:
+                    yield event
+
+
+def read_events(run_folder: Path | str) -> list[Event]:
+    """All events of a run so far, by time; torn lines are passed over."""
+    return sorted(iter_events(run_folder), key=_by_time)
+
+
+@dataclass
+class _Position:
+    """How far one file has been read."""
+
+    inode: int
+    offset: int = 0
+
+
+@dataclass
+class EventFollower:
+    """Reads what was appended since the last look; files of ranks that start later are picked up when they appear."""
+
+    run_folder: Path
+    _positions: dict[Path, _Position] = field(default_factory=dict)
+
+    def poll(self) -> list[Event]:
+        """New whole lines of all ranks, by time."""
+        events = [event for path in _event_files(self.run_folder) for event in self._read_new(path)]
+        return sorted(events, key=_by_time)
+
+    def _read_new(self, path: Path) -> Iterator[Event]:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return
+        position = self._positions.get(path)
+        if position is None or position.inode != status.st_ino or status.st_size < position.offset:
+            position = self._positions[path] = _Position(status.st_ino)  # new, or a new attempt began
+        if status.st_size == position.offset:
+            return
+        with path.open("rb") as file:
+            file.seek(position.offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]  # a line still being written is left for the next look
+        position.offset += len(whole)
+        for line in whole.splitlines():
+            if (event := _parse(line)) is not None:
+                yield event
+
+
+def _event_files(run_folder: Path | str) -> list[Path]:
+    return sorted(events_folder(run_folder).glob("rank-*.jsonl"))
+
+
+def _by_time(event: Event) -> tuple[float, int]:
+    return event.time, event.rank
+
+
+def _parse(line: bytes) -> Event | None:
+    """The event on this line; None for a torn or foreign line."""
+    if not line.strip():
+        return None
+    try:
+        document = json.loads(line)
+        kind, moment, rank = document.pop("kind"), float(document.pop("time")), int(document.pop("rank"))
+        non_finite = document.pop("non_finite", {})
+        document |= {name: float(text) for name, text in non_finite.items() if name in document}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return Event(str(kind), moment, rank, document)
+
+
+def _plain(value: Any, name: str, non_finite: dict[str, str]) -> Any:
+    """The value as JSON can hold it, redacted; numbers of numpy and the like go through `item()`."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        non_finite[name] = str(float(value))
+        return None
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{name}.{key}", non_finite) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [_plain(item, f"{name}.{index}", non_finite) for index, item in enumerate(value)]
+    if getattr(value, "shape", None) == () or getattr(value, "ndim", None) == 0:
+        return _plain(value.item(), name, non_finite)
+    return redact(str(value))
+
+
+def _storage_error(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot write the events of this rank: {error.strerror or error}",
+        where=str(path),
+        do="free space, or name another folder with --set run.folder=...",
+    )

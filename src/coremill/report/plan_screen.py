@@ -1,0 +1,213 @@
+"""`coremill plan` on one screen, and the few lines of it that `coremill train` shows first.
+
+Both take the JSON form of a plan, so a plan read back from plan.json looks the same as one just made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from coremill.report.summary_screen import memory_bar, render_split
+from coremill.report.terminal import (
+    bar,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_percent,
+    format_rate,
+    format_seconds,
+    format_usd,
+    print_heading,
+    print_line,
+    print_rows,
+)
+
+MEMORY_PARTS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "logits": "logits chunk",
+    "buffers": "gather and reduce buffers",
+    "data": "data",
+    "base": "interpreter and libraries",
+    "slack": "allocator slack",
+}
+PHASE_NAMES = {"load": "load", "first_step": "first step", "steady_step": "steady steps", "checkpoint": "export"}
+
+
+def render_plan(plan_json: Mapping[str, Any], card: Mapping[str, Any], console: Console) -> None:
+    """Will it fit, how fast, what does it cost, and why."""
+    _headline(plan_json, card, console)
+    _memory(plan_json, console)
+    _time_and_cost(plan_json, console)
+    print_heading(console, "Choices")
+    print_rows(console, "choice", ("", "", ""), _choice_rows(plan_json), wrapped_column=2)
+    if plan_json.get("remedies"):
+        _remedies(plan_json, console)
+    for assumption in plan_json.get("assumptions") or ():
+        print_line(console, f"assumed, not measured: {assumption}", style="yellow")
+
+
+def render_plan_short(plan_json: Mapping[str, Any], console: Console) -> None:
+    """The plan in four to eight lines."""
+    for name, text in _short_lines(plan_json):
+        if console.is_terminal:
+            over = name == "memory" and not plan_json["fits"]
+            line = Text(f"{name:<8}", style="dim").append(text, style="bold red" if over else "not dim")
+            console.print(_hanging(line))
+        else:
+            print_line(console, f"{name}: {text}")
+
+
+def _short_lines(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    value = {name: choice["value"] for name, choice in plan.items() if _is_choice(choice)}
+    ranks, threads = plan["world_size"], _many(value["threads_per_rank"], "thread")
+    rows = f"{format_count(plan['rows_per_step'])} rows of {format_count(plan['sequence_length'])} tokens"
+    at_a_time, passes = _many(value["micro_batch_rows"], "row"), _many(value["accumulation_steps"], "pass", "passes")
+    speed = [format_rate(plan["tokens_per_second"]), f"{format_seconds(plan['step_seconds']['total'])} a step"]
+    if plan.get("steps"):
+        speed.append(f"{format_count(plan['steps'])} steps in {_duration(plan)}")
+    if plan.get("usd") is not None:
+        speed.append(format_usd(plan["usd"]))
+    return [
+        ("ranks", f"{ranks} with {threads}{' each' if ranks > 1 else ''}, on {plan['fleet']}"),
+        ("engine", f"{value['engine']}: {plan['engine']['reason']}"),
+        ("dtype", f"{value['dtype']}: {plan['dtype']['reason']}"),
+        ("step", f"{rows}, {at_a_time} at a time, {passes} per rank"),
+        ("memory", _fit_words(plan)),
+        ("speed", ", ".join(speed)),
+    ]
+
+
+def _headline(plan: Mapping[str, Any], card: Mapping[str, Any], console: Console) -> None:
+    name = card.get("name") or card.get("model") or "model"
+    facts = [
+        f"{format_count(card['parameters'])} parameters" if card.get("parameters") else "",
+        f"{card['layers']} layers" if card.get("layers") else "",
+        f"vocabulary {card['vocabulary_rows']:,}" if card.get("vocabulary_rows") else "",
+    ]
+    line = Text(str(name), style="bold")
+    line.append(" " + ", ".join(filter(None, facts)), style="not bold")
+    line.append(f" on {plan['fleet']}", style="not bold")
+    print_line(console, line)
+    verdict = Text("fits: " if plan["fits"] else "does not fit: ", style="bold green" if plan["fits"] else "bold red")
+    verdict.append(_fit_words(plan), style="not bold default")
+    print_line(console, verdict)
+
+
+def _fit_words(plan: Mapping[str, Any]) -> str:
+    memory = plan["memory_bytes_per_rank"]
+    total, limit = memory["total"], memory["limit"]
+    words = (
+        f"{format_bytes(total)} of {format_bytes(limit)} per rank ({format_percent(total / limit if limit else None)})"
+    )
+    return words if plan["fits"] else f"{words}, {format_bytes(plan['shortfall_bytes'])} too much"
+
+
+def _memory(plan: Mapping[str, Any], console: Console) -> None:
+    memory, phases = plan["memory_bytes_per_rank"], plan.get("memory_by_phase") or {}
+    limit, total = memory["limit"], memory["total"]
+    parts = [(label, memory.get(name) or 0) for name, label in MEMORY_PARTS.items() if memory.get(name)]
+    totals = [(PHASE_NAMES.get(name, name), part["total"]) for name, part in phases.items()]
+    if not console.is_terminal:
+        for label, size in parts:
+            print_line(console, f"memory per rank, {label}: {format_bytes(size)}")
+        for label, size in totals:
+            print_line(console, f"memory per rank, total in {label}: {format_bytes(size)} of {format_bytes(limit)}")
+        return
+    print_heading(console, "Memory per rank, in the phase that needs most")
+    width = max(10, min(40, console.width - 42))
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, justify="right")
+    grid.add_column(no_wrap=True)
+    scale = max(limit, total)
+    for label, size in parts:
+        grid.add_row(label, format_bytes(size), Text(bar(size / scale, width).rstrip("░"), style="cyan"))
+    blocks, style = memory_bar(total, limit, width)
+    grid.add_row(Text("total", style="bold"), Text(format_bytes(total), style="bold"), Text(blocks, style=style))
+    grid.add_row(Text("limit", style="dim"), Text(format_bytes(limit), style="dim"), "")
+    console.print(grid)
+    print_line(
+        console, "by phase: " + ", ".join(f"{label} {format_bytes(size)}" for label, size in totals), style="dim"
+    )
+
+
+def _time_and_cost(plan: Mapping[str, Any], console: Console) -> None:
+    seconds = plan["step_seconds"]
+    print_heading(console, f"Time of a step ({format_seconds(seconds['total'])})")
+    exposed = seconds.get("exposed_communication", seconds["communication"])
+    split = {"compute": seconds["compute"], "communication": exposed, "optimizer": seconds.get("optimizer")}
+    render_split(split, console, "where a step goes")
+    hidden = seconds["communication"] - exposed
+    wire = plan["wire_bytes_per_step_per_rank"]
+    if wire:
+        took = format_seconds(seconds["communication"])
+        behind = f", {format_seconds(hidden)} of it hidden" if hidden > 0 else ""
+        print_line(console, f"on the wire: {format_bytes(wire)} per step and rank in {took}{behind}")
+    utilization = plan["tokens_per_second"] * plan["model_flops_per_token"] / plan["matmul_flops_per_second"]
+    print_line(
+        console,
+        f"speed: {format_rate(plan['tokens_per_second'])}, utilization {format_percent(utilization)}"
+        f" of {format_flops(plan['matmul_flops_per_second'])}",
+    )
+    steps, duration = plan.get("steps"), _duration(plan)
+    cost = []
+    if steps:
+        cost.append(f"{format_count(steps)} steps in {duration}")
+    if plan.get("usd_per_hour") is not None:
+        cost.append(f"{format_usd(plan['usd_per_hour'])} per hour")
+    if plan.get("usd") is not None:
+        cost.append(f"{format_usd(plan['usd'])} in all")
+    if cost:
+        print_line(console, "run: " + ", ".join(cost))
+
+
+def _choice_rows(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    return [
+        (name.replace("_", " "), _show_value(choice["value"]), str(choice["reason"]))
+        for name, choice in plan.items()
+        if _is_choice(choice)
+    ]
+
+
+def _remedies(plan: Mapping[str, Any], console: Console) -> None:
+    print_heading(console, "What would make it fit" if not plan["fits"] else "What else is possible")
+    for remedy in plan["remedies"]:
+        price = f", {format_usd(remedy['usd'])}" if remedy.get("usd") is not None else ""
+        memory, speed = format_bytes(remedy["total_bytes_per_rank"]), format_rate(remedy["tokens_per_second"])
+        how = " ".join(f"--set {setting}" for setting in remedy["settings"])
+        text = f"{remedy['change']}: {memory} per rank, {speed}{price}" + (f" ({how})" if how else "")
+        print_line(console, f"- {text}" if console.is_terminal else f"remedy: {text}")
+
+
+def _is_choice(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value) == {"value", "reason"}
+
+
+def _duration(plan: Mapping[str, Any]) -> str:
+    hours = plan.get("hours")
+    return format_seconds(None if hours is None else hours * 3600)
+
+
+def _many(count: int, one: str, many: str | None = None) -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def _show_value(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _hanging(line: Text) -> Table:
+    """A label with its text wrapped beside it, not under it."""
+    grid = Table.grid(padding=0)
+    grid.add_column(width=8, no_wrap=True)
+    grid.add_column()
+    grid.add_row(line[:8], line[8:])
+    return grid

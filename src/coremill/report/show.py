@@ -1,0 +1,24 @@
+"""`coremill report RUN`: the summary of a run on the screen, as JSON, or as a page in a file of the user's choice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from coremill.report.page import render_page
+from coremill.report.summary import summarise, write_whole
+from coremill.report.summary_screen import render_summary
+
+
+def show_report(run: Path, *, as_json: bool, html: Path | None, console: Console) -> None:
+    """Show a run, finished or still going; with `as_json` standard output is JSON and nothing else."""
+    summary = summarise(run)
+    if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(html, render_page(summary))
+    if as_json:
+        print(json.dumps(summary, indent=1, allow_nan=False, ensure_ascii=False))
+    else:
+        render_summary(summary, console)

@@ -1,0 +1,345 @@
+"""What a run amounts to: the keys of `coremill report RUN --json`, made from config.yaml, plan.json and the events.
+
+Works on a run that is still going and on one that failed: a number that is not known yet is null, a list by rank
+holds null for a rank that has not said it. The page and the closing screen are drawn from this dictionary alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from coremill.errors import InputError, StorageError
+from coremill.report.events import events_folder, iter_events, redact
+from coremill.report.page import render_page
+from coremill.report.summary_screen import render_summary
+from coremill.report.tally import SPLIT, RankTally, RunTally
+
+__all__ = ["render_summary", "summarise", "write_report", "write_whole"]
+
+MEMORY_PHASES = {  # of the plan, and what ranks call them
+    "load": "load",
+    "first_step": "first_step",
+    "steady_step": "steady_step",
+    "checkpoint": "export",
+}
+SERIES_POINTS = 400  # more than a chart 1,000 pixels wide can show apart
+STOPPED_CODES = (75, 130)
+
+
+def summarise(run_folder: Path | str) -> dict[str, Any]:
+    """Everything known about a run so far, ready for JSON."""
+    folder = Path(run_folder)
+    if not folder.is_dir():
+        raise InputError(f"no such run folder: {folder}", do="name the folder a run left, for example runs/built-in")
+    plan = _read_json(folder / "plan.json")
+    if not plan and not events_folder(folder).is_dir():
+        raise InputError(
+            f"{folder} is not a run folder",
+            why="it holds neither plan.json nor events/",
+            do="name the folder a run left",
+        )
+    tally = RunTally(plan)
+    for event in iter_events(folder):
+        tally.add(event)
+    document = {
+        "run": str(folder),
+        **_state(tally),
+        **_figures(tally),
+        "plan": _planned(plan),
+        "measured": _measured(tally),
+        "evaluations": [
+            {"step": step, **{key: event.get(key) for key in ("loss", "perplexity", "tokens", "seconds")}}
+            for step, event in sorted(tally.evaluations.items())
+        ],
+        "sample": None if tally.sample is None else {key: tally.sample.get(key) for key in ("prompt", "completion")},
+        "export": None if tally.export is None else {k: tally.export.get(k) for k in ("folder", "bytes", "seconds")},
+        "choices": _choices(tally),
+        "ranks": [_rank_row(tally.ranks.get(rank, RankTally(rank))) for rank in range(tally.world_size)],
+        "wall_seconds_split": _wall_split(tally),
+        "environment": _environment(tally),
+        "series": _series(tally),
+        "config": redact(_read_text(folder / "config.yaml") or "") or None,
+    }
+    cleaned: dict[str, Any] = _json_ready(document)
+    return cleaned
+
+
+def write_report(run_folder: Path | str) -> dict[str, Any]:
+    """Write report.json and report.html, each whole or not at all; the summary comes back."""
+    folder = Path(run_folder)
+    summary = summarise(folder)
+    write_whole(folder / "report.json", json.dumps(summary, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    write_whole(folder / "report.html", render_page(summary))
+    return summary
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Put a file in place in one move, so that a reader never sees half of it."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with fresh.open("w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise StorageError(
+            f"cannot write {path}: {error.strerror or error}", do="free space or check permissions"
+        ) from error
+
+
+def _state(tally: RunTally) -> dict[str, Any]:
+    """running, finished, failed or stopped; and the error that made it so."""
+    cause = tally.cause
+    if cause is not None:
+        code = int(cause.number("exit_code"))
+        error = {
+            "rank": cause.rank,
+            "message": cause.get("message"),
+            "traceback": cause.get("traceback"),
+            "exit_code": cause.get("exit_code"),
+        }
+        return {"state": "stopped" if code in STOPPED_CODES else "failed", "error": error}
+    if tally.finished:
+        return {"state": "finished", "error": None}
+    if tally.ranks and _nobody_left(tally.ranks.values()):
+        message = "the run ended without a word: none of its processes is left (killed, or the machine restarted)"
+        return {"state": "failed", "error": {"rank": None, "message": message, "traceback": None, "exit_code": None}}
+    return {"state": "running", "error": None}
+
+
+def _nobody_left(ranks: Iterable[RankTally]) -> bool:
+    """Whether all ranks that have not ended lived on this machine and are gone; unknown counts as alive."""
+    import psutil  # only a run without an end needs it
+
+    here = socket.gethostname()
+    for rank in ranks:
+        if rank.ended:
+            continue
+        pid, started = rank.start.get("pid"), rank.start_time
+        if rank.start.get("hostname") != here or not isinstance(pid, int) or started is None:
+            return False
+        try:
+            process = psutil.Process(pid)
+            # a process made after the start event only inherited the number; a second for the kernel's coarse clock
+            if process.create_time() <= started + 1 and process.status() != psutil.STATUS_ZOMBIE:
+                return False
+        except psutil.NoSuchProcess:
+            continue
+        except psutil.Error:
+            return False
+    return True
+
+
+def _figures(tally: RunTally) -> dict[str, Any]:
+    """The headline keys; their definitions are a contract (README, "What the numbers mean")."""
+    rate = tally.tokens_per_second()
+    ranks = [tally.ranks.get(rank) for rank in range(tally.world_size)]
+    loads = [rank.load if rank is not None else None for rank in ranks]
+    losses = [tally.steps[step].loss for step in sorted(tally.steps)]
+    return {
+        "steps": tally.last_step,
+        "steps_planned": tally.plan.get("steps"),
+        "seconds": tally.wall_seconds,
+        "goodput": tally.goodput,
+        "tokens": sum(int(record.tokens) for record in tally.steps.values()),
+        "tokens_per_second": rate,
+        "padding_fraction": tally.padding_fraction,
+        "model_flops_per_second": tally.model_flops_per_second(rate),
+        "matmul_flops_per_second": tally.plan.get("matmul_flops_per_second"),
+        "utilization": tally.utilization(rate),
+        "loss_first": losses[0] if losses else None,
+        "loss_last": losses[-1] if losses else None,
+        "load_seconds": max((float(load.get("seconds") or 0) for load in loads if load), default=None),
+        "bytes_read_per_rank": [load.get("bytes_read") if load else None for load in loads],
+        "peak_rss_bytes_per_rank": [rank.peak_rss_bytes or None if rank else None for rank in ranks],
+        "peak_rss_bytes_at_load_per_rank": [load.get("peak_rss_bytes") if load else None for load in loads],
+        "wire_bytes_per_step_per_rank": [rank.wire_bytes_per_step if rank else None for rank in ranks],
+        "world_size": tally.world_size,
+    }
+
+
+def _planned(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What the plan said, under the keys of `measured`."""
+    memory = plan.get("memory_bytes_per_rank") or {}
+    return {
+        "memory_bytes_per_rank": memory.get("total"),
+        "memory_limit_bytes_per_rank": memory.get("limit"),
+        "memory_bytes_by_phase": {
+            phase: (plan.get("memory_by_phase") or {}).get(phase, {}).get("total") for phase in MEMORY_PHASES
+        },
+        "memory_parts_bytes": {name: size for name, size in memory.items() if name not in ("total", "limit")},
+        "step_seconds": dict(plan.get("step_seconds") or {}),
+        "tokens_per_second": plan.get("tokens_per_second"),
+        "wire_bytes_per_step_per_rank": plan.get("wire_bytes_per_step_per_rank"),
+        "usd_per_hour": plan.get("usd_per_hour"),
+        "hours": plan.get("hours"),
+        "usd": plan.get("usd"),
+        "assumptions": list(plan.get("assumptions") or ()),
+    }
+
+
+def _measured(tally: RunTally) -> dict[str, Any]:
+    """The same quantities as they came out; the rank with most memory or traffic stands for all."""
+    ranks = tally.ranks.values()
+    wire = [rank.wire_bytes_per_step for rank in ranks if rank.wire_bytes_per_step is not None]
+    return {
+        "memory_bytes_per_rank": tally.peak_rss_bytes or None,
+        "memory_bytes_by_phase": {
+            phase: max((rank.phase_peak_bytes.get(name, 0) for rank in ranks), default=0) or None
+            for phase, name in MEMORY_PHASES.items()
+        },
+        "step_seconds": _split(tally),
+        "tokens_per_second": tally.tokens_per_second(),
+        "wire_bytes_per_step_per_rank": max(wire, default=None),
+    }
+
+
+def _split(tally: RunTally) -> dict[str, float | None]:
+    """Mean seconds of a step by what they went into, over steady steps and ranks; `other` is what nobody claimed."""
+    total = tally.step_seconds()
+    split: dict[str, float | None] = {}
+    for name in SPLIT:
+        means = [rank.split_seconds[name].value for rank in tally.ranks.values()]
+        known = [mean for mean in means if mean is not None]
+        split[name] = sum(known) / len(known) if known else None
+    claimed = sum(value or 0.0 for value in split.values())
+    return {**split, "other": None if total is None else max(0.0, total - claimed), "total": total}
+
+
+def _choices(tally: RunTally) -> list[dict[str, Any]]:
+    """Every automatic decision with its reason: the plan's, then those ranks took themselves."""
+    planned = [
+        {"name": name, "value": choice["value"], "reason": choice["reason"], "by": "plan"}
+        for name, choice in tally.plan.items()
+        if isinstance(choice, Mapping) and set(choice) == {"value", "reason"}
+    ]
+    taken = [
+        {"name": name, "value": value, "reason": reason, "by": "every rank" if everybody else f"rank {_ranks(ranks)}"}
+        for (name, value, reason), ranks in tally.choices.items()
+        for everybody in [len(set(ranks)) >= tally.world_size]
+    ]
+    return planned + taken
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    return ", ".join(str(rank) for rank in sorted(set(ranks)))
+
+
+def _rank_row(rank: RankTally) -> dict[str, Any]:
+    load = rank.load or {}
+    return {
+        "rank": rank.rank,
+        "hostname": rank.start.get("hostname"),
+        "local_rank": rank.start.get("local_rank"),
+        "threads": rank.start.get("threads"),
+        "cpus": rank.start.get("cpus"),
+        "step": rank.last_step,
+        "step_seconds": rank.step_seconds.value,
+        "communication_seconds": rank.split_seconds["communication"].value,
+        "load_seconds": load.get("seconds"),
+        "bytes_read": load.get("bytes_read"),
+        "peak_rss_bytes": rank.peak_rss_bytes or None,
+        "peak_rss_bytes_by_phase": dict(rank.phase_peak_bytes),
+        "wire_bytes_per_step": rank.wire_bytes_per_step,
+        "ended": rank.ended,
+    }
+
+
+def _wall_split(tally: RunTally) -> dict[str, float]:
+    """Where the wall time of the whole run went, by the slowest rank of each phase; `other` is what nobody claimed."""
+
+    def slowest(phase: str) -> float:
+        return max((rank.phase_seconds.get(phase, 0.0) for rank in tally.ranks.values()), default=0.0)
+
+    load = max((float((rank.load or {}).get("seconds") or 0.0) for rank in tally.ranks.values()), default=0.0)
+    evaluated = math.fsum(event.number("seconds") for event in tally.evaluations.values())
+    exported = tally.export.number("seconds") if tally.export is not None else 0.0
+    split = {
+        "join": slowest("join"),
+        "data": slowest("data"),
+        "build": slowest("build"),
+        "load": max(slowest("load"), load),
+        "steps": math.fsum(record.seconds for record in tally.steps.values()),
+        "evaluation": max(slowest("evaluate"), evaluated),
+        "export": max(slowest("export"), exported),
+        "sample": slowest("sample"),
+    }
+    return {**split, "other": max(0.0, tally.wall_seconds - math.fsum(split.values()))}
+
+
+def _environment(tally: RunTally) -> dict[str, Any]:
+    starts = [tally.ranks[rank].start for rank in sorted(tally.ranks)]
+    first = starts[0] if starts else {}
+    return {
+        "fleet": tally.plan.get("fleet"),
+        "hosts": sorted({str(start["hostname"]) for start in starts if start.get("hostname")}),
+        "world_size": tally.world_size,
+        "engine": first.get("engine"),
+        "dtype": first.get("dtype"),
+        "threads_per_rank": first.get("threads"),
+        "torch_version": first.get("torch_version"),
+        "started": tally.first_time,
+        "last_word": tally.last_time,
+    }
+
+
+def _series(tally: RunTally) -> dict[str, list[Any]]:
+    """Curves over steps; a long run is thinned to buckets of neighbours, first and last step stay as they are."""
+    steps = sorted(tally.steps)
+    size = max(1, math.ceil((len(steps) - 2) / (SERIES_POINTS - 2)))
+    inner = steps[1:-1]
+    buckets = [steps[:1]] + [inner[at : at + size] for at in range(0, len(inner), size)] + [steps[1:][-1:]]
+    names = ("step", "time", "loss", "tokens_per_second", "gradient_norm", "learning_rate")
+    series: dict[str, list[Any]] = {name: [] for name in names}
+    for bucket in filter(None, buckets):
+        records = [tally.steps[step] for step in bucket]
+        seconds = sum(record.seconds for record in records)
+        series["step"].append(bucket[-1])
+        series["time"].append(records[-1].time)
+        series["loss"].append(_mean(record.loss for record in records))
+        series["gradient_norm"].append(_mean(record.gradient_norm for record in records))
+        series["learning_rate"].append(records[-1].learning_rate)
+        series["tokens_per_second"].append(sum(record.tokens for record in records) / seconds if seconds > 0 else None)
+    return series
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    text = _read_text(path)
+    if text is None:
+        return {}
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}", do="start the run again with --fresh") from error
+    return document if isinstance(document, dict) else {}
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _json_ready(value: Any) -> Any:
+    """Without NaN and infinity, which JSON does not know: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_ready(item) for item in value]
+    return value

@@ -1,0 +1,182 @@
+"""The end-of-run screen, also `coremill report RUN`: plan beside measured, where the time went, what next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from coremill.report.terminal import (
+    bar,
+    format_bytes,
+    format_count,
+    format_difference,
+    format_flops,
+    format_loss,
+    format_percent,
+    format_rate,
+    format_seconds,
+    print_heading,
+    print_line,
+    print_rows,
+    print_verbatim,
+)
+
+SPLIT_STYLES = {
+    "compute": "cyan",
+    "communication": "magenta",
+    "optimizer": "yellow",
+    "data": "green",
+    "other": "bright_black",
+}
+_STATE_STYLES = {"finished": "bold green", "running": "bold cyan", "failed": "bold red", "stopped": "bold yellow"}
+
+
+def render_summary(summary: Mapping[str, Any], console: Console) -> None:
+    """Show a summary; on a terminal as one screen, elsewhere as lines that are never wrapped."""
+    _headline(summary, console)
+    _plan_beside_measured(summary, console)
+    split = summary["measured"]["step_seconds"]
+    if split.get("total"):
+        print_heading(console, f"Where a step went ({format_seconds(split['total'])})")
+        render_split(split, console, "where a step went")
+    _evaluations(summary, console)
+    _sample(summary, console)
+    _next_steps(summary, console)
+
+
+def render_split(split: Mapping[str, float | None], console: Console, part: str) -> None:
+    """The seconds of a step as one stacked bar with its legend; elsewhere as one line."""
+    parts = [(name, split.get(name) or 0.0) for name in SPLIT_STYLES if (split.get(name) or 0.0) > 0]
+    total = sum(seconds for _, seconds in parts)
+    if not total:
+        return
+    legend = [f"{name} {format_seconds(seconds)} ({format_percent(seconds / total)})" for name, seconds in parts]
+    if not console.is_terminal:
+        print_line(console, f"{part}: " + ", ".join(legend))
+        return
+    width = min(72, console.width)
+    line, drawn = Text(), 0
+    for index, (name, seconds) in enumerate(parts):
+        cells = width - drawn if index == len(parts) - 1 else min(width - drawn, round(width * seconds / total))
+        line.append("█" * cells, style=SPLIT_STYLES[name])
+        drawn += cells
+    console.print(line)
+    words = Text()
+    for (name, _), label in zip(parts, legend, strict=True):
+        if words and len(words) + len(label) + 4 > console.width:
+            console.print(words)
+            words = Text()
+        words.append("  " if words else "").append("■ ", style=SPLIT_STYLES[name]).append(label)
+    console.print(words)
+
+
+def _headline(summary: Mapping[str, Any], console: Console) -> None:
+    state, steps, planned = summary["state"], summary["steps"], summary.get("steps_planned")
+    of_total = f" of {format_count(planned)}" if planned and planned != steps else ""
+    line = Text()
+    line.append(state, style=_STATE_STYLES.get(state, "bold"))
+    line.append(f"  {format_count(steps)}{of_total} steps in {format_seconds(summary['seconds'])}")
+    if steps:
+        line.append(f", loss {format_loss(summary['loss_first'])} -> ")
+        line.append(format_loss(summary["loss_last"]), style="bold")
+    print_line(console, line)
+    error = summary.get("error")
+    if error:
+        who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
+        for text in str(error.get("message") or "no message").splitlines():
+            print_line(console, f"  {who}{text}", style="red" if state == "failed" else "yellow")
+            who = ""
+
+
+def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:
+    plan, measured = summary["plan"], summary["measured"]
+    wanted = (
+        ("tokens per second", "tokens_per_second", lambda value: format_rate(value, "")),
+        ("step time", "step_seconds", format_seconds),
+        ("peak memory per rank", "memory_bytes_per_rank", format_bytes),
+        ("on the wire per step and rank", "wire_bytes_per_step_per_rank", format_bytes),
+    )
+    rows = []
+    for label, key, show in wanted:
+        planned, came_out = plan.get(key), measured.get(key)
+        if key == "step_seconds":
+            planned, came_out = (planned or {}).get("total"), (came_out or {}).get("total")
+        if planned or came_out:
+            rows.append((label, show(planned), show(came_out), format_difference(came_out, planned)))
+    limit = plan.get("memory_limit_bytes_per_rank")
+    if limit:
+        rows.append(("memory limit per rank", format_bytes(limit), "", ""))
+    for label, text in (
+        ("utilization of matmul", _utilization(summary)),
+        ("padding", format_percent(summary["padding_fraction"])),
+        ("goodput (steps / wall time)", format_percent(summary["goodput"])),
+        ("reading weights", _loading(summary)),
+    ):
+        rows.append((label, "", text, ""))
+    if console.is_terminal:
+        console.print()
+    print_rows(console, "", ("", "plan", "measured", "difference"), rows)
+
+
+def _utilization(summary: Mapping[str, Any]) -> str:
+    if summary["utilization"] is None:
+        return "-"
+    return f"{format_percent(summary['utilization'])} of {format_flops(summary['matmul_flops_per_second'])}"
+
+
+def _loading(summary: Mapping[str, Any]) -> str:
+    read = [size for size in summary["bytes_read_per_rank"] if size is not None]
+    return f"{format_bytes(max(read))} in {format_seconds(summary['load_seconds'])}" if read else "-"
+
+
+def _evaluations(summary: Mapping[str, Any], console: Console) -> None:
+    evaluations = summary["evaluations"]
+    if not evaluations:
+        return
+    shown = evaluations if len(evaluations) <= 4 else [evaluations[0], *evaluations[-3:]]
+    rows = [(f"step {one['step']}", format_loss(one["loss"]), format_perplexity(one["perplexity"])) for one in shown]
+    print_heading(console, "Evaluation")
+    print_rows(console, "evaluation", ("", "loss", "perplexity"), rows)
+
+
+def format_perplexity(value: float | None) -> str:
+    """Two decimals while that says something."""
+    return "-" if value is None else f"{value:,.2f}" if value < 1e6 else f"{value:.2e}"
+
+
+def _sample(summary: Mapping[str, Any], console: Console) -> None:
+    sample = summary.get("sample")
+    if not sample:
+        return
+    prompt, completion = str(sample.get("prompt") or ""), str(sample.get("completion") or "")
+    if not console.is_terminal:
+        print_line(console, f"sample: {prompt!r} -> {completion!r}")
+        return
+    print_heading(console, "Sample")
+    console.print(Text(prompt, style="dim") + Text(completion))
+
+
+def _next_steps(summary: Mapping[str, Any], console: Console) -> None:
+    export, run = summary.get("export"), summary["run"]
+    print_heading(console, "Next")
+    if export:
+        folder = str(export["folder"])
+        load = f'AutoModelForCausalLM.from_pretrained("{folder}")'
+        if console.is_terminal:
+            print_line(console, f"Model, {format_bytes(export.get('bytes'))}, a plain Hugging Face folder:")
+            print_verbatim(console, "  from transformers import AutoModelForCausalLM", style="cyan")
+            print_verbatim(console, f"  model = {load}", style="cyan")
+        else:
+            print_line(console, f"export: {folder} ({format_bytes(export.get('bytes'))}), load it with {load}")
+    print_verbatim(console, f"page: {run}/report.html")
+    print_verbatim(console, f"numbers: coremill report {shlex.quote(run)} --json")
+
+
+def memory_bar(used: float, limit: float, width: int) -> tuple[str, str]:
+    """A bar of use against the limit, and the style that says how near it is."""
+    share = used / limit if limit else 0.0
+    return bar(share, width), "red" if share > 1 else "yellow" if share > 0.9 else "green"

@@ -1,0 +1,277 @@
+"""The numbers of a run, counted event by event: the one implementation that console, summary and page share.
+
+Events of different ranks may arrive in any order (the console follows files, the summary reads them one after the
+other); events of one rank arrive as written. What is global (loss, tokens) is taken from the lowest rank seen.
+The first step of an attempt is left out of every rate: it allocates, and is slower than the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coremill.report.events import Event
+
+PHASES = ("join", "data", "build", "load", "first_step")  # before the steady steps, in this order
+SPLIT = ("data", "compute", "communication", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One global step, by the clock of the rank that told it."""
+
+    rank: int
+    time: float
+    loss: float | None
+    learning_rate: float
+    gradient_norm: float | None
+    tokens: float  # real ones, of all ranks
+    padding_tokens: float
+    seconds: float
+    warming_up: bool  # the first step of an attempt
+
+
+@dataclass(slots=True)
+class Mean:
+    """A running mean."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        """Take one more value in."""
+        self.total += value
+        self.count += 1
+
+    @property
+    def value(self) -> float | None:
+        """None where nothing came in."""
+        return self.total / self.count if self.count else None
+
+
+@dataclass
+class RankTally:
+    """What one rank said, in few numbers however long the run."""
+
+    rank: int
+    start: Mapping[str, Any] = field(default_factory=dict)
+    start_time: float | None = None
+    phases_done: list[str] = field(default_factory=list)
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    phase_peak_bytes: dict[str, int] = field(
+        default_factory=dict
+    )  # load, first_step, steady_step, and the rest by name
+    load: Mapping[str, Any] | None = None
+    peak_rss_bytes: int = 0
+    rss_bytes: int = 0
+    last_step: int = 0
+    ended: bool = False
+    step_seconds: Mean = field(default_factory=Mean)
+    first_step_seconds: Mean = field(default_factory=Mean)
+    wire_bytes: Mean = field(default_factory=Mean)
+    first_wire_bytes: Mean = field(default_factory=Mean)
+    split_seconds: dict[str, Mean] = field(default_factory=lambda: {name: Mean() for name in SPLIT})
+    warming_up: bool = True
+
+    def saw_memory(self, event: Event, phase: str | None) -> None:
+        """Keep the highest peak, of the run and of the phase."""
+        self.rss_bytes = int(event.number("rss_bytes")) or self.rss_bytes
+        peak = int(max(event.number("peak_rss_bytes"), event.number("rss_bytes")))
+        self.peak_rss_bytes = max(self.peak_rss_bytes, peak)
+        if phase is not None and peak:
+            self.phase_peak_bytes[phase] = max(self.phase_peak_bytes.get(phase, 0), peak)
+
+    @property
+    def wire_bytes_per_step(self) -> int | None:
+        """Mean of the steady steps; of the first one while there is no other."""
+        value = self.wire_bytes.value if self.wire_bytes.count else self.first_wire_bytes.value
+        return None if value is None else round(value)
+
+
+@dataclass
+class RunTally:
+    """All ranks together."""
+
+    plan: Mapping[str, Any] = field(default_factory=dict)  # the keys of plan.json that numbers need
+    ranks: dict[int, RankTally] = field(default_factory=dict)
+    steps: dict[int, StepRecord] = field(default_factory=dict)
+    evaluations: dict[int, Event] = field(default_factory=dict)
+    choices: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)  # (name, value, reason) -> ranks
+    errors: list[Event] = field(default_factory=list)
+    sample: Event | None = None
+    export: Event | None = None
+    last_step: int = 0  # the highest step done; 0 before the first
+    first_time: float | None = None
+    last_time: float | None = None
+
+    def add(self, event: Event) -> None:
+        """Take one event in; kinds unknown to this version are passed over."""
+        rank = self.ranks.setdefault(event.rank, RankTally(event.rank))
+        self.first_time = event.time if self.first_time is None else min(self.first_time, event.time)
+        self.last_time = event.time if self.last_time is None else max(self.last_time, event.time)
+        handler = _HANDLERS.get(event.kind)
+        if handler is not None:
+            handler(self, rank, event)
+
+    def _start(self, rank: RankTally, event: Event) -> None:
+        rank.start = event.fields
+        rank.start_time = event.time
+        rank.warming_up = True
+        rank.ended = False
+        rank.phases_done = []
+
+    def _phase(self, rank: RankTally, event: Event) -> None:
+        name = str(event.get("name", ""))
+        rank.phases_done.append(name)
+        rank.phase_seconds[name] = rank.phase_seconds.get(name, 0.0) + event.number("seconds")
+        rank.saw_memory(event, name)
+
+    def _load(self, rank: RankTally, event: Event) -> None:
+        rank.load = event.fields
+        if "load" not in rank.phases_done:
+            rank.phases_done.append("load")
+        rank.saw_memory(event, "load")
+
+    def _choice(self, rank: RankTally, event: Event) -> None:
+        key = (str(event.get("name")), str(event.get("value")), str(event.get("reason", "")))
+        self.choices.setdefault(key, []).append(rank.rank)
+
+    def _step(self, rank: RankTally, event: Event) -> None:
+        step, seconds = int(event.number("step")), event.number("seconds")
+        rank.last_step = step
+        self.last_step = max(self.last_step, step)
+        rank.saw_memory(event, "first_step" if rank.warming_up else "steady_step")
+        (rank.first_step_seconds if rank.warming_up else rank.step_seconds).add(seconds)
+        (rank.first_wire_bytes if rank.warming_up else rank.wire_bytes).add(event.number("wire_bytes"))
+        if not rank.warming_up:
+            for name, mean in rank.split_seconds.items():
+                mean.add(event.number(f"{name}_seconds"))
+        known = self.steps.get(step)
+        if known is None or rank.rank <= known.rank:
+            self.steps[step] = StepRecord(
+                rank=rank.rank,
+                time=event.time,
+                loss=event.get("loss"),
+                learning_rate=event.number("learning_rate"),
+                gradient_norm=event.get("gradient_norm"),
+                tokens=event.number("tokens"),
+                padding_tokens=event.number("padding_tokens"),
+                seconds=seconds,
+                warming_up=rank.warming_up,
+            )
+        rank.warming_up = False
+
+    def _evaluation(self, rank: RankTally, event: Event) -> None:
+        step = int(event.number("step"))
+        known = self.evaluations.get(step)
+        if known is None or event.rank <= known.rank:
+            self.evaluations[step] = event
+
+    def _sample(self, rank: RankTally, event: Event) -> None:
+        self.sample = event
+
+    def _export(self, rank: RankTally, event: Event) -> None:
+        self.export = event
+
+    def _error(self, rank: RankTally, event: Event) -> None:
+        self.errors.append(event)
+
+    def _end(self, rank: RankTally, event: Event) -> None:
+        rank.ended = True
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run: as they say themselves, else as planned, else as many as were heard."""
+        said = max((int(rank.start.get("world_size") or 0) for rank in self.ranks.values()), default=0)
+        return said or int(self.plan.get("world_size") or 0) or len(self.ranks)
+
+    def steady_steps(self, last: int | None = None) -> list[StepRecord]:
+        """Steps that count for rates; with `last`, only the most recent so many."""
+        if last is None:
+            return [record for record in self.steps.values() if not record.warming_up]
+        recent: list[StepRecord] = []
+        for step in range(self.last_step, 0, -1):
+            record = self.steps.get(step)
+            if record is None or len(recent) == last:
+                break
+            if not record.warming_up:
+                recent.append(record)
+        return recent
+
+    def tokens_per_second(self, last: int | None = None) -> float | None:
+        """Real tokens by the seconds of their steps, first step left out; evaluation and saving lie outside steps."""
+        records = self.steady_steps(last)
+        seconds = sum(record.seconds for record in records)
+        return sum(record.tokens for record in records) / seconds if seconds > 0 else None
+
+    def step_seconds(self, last: int | None = None) -> float | None:
+        """Mean wall time of a step, first step left out."""
+        records = self.steady_steps(last)
+        return sum(record.seconds for record in records) / len(records) if records else None
+
+    def remaining_seconds(self, total_steps: int | None, last: int = 20) -> float | None:
+        """Time to the last step at the pace of the most recent ones."""
+        pace = self.step_seconds(last)
+        return None if pace is None or total_steps is None else pace * max(0, total_steps - self.last_step)
+
+    def model_flops_per_second(self, tokens_per_second: float | None) -> float | None:
+        """Arithmetic the model needs for that many tokens, per second."""
+        per_token = self.plan.get("model_flops_per_token")
+        return None if tokens_per_second is None or not per_token else tokens_per_second * float(per_token)
+
+    def utilization(self, tokens_per_second: float | None) -> float | None:
+        """Model arithmetic as a share of what the same machines do in plain matrix products."""
+        flops, rate = self.model_flops_per_second(tokens_per_second), self.plan.get("matmul_flops_per_second")
+        return None if flops is None or not rate else flops / float(rate)
+
+    @property
+    def padding_fraction(self) -> float | None:
+        """Share of the computed tokens that are filler."""
+        real = sum(record.tokens for record in self.steps.values())
+        padding = sum(record.padding_tokens for record in self.steps.values())
+        return padding / (real + padding) if real + padding > 0 else None
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """The highest of all ranks."""
+        return max((rank.peak_rss_bytes for rank in self.ranks.values()), default=0)
+
+    @property
+    def wall_seconds(self) -> float:
+        """From the first word of any rank to the last."""
+        return 0.0 if self.first_time is None or self.last_time is None else self.last_time - self.first_time
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the wall time that went into steps; each step counts once, however often it was repeated."""
+        wall = self.wall_seconds
+        return sum(record.seconds for record in self.steps.values()) / wall if wall > 0 and self.steps else None
+
+    @property
+    def finished(self) -> bool:
+        """Every rank said that it ended."""
+        return len(self.ranks) >= max(1, self.world_size) and all(rank.ended for rank in self.ranks.values())
+
+    @property
+    def cause(self) -> Event | None:
+        """The error the others followed from: a lost peer (69) or a request to stop is rarely the origin."""
+
+        def order(event: Event) -> tuple[int, float]:
+            return {69: 2, 75: 1, 130: 1}.get(int(event.number("exit_code")), 0), event.time
+
+        return min(self.errors, key=order, default=None)
+
+
+_HANDLERS: dict[str, Callable[[RunTally, RankTally, Event], None]] = {
+    "start": RunTally._start,
+    "phase": RunTally._phase,
+    "load": RunTally._load,
+    "choice": RunTally._choice,
+    "step": RunTally._step,
+    "evaluation": RunTally._evaluation,
+    "sample": RunTally._sample,
+    "export": RunTally._export,
+    "error": RunTally._error,
+    "end": RunTally._end,
+}
