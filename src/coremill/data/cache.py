@@ -1,0 +1,113 @@
+"""Folders that are either whole or not there, made by one process at a time.
+
+A folder is built beside its final name and renamed into place; a lock per name keeps a second process from doing the
+same work and lets it wait for the first one's result instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from coremill.errors import InputError, StorageError
+
+LOCK_POLL_SECONDS = 0.1
+# Some shared filesystems have no locks (Lustre mounted without flock): work may then be done twice, never wrongly.
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+
+
+def build_once(
+    final: Path,
+    *,
+    is_whole: Callable[[Path], bool],
+    build: Callable[[Path], None],
+    on_wait: Callable[[], None] | None = None,
+) -> bool:
+    """Make sure `final` is there and whole; True where it was already, False where `build` has made it now."""
+    if is_whole(final):
+        return True
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(final, on_wait) as locked:
+            if is_whole(final):  # the process we waited for has made it
+                return True
+            if locked:
+                _remove_leftovers(final)
+            _build(final, build, is_whole)
+            return False
+    except OSError as error:
+        raise _storage_problem(error, final) from error
+
+
+def _build(final: Path, build: Callable[[Path], None], is_whole: Callable[[Path], bool]) -> None:
+    partial = final.with_name(f".{final.name}.partial-{uuid.uuid4().hex[:8]}")
+    partial.mkdir()
+    try:
+        build(partial)
+        _sync_folder(partial)
+        if final.exists() and not is_whole(final):
+            shutil.rmtree(final)
+        try:
+            partial.rename(final)
+        except OSError:
+            if not is_whole(final):  # else another process without a lock was quicker
+                raise
+        _sync_folder(final.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _lock(final: Path, on_wait: Callable[[], None] | None) -> Iterator[bool]:
+    with final.with_name(f".{final.name}.lock").open("wb") as stream:
+        told = False
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
+                break
+            except BlockingIOError:
+                if not told and on_wait is not None:
+                    on_wait()
+                told = True
+                time.sleep(LOCK_POLL_SECONDS)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                locked = False
+                break
+        yield locked
+
+
+def _remove_leftovers(final: Path) -> None:
+    """What a killed process left: nobody else builds while we hold the lock."""
+    for leftover in final.parent.glob(f".{final.name}.partial-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _storage_problem(error: OSError, final: Path) -> InputError | StorageError:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        return InputError(
+            "the cache folder cannot be written",
+            where=str(error.filename or final.parent),
+            why=error.strerror,
+            do="make it writable, or choose another cache folder",
+        )
+    return StorageError(
+        "the cache folder failed", where=str(error.filename or final.parent), why=error.strerror, do="check the disk"
+    )

@@ -1,0 +1,209 @@
+"""Text from files: .txt, .jsonl and .parquet, read as a stream, with the place of everything that is wrong.
+
+A .txt file is one document, whatever its size: blank lines are part of prose and code, so splitting there would
+guess. A file that holds many documents can say so by spelling the tokenizer's end token between them (tokenizers read
+it as that token), or be .jsonl. A .jsonl line and a .parquet row are a document each.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from coremill.data.pieces import PIECE_BYTES, Piece, cut_position, pieces_of_text
+from coremill.errors import InputError
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+PARQUET_BATCH_ROWS = 1024
+
+
+def read_txt(path: Path) -> Iterator[Piece]:
+    """One document, cut into pieces as it is read."""
+    with path.open("rb") as stream:
+        line, offset, carry = 1, 0, b""
+        at_end = False
+        while not at_end:
+            data = carry + stream.read(PIECE_BYTES - len(carry))
+            at_end = not stream.peek(1)
+            cut = len(data) if at_end else cut_position(data)
+            chunk, carry = data[:cut], data[cut:]
+            text = _decode(chunk.removeprefix(BYTE_ORDER_MARK) if offset == 0 else chunk, path, line, offset)
+            yield Piece(text, str(path), line, at_end, len(chunk))
+            line += chunk.count(b"\n")
+            offset += len(chunk)
+
+
+def read_jsonl(path: Path, column: str) -> Iterator[Piece]:
+    """One document a line."""
+    with path.open("rb") as stream:
+        offset = 0
+        for row, line in enumerate(stream, 1):
+            content = line.removeprefix(BYTE_ORDER_MARK) if row == 1 else line
+            if not content.isspace() and content:
+                text = _decode(content, path, row, offset)
+                where = f"{path}:{row}"
+                try:
+                    value = json.loads(text)
+                except json.JSONDecodeError as error:
+                    raise InputError(
+                        "not a line of JSON",
+                        where=f"{where}, column {error.colno}",
+                        why=f"{error.msg}; a .jsonl file has one JSON object a line",
+                        do="repair or remove the line"
+                        + ("; the file may be cut off" if not line.endswith(b"\n") else ""),
+                    ) from None
+                if not isinstance(value, dict):
+                    raise InputError(
+                        f"the line holds {_kind_of(value)}, not an object",
+                        where=where,
+                        why="a .jsonl line must be an object whose keys are columns",
+                        do=f'write it as {{"{column}": "..."}}',
+                    )
+                if column not in value:
+                    raise missing_column(column, list(value), where)
+                yield from pieces_of_text(
+                    checked_text(value[column], column, where), file=str(path), row=row, source_bytes=len(line)
+                )
+            offset += len(line)
+
+
+def read_parquet(path: Path, column: str) -> Iterator[Piece]:
+    """One document a row, one row group after the other."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        parquet = pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged_parquet(path, error) from None
+    with parquet:
+        schema = parquet.schema_arrow
+        if column not in schema.names:
+            raise missing_column(column, schema.names, str(path))
+        require_text_type(schema.field(column).type, column, str(path), schema)
+        bytes_per_row = path.stat().st_size / max(1, parquet.metadata.num_rows)
+        row = 0
+        batches = parquet.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=[column])
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pyarrow.ArrowException, OSError) as error:
+                raise _damaged_parquet(path, error) from None
+            if batch is None:
+                return
+            for value in texts_of_arrow(batch.column(0), str(path), row):
+                row += 1
+                text = checked_text(value, column, f"{path}:{row}")
+                share = int(row * bytes_per_row) - int((row - 1) * bytes_per_row)
+                yield from pieces_of_text(text, file=str(path), row=row, source_bytes=share)
+
+
+def texts_of_arrow(column: Any, file: str, rows_before: int) -> list[Any]:
+    """The values of an Arrow column; Arrow itself never checks that a string is UTF-8."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        values = []
+        for index in range(len(column)):
+            try:
+                values.append(column[index].as_py())
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    "the text is not UTF-8",
+                    where=f"{file}:{rows_before + index + 1}",
+                    why=f"{error.reason} at byte {error.start} of the value",
+                    do="write the file again with its text encoded as UTF-8",
+                ) from None
+    return values
+
+
+def checked_text(value: Any, column: str, where: str) -> str:
+    """`value` where it is text that can be tokenised."""
+    if not isinstance(value, str):
+        raise InputError(
+            f"column '{column}' holds {_kind_of(value)}, not text",
+            where=where,
+            why="every row must have a string to train on",
+            do="remove such rows, or name another column in data.column",
+        )
+    if not value.isascii():
+        # JSON may spell half of a surrogate pair (\ud800): a Python string, but no text that UTF-8 can hold.
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"column '{column}' holds half a character",
+                where=where,
+                why=f"{error.reason} at character {error.start}",
+                do="repair or remove the row",
+            ) from None
+    return value
+
+
+def missing_column(column: str, columns: Sequence[str], where: str) -> InputError:
+    """An error that lists what there is."""
+    near = difflib.get_close_matches(column, columns, n=1)
+    listing = ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
+    return InputError(
+        f"there is no column '{column}'" + (f"; did you mean '{near[0]}'?" if near else ""),
+        where=where,
+        why=f"its columns are: {listing}" if columns else "it has no columns at all",
+        do="set data.column to the one that holds the text",
+    )
+
+
+def require_text_type(arrow_type: Any, column: str, where: str, schema: Any) -> None:
+    """Refuse a column of another type from the header alone, before any row is read."""
+    import pyarrow.types as types
+
+    if types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    if not (types.is_string(arrow_type) or types.is_large_string(arrow_type) or types.is_string_view(arrow_type)):
+        texts = [field.name for field in schema if types.is_string(field.type) or types.is_large_string(field.type)]
+        raise InputError(
+            f"column '{column}' holds {arrow_type}, not text",
+            where=where,
+            why="its columns of text are: " + ", ".join(texts) if texts else "it has no column of text",
+            do="set data.column to the one that holds the text",
+        )
+
+
+def _decode(data: bytes, path: Path, line: int, offset: int) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        bad_line = line + data.count(b"\n", 0, error.start)
+        raise InputError(
+            "the text is not UTF-8",
+            where=f"{path}:{bad_line}",
+            why=f"{error.reason} at byte {offset + error.start} of the file",
+            do=f"convert it, for instance: iconv -f latin1 -t utf-8 {path.name}",
+        ) from None
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+        str: "a string",
+        bytes: "bytes",
+    }
+    return names.get(type(value), type(value).__name__)
+
+
+def _damaged_parquet(path: Path, error: Exception) -> InputError:
+    size = path.stat().st_size
+    return InputError(
+        "not a whole parquet file",
+        where=str(path),
+        why=f"{str(error).splitlines()[0]} ({size:,} bytes on disk)",
+        do="copy or download the file again: it looks cut off or damaged",
+    )

@@ -1,0 +1,259 @@
+"""Datasets of the Hugging Face hub: `hf://[owner/]name[:config][@revision]`.
+
+Access goes through `huggingface_hub` and `datasets`, each imported only when a source needs it. The commit is asked
+for first, with one request and a deadline: it identifies the text for the cache, and it finds a missing, gated or
+unreachable dataset in seconds, where `datasets` alone retries for 23 s on a refused connection and for over a minute
+on a silent one.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coremill.data.files import checked_text, missing_column, require_text_type, texts_of_arrow
+from coremill.data.pieces import Piece, pieces_of_text
+from coremill.errors import InputError
+
+PREFIX = "hf://"
+REQUEST_SECONDS = 8.0
+DEADLINE_SECONDS = 20.0  # name resolution has no time-out of its own
+BATCH_ROWS = 1024
+T = TypeVar("T")
+
+_NAME = re.compile(r"hf://(?P<repository>[^:@]+?)(?::(?P<config>[^@]+))?(?:@(?P<revision>.+))?")
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{4,}|(?<=//)[^/@\s]+(?=@)|(?<=[Bb]earer )\S+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """One split of one commit of a dataset."""
+
+    repository: str
+    config: str | None
+    split: str
+    commit: str
+    offline: bool  # the hub does not answer, or must not be asked: what is already on this machine serves
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What its text depends on."""
+        return (self.repository, self.config or "", self.split, self.commit)
+
+
+def parse_name(name: str, setting: str) -> tuple[str, str | None, str | None]:
+    """Repository, config and revision of an hf:// name."""
+    match = _NAME.fullmatch(name)
+    repository = match["repository"].strip("/") if match else ""
+    if match is None or not repository or repository.count("/") > 1:
+        raise InputError(
+            "not the name of a dataset",
+            where=f"{setting}: {name}",
+            why="the form is hf://[owner/]name[:config][@revision]",
+            do="for instance hf://wikitext:wikitext-2-raw-v1",
+        )
+    return repository, match["config"], match["revision"]
+
+
+def resolve_dataset(name: str, *, split: str, setting: str) -> Dataset:
+    """The commit that `name` means now; from this machine's own cache where the hub cannot be asked."""
+    repository, config, revision = parse_name(name, setting)
+    where = f"{setting}: {name}"
+    try:
+        commit, offline = _commit_on_hub(repository, revision), False
+    except Exception as error:
+        problem = _explain(error, repository, revision, where)
+        if problem is not None:
+            raise problem from None
+        cached = _commit_in_cache(repository, revision)
+        if cached is None:
+            raise _unreachable(error, repository, where) from None
+        commit, offline = cached, True
+    return Dataset(repository=repository, config=config, split=split, commit=commit, offline=offline)
+
+
+def open_dataset(dataset: Dataset, *, column: str, where: str) -> tuple[Iterator[Piece], int | None]:
+    """The rows of a dataset, downloaded where needed; the first call in its process."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        rows = datasets.load_dataset(
+            dataset.repository,
+            dataset.config,
+            split=dataset.split,
+            revision=None if dataset.offline else dataset.commit,
+        )
+    except Exception as error:
+        raise _load_problem(error, dataset, where) from None
+    if column not in rows.column_names:
+        raise missing_column(column, rows.column_names, where)
+    texts = rows.select_columns([column])
+    require_text_type(texts.features.arrow_schema.field(column).type, column, where, rows.features.arrow_schema)
+    label = f"{PREFIX}{dataset.repository}[{dataset.split}]"
+    bytes_per_row = texts.data.nbytes / max(1, len(texts))
+    return _rows(texts, column, label, bytes_per_row), texts.data.nbytes
+
+
+def _rows(texts: Any, column: str, label: str, bytes_per_row: float) -> Iterator[Piece]:
+    row = 0
+    for table in texts.with_format("arrow").iter(batch_size=BATCH_ROWS):
+        for value in texts_of_arrow(table.column(column), label, row):
+            row += 1
+            share = int(row * bytes_per_row) - int((row - 1) * bytes_per_row)
+            yield from pieces_of_text(
+                checked_text(value, column, f"{label}:{row}"), file=label, row=row, source_bytes=share
+            )
+
+
+def _commit_on_hub(repository: str, revision: str | None) -> str:
+    from huggingface_hub import HfApi
+
+    def ask() -> str:
+        api = HfApi()
+        info = api.dataset_info(repository, revision=revision, timeout=REQUEST_SECONDS)
+        if info.gated:
+            api.auth_check(
+                repository, repo_type="dataset"
+            )  # what a gated dataset is may be read by all, its files may not
+        return str(info.sha)
+
+    return _within(DEADLINE_SECONDS, ask)
+
+
+def _commit_in_cache(repository: str, revision: str | None) -> str | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(repository, "README.md", revision=revision, repo_type="dataset")
+    return Path(path).parent.name if isinstance(path, str) else None
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """`call()`, or TimeoutError: the thread is left to die with the process."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # handed to the caller below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="hub request", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer in {seconds:.0f} s")
+    return results[0]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _explain(error: Exception, repository: str, revision: str | None, where: str) -> InputError | None:
+    """What the hub answered, in our words; None where it did not answer."""
+    from huggingface_hub import errors
+
+    for link in _chain(error):
+        if isinstance(link, errors.GatedRepoError):
+            return InputError(
+                f"the dataset {repository} is gated",
+                where=where,
+                why="the hub asks you to log in with an account that was granted access",
+                do=f"ask for access at https://huggingface.co/datasets/{repository}, then run: hf auth login",
+            )
+        if isinstance(link, errors.RevisionNotFoundError):
+            return InputError(
+                f"the dataset {repository} has no revision '{revision}'",
+                where=where,
+                do=f"leave @{revision} out, or see https://huggingface.co/datasets/{repository}/tree/main for what there is",
+            )
+        if isinstance(link, errors.RepositoryNotFoundError):
+            return InputError(
+                f"the hub has no dataset {repository}",
+                where=where,
+                why="the name is wrong, or it is private and this machine is not logged in",
+                do="check the spelling of [owner/]name; for a private dataset run: hf auth login",
+            )
+        if isinstance(link, errors.HFValidationError):
+            return InputError(f"'{repository}' cannot be the name of a dataset", where=where, why=_plain(link))
+        if isinstance(link, errors.HfHubHTTPError) and 400 <= link.response.status_code < 500:
+            return InputError(
+                f"the hub refused the dataset {repository}",
+                where=where,
+                why=f"HTTP status {link.response.status_code}",
+                do="run: hf auth login" if link.response.status_code in (401, 403) else "try again later",
+            )
+    return None
+
+
+def _unreachable(error: Exception, repository: str, where: str) -> InputError:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        why = "HF_HUB_OFFLINE is set, and the dataset is not on this machine"
+        do = "unset HF_HUB_OFFLINE, or download the dataset first"
+    else:
+        why = f"{type(error).__name__}: {_plain(error)}; and the dataset is not on this machine"
+        do = "check the network and its proxy, or use local files: data.source: texts/*.jsonl"
+    return InputError(f"cannot reach the Hugging Face hub for the dataset {repository}", where=where, why=why, do=do)
+
+
+def _load_problem(error: Exception, dataset: Dataset, where: str) -> InputError:
+    from datasets import exceptions
+
+    known = _explain(error, dataset.repository, dataset.commit, where)
+    if known is not None:
+        return known
+    text = _plain(error)
+    if dataset.offline and isinstance(error, (ConnectionError, FileNotFoundError)):
+        return _unreachable(error, dataset.repository, where)
+    if isinstance(error, ValueError) and "split" in text.lower():
+        return InputError(
+            f"the dataset {dataset.repository} has no split '{dataset.split}'",
+            where=where,
+            why=text,
+            do="set data.split (or data.evaluation_split) to one of them",
+        )
+    if isinstance(error, ValueError) and "config" in text.lower():
+        name = f"has no config '{dataset.config}'" if dataset.config else "has several configs"
+        return InputError(
+            f"the dataset {dataset.repository} {name}",
+            where=where,
+            why=text,
+            do=f"write {PREFIX}{dataset.repository}:CONFIG",
+        )
+    if isinstance(error, RuntimeError) and "scripts" in text:
+        return InputError(
+            f"the dataset {dataset.repository} needs a program of its own to be read",
+            where=where,
+            why="datasets no longer runs such programs, and coremill never did",
+            do="use its parquet version, which many have: add @refs/convert/parquet to the name",
+        )
+    if (
+        isinstance(error, (exceptions.DataFilesNotFoundError, exceptions.DatasetNotFoundError))
+        or "Empty" in type(error).__name__
+    ):
+        return InputError(f"the dataset {dataset.repository} holds no data files", where=where, why=text)
+    if isinstance(error, ConnectionError):
+        return _unreachable(error, dataset.repository, where)
+    return InputError(
+        f"the dataset {dataset.repository} cannot be read", where=where, why=f"{type(error).__name__}: {text}"
+    )
+
+
+def _plain(error: BaseException) -> str:
+    """The message on one line, with anything that could be a secret taken out."""
+    return _TOKEN.sub("***", " ".join(str(error).split()))[:400]

@@ -1,0 +1,118 @@
+"""The values of the data stage: what is being prepared, and what packed rows look like on disk.
+
+A packing is a folder with three files:
+
+    tokens.bin      rows x sequence_length token ids, uint16 or uint32, row after row
+    boundaries.bin  uint32 per row: how many targets a row loses when documents may not see each other
+    manifest.json   `Manifest`: the sizes of the other two, and what they were made from
+
+Positions inside a document need no file: a document ends with the end token, so they follow from the ids.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+FORMAT_VERSION = 1  # part of every cache key: raise it when the meaning of the files changes
+TOKENS_FILE = "tokens.bin"
+BOUNDARIES_FILE = "boundaries.bin"
+MANIFEST_FILE = "manifest.json"
+BOUNDARY_BYTES = 4
+
+Stage = Literal["hash", "wait", "download", "tokenise", "train tokenizer"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far preparing has come; `wait` means that another process is at the same work."""
+
+    documents_done: int
+    bytes_done: int
+    bytes_total: int | None
+    tokens: int
+    stage: Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What one packing holds."""
+
+    version: int
+    key: str
+    source: str
+    tokenizer: str  # folder name, for people
+    eos_id: int
+    dtype: Literal["uint16", "uint32"]
+    sequence_length: int
+    rows: int
+    tokens: int  # in full rows
+    dropped_tokens: int  # the tail that fills no row
+    documents: int
+    empty_documents: int  # left out: nothing but white space
+    highest_id: int
+    highest_token: str
+
+    @property
+    def tokens_bytes(self) -> int:
+        """Size of tokens.bin."""
+        return self.tokens * (2 if self.dtype == "uint16" else 4)
+
+    def write(self, folder: Path) -> None:
+        """Leave the manifest in its folder."""
+        (folder / MANIFEST_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a whole packing; None where it is missing, damaged, outdated, or does not fit its files."""
+    try:
+        manifest = Manifest(**json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8")))
+        whole = (
+            manifest.version == FORMAT_VERSION
+            and manifest.rows > 0
+            and manifest.tokens == manifest.rows * manifest.sequence_length
+            and (folder / TOKENS_FILE).stat().st_size == manifest.tokens_bytes
+            and (folder / BOUNDARIES_FILE).stat().st_size == manifest.rows * BOUNDARY_BYTES
+        )
+    except (OSError, ValueError, TypeError):
+        return None
+    return manifest if whole else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedData:
+    """Rows ready to be read by any number of ranks."""
+
+    folder: Path  # the packing of data.source
+    evaluation_folder: (
+        Path | None
+    )  # the packing of the evaluation source; None: rows are held out of `folder`, or there are none
+    key: str  # changes with text, tokenizer, length and split
+    train_rows: int
+    evaluation_rows: int
+    split_seed: int  # which rows are held out
+    sequence_length: int
+    tokens: int  # both splits together
+    dropped_tokens: int
+    documents: int
+    eos_id: int
+    from_cache: bool
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """For handing to a rank: `PackedData.from_json` there costs no hashing."""
+        document = asdict(self)
+        document["folder"] = str(self.folder)
+        document["evaluation_folder"] = None if self.evaluation_folder is None else str(self.evaluation_folder)
+        return document
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> PackedData:
+        """The inverse of `to_json`."""
+        values = {field.name: document[field.name] for field in fields(cls)}
+        values["folder"] = Path(values["folder"])
+        if values["evaluation_folder"] is not None:
+            values["evaluation_folder"] = Path(values["evaluation_folder"])
+        return cls(**values)

@@ -1,0 +1,166 @@
+"""Documents to packed rows: tokenised in batches, each document closed with the end token, cut into full rows.
+
+No token is padding and none is computed twice; the tail that fills no row is dropped and counted. Special tokens are
+not added (no begin token), but a text that spells one is read as that token, as everywhere in Hugging Face.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from coremill.data.packed import BOUNDARIES_FILE, TOKENS_FILE, Progress
+from coremill.data.pieces import PIECE_BYTES, Piece
+from coremill.data.sources import OpenedText
+from coremill.data.tokenizer_files import TextTokenizer
+from coremill.errors import InputError
+
+# The tokenizers library holds about 150 bytes per token while a batch is encoded: 2 MiB of text is some 80 MB. With many
+# cores a batch grows to one whole piece for each.
+BATCH_CHARACTERS = 1 << 21
+BATCH_PIECES = 8192
+BOUNDARY_BLOCK_TOKENS = 1 << 22
+
+
+def pack_text(
+    text: OpenedText,
+    tokenizer: TextTokenizer,
+    *,
+    destination: Path,
+    sequence_length: int,
+    vocabulary_rows: int,
+    where: str,
+    on_progress: Callable[[Progress], None],
+) -> dict[str, Any]:
+    """Write tokens.bin and boundaries.bin into `destination`; the counts for the manifest."""
+    dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.highest_id < 1 << 16 else "uint32"
+    require_id_in_vocabulary(
+        tokenizer.eos_id, tokenizer.token_of(tokenizer.eos_id), vocabulary_rows, tokenizer.name, "its end token"
+    )
+    path = destination / TOKENS_FILE
+    with path.open("wb") as stream:
+        writer = _Writer(stream, tokenizer, dtype, vocabulary_rows)
+        for batch in _batches(text.pieces):
+            writer.add(batch)
+            on_progress(Progress(writer.documents, writer.source_bytes, text.bytes_total, writer.tokens, "tokenise"))
+        if writer.documents == 0:
+            raise InputError(
+                "the dataset is empty",
+                where=where,
+                why=f"its {writer.empty_documents} documents hold no text"
+                if writer.empty_documents
+                else "it holds no documents",
+                do="name files with text in them; for jsonl, parquet and hf check data.column",
+            )
+        rows = writer.tokens // sequence_length
+        if rows == 0:
+            raise InputError(
+                f"the text fills no row: {writer.tokens} tokens, and a row has {sequence_length}",
+                where=where,
+                why="training takes whole rows",
+                do=f"add text, or set data.sequence_length to {writer.tokens} or less",
+            )
+        stream.flush()
+        stream.truncate(rows * sequence_length * np.dtype(dtype).itemsize)
+        os.fsync(stream.fileno())
+    _write_boundaries(destination, dtype, rows, sequence_length, tokenizer.eos_id)
+    return {
+        "eos_id": tokenizer.eos_id,
+        "dtype": dtype,
+        "rows": rows,
+        "tokens": rows * sequence_length,
+        "dropped_tokens": writer.tokens - rows * sequence_length,
+        "documents": writer.documents,
+        "empty_documents": writer.empty_documents,
+        "highest_id": writer.highest_id,
+        "highest_token": tokenizer.token_of(writer.highest_id),
+    }
+
+
+def require_id_in_vocabulary(token_id: int, token: str, vocabulary_rows: int, tokenizer_name: str, place: str) -> None:
+    """Refuse ids the model has no embedding for, which would be an index error, or worse, in the middle of training."""
+    if token_id >= vocabulary_rows:
+        raise InputError(
+            f"token id {token_id} ({token!r}) is beyond the model's embedding of {vocabulary_rows} rows",
+            where=f"tokenizer: {tokenizer_name}, at {place}",
+            why=f"the model knows ids 0 to {vocabulary_rows - 1}: this tokenizer was made for another model",
+            do="leave the key tokenizer out to use the model's own, or choose a model with as many rows",
+        )
+
+
+class _Writer:
+    """Appends documents to tokens.bin and counts."""
+
+    def __init__(self, stream: IO[bytes], tokenizer: TextTokenizer, dtype: str, vocabulary_rows: int) -> None:
+        self._stream = stream
+        self._tokenizer = tokenizer
+        self._dtype = np.dtype(dtype)
+        self._vocabulary_rows = vocabulary_rows
+        self._document_tokens = 0  # of the document that is still open
+        self.documents = 0
+        self.empty_documents = 0
+        self.tokens = 0
+        self.source_bytes = 0
+        self.highest_id = tokenizer.eos_id
+
+    def add(self, batch: list[Piece]) -> None:
+        encoded = self._tokenizer.encode([piece.text for piece in batch])
+        parts: list[npt.NDArray[np.uint32]] = []
+        end = np.array([self._tokenizer.eos_id], dtype=np.uint32)
+        for piece, ids in zip(batch, encoded, strict=True):
+            self.source_bytes += piece.source_bytes
+            blank = self._document_tokens == 0 and not piece.text.strip()
+            if ids and not blank:
+                part = np.asarray(ids, dtype=np.uint32)
+                self._check(part, piece)
+                parts.append(part)
+                self._document_tokens += len(part)
+            if piece.ends_document:
+                if self._document_tokens:
+                    parts.append(end)
+                    self.documents += 1
+                else:
+                    self.empty_documents += 1
+                self._document_tokens = 0
+        if parts:
+            tokens = np.concatenate(parts)
+            self.tokens += len(tokens)
+            self._stream.write(tokens.astype(self._dtype, copy=False).tobytes())
+
+    def _check(self, part: npt.NDArray[np.uint32], piece: Piece) -> None:
+        highest = int(part.max())
+        if highest > self.highest_id:
+            self.highest_id = highest
+            token = self._tokenizer.token_of(highest)
+            require_id_in_vocabulary(highest, token, self._vocabulary_rows, self._tokenizer.name, piece.where)
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    enough = max(BATCH_CHARACTERS, PIECE_BYTES * len(os.sched_getaffinity(0)))
+    batch: list[Piece] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece.text)
+        if characters >= enough or len(batch) >= BATCH_PIECES:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _write_boundaries(destination: Path, dtype: str, rows: int, sequence_length: int, eos_id: int) -> None:
+    """Per row the number of end tokens that are followed by another token of the row: each takes away one target."""
+    tokens = np.memmap(destination / TOKENS_FILE, dtype=dtype, mode="r", shape=(rows, sequence_length))
+    block_rows = max(1, BOUNDARY_BLOCK_TOKENS // sequence_length)
+    with (destination / BOUNDARIES_FILE).open("wb") as stream:
+        for first in range(0, rows, block_rows):
+            block = tokens[first : first + block_rows, :-1]
+            stream.write(np.count_nonzero(block == eos_id, axis=1).astype(np.uint32).tobytes())
+        stream.flush()
+        os.fsync(stream.fileno())

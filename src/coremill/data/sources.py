@@ -1,0 +1,203 @@
+"""From `data.source` to a stream of documents: which text is meant, what identifies it, and how to read it.
+
+Three steps, so that the first two cost little and can run in the launcher:
+
+    resolve_source   which files, or which commit of a dataset; finds what does not exist
+    identity_of      a hash of the content: it changes when the text changes, wherever the files lie
+    open_text        the documents themselves, piece by piece (in the tokenising process)
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from coremill.config.schema import BUILT_IN
+from coremill.data import hub
+from coremill.data.built_in_corpus import built_in_files
+from coremill.data.files import read_jsonl, read_parquet, read_txt
+from coremill.data.pieces import Piece
+from coremill.errors import InputError
+
+FileKind = Literal["txt", "jsonl", "parquet"]
+KIND_OF_SUFFIX: dict[str, FileKind] = {".txt": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
+HASH_BLOCK_BYTES = 1 << 22
+NEARBY_NAMES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSource:
+    """A source that was found; plain values, so that it can be handed to the tokenising process."""
+
+    name: str  # as the user wrote it
+    setting: str  # the key it was written under
+    kind: Literal["txt", "jsonl", "parquet", "hub", "built-in"]
+    column: str
+    files: tuple[str, ...] = ()
+    dataset: hub.Dataset | None = None
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"{self.setting}: {self.name}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> TextSource:
+        """The inverse of `to_json`."""
+        dataset = document["dataset"]
+        found = None if dataset is None else hub.Dataset(**dataset)
+        return cls(**{**document, "files": tuple(document["files"]), "dataset": found})
+
+
+@dataclass(frozen=True)
+class OpenedText:
+    """Documents as a stream, and how much there is where that is known."""
+
+    pieces: Iterator[Piece]
+    bytes_total: int | None
+
+
+def resolve_source(name: str, *, column: str, split: str, setting: str = "data.source") -> TextSource:
+    """Find the files or the dataset that `name` means; nothing is read or downloaded yet."""
+    if name == BUILT_IN:
+        files = tuple(str(path) for path in built_in_files())
+        return TextSource(name=name, setting=setting, kind="built-in", column=column, files=files)
+    if name.startswith(hub.PREFIX):
+        dataset = hub.resolve_dataset(name, split=split, setting=setting)
+        return TextSource(name=name, setting=setting, kind="hub", column=column, dataset=dataset)
+    if "://" in name:
+        raise InputError(
+            f"'{name.split('://')[0]}://' is not a source coremill can read",
+            where=f"{setting}: {name}",
+            do="use hf://[owner/]name[:config][@revision], a glob of local files, or built-in",
+        )
+    files = _matching_files(name, setting)
+    return TextSource(name=name, setting=setting, kind=_kind_of_files(files, name, setting), column=column, files=files)
+
+
+def identity_of(source: TextSource, on_bytes: Callable[[int], None] | None = None) -> str:
+    """What the text is, wherever it lies: a hash over kind, column and the content of all files, or over a commit."""
+    digest = hashlib.blake2b(digest_size=20)
+    if source.dataset is not None:
+        digest.update(repr(("hub", source.column, *source.dataset.identity)).encode())
+        return digest.hexdigest()
+    # Plain text has no columns, so a changed data.column must not tokenise it again.
+    digest.update(repr((source.kind, source.column if source.kind in ("jsonl", "parquet") else "")).encode())
+    for file in source.files:
+        digest.update(_content_hash(Path(file), on_bytes))
+    return digest.hexdigest()
+
+
+def stamps_of(source: TextSource) -> tuple[tuple[int, int], ...]:
+    """Size and time of every file: equal before and after reading, or the text changed under our hands."""
+    stamps = []
+    for file in source.files:
+        status = Path(file).stat()
+        stamps.append((status.st_size, status.st_mtime_ns))
+    return tuple(stamps)
+
+
+def open_text(source: TextSource) -> OpenedText:
+    """The documents of a source, in order of file and row."""
+    if source.dataset is not None:
+        pieces, bytes_total = hub.open_dataset(source.dataset, column=source.column, where=source.where)
+        return OpenedText(pieces, bytes_total)
+    return OpenedText(_read_files(source), sum(Path(file).stat().st_size for file in source.files))
+
+
+def _read_files(source: TextSource) -> Iterator[Piece]:
+    for file in source.files:
+        path = Path(file)
+        if source.kind == "jsonl":
+            yield from read_jsonl(path, source.column)
+        elif source.kind == "parquet":
+            yield from read_parquet(path, source.column)
+        elif source.kind == "txt":
+            yield from read_txt(path)
+        else:
+            try:
+                yield from list(read_txt(path))
+            except InputError:  # not UTF-8: see built_in_corpus
+                continue
+
+
+def _content_hash(path: Path, on_bytes: Callable[[int], None] | None) -> bytes:
+    digest = hashlib.blake2b(digest_size=20)
+    try:
+        with path.open("rb") as stream:
+            while block := stream.read(HASH_BLOCK_BYTES):
+                digest.update(block)
+                if on_bytes is not None:
+                    on_bytes(len(block))
+    except OSError as error:
+        raise InputError(
+            "the file cannot be read", where=str(path), why=error.strerror, do="check its permissions"
+        ) from None
+    return digest.digest()
+
+
+def _matching_files(pattern: str, setting: str) -> tuple[str, ...]:
+    expanded = str(Path(pattern).expanduser())
+    literal = Path(expanded)
+    if literal.is_dir():
+        kinds = sorted({path.suffix for path in literal.rglob("*") if path.suffix in KIND_OF_SUFFIX})
+        raise InputError(
+            f"{pattern} is a folder, not files",
+            where=f"{setting}: {pattern}",
+            why=f"it holds {', '.join(kinds)} files" if kinds else "it holds no .txt, .jsonl or .parquet file",
+            do=f"write {pattern.rstrip('/')}/**/*{kinds[0] if kinds else '.txt'}",
+        )
+    if literal.is_file():
+        return (str(literal.absolute()),)
+    found = sorted(str(path.absolute()) for path in map(Path, glob.glob(expanded, recursive=True)) if path.is_file())
+    if not found:
+        raise InputError(
+            "no file matches" if glob.has_magic(expanded) else "there is no such file",
+            where=f"{setting}: {pattern}",
+            why=_what_is_nearby(expanded),
+            do="correct the path (relative paths start at the folder coremill was started in); quote globs",
+        )
+    return tuple(found)
+
+
+def _what_is_nearby(pattern: str) -> str:
+    folder = Path(pattern).absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    names = sorted(
+        path.name + ("/" if path.is_dir() else "") for path in folder.iterdir() if not path.name.startswith(".")
+    )
+    if not names:
+        return f"{folder} is empty"
+    more = len(names) - NEARBY_NAMES
+    return f"{folder} holds: {', '.join(names[:NEARBY_NAMES])}" + (f" and {more} more" if more > 0 else "")
+
+
+def _kind_of_files(files: tuple[str, ...], pattern: str, setting: str) -> FileKind:
+    suffixes: dict[str, list[str]] = {}
+    for file in files:
+        suffixes.setdefault(Path(file).suffix.lower(), []).append(Path(file).name)
+    if unknown := [suffix for suffix in suffixes if suffix not in KIND_OF_SUFFIX]:
+        raise InputError(
+            f"{suffixes[unknown[0]][0]} is not a kind of file coremill reads",
+            where=f"{setting}: {pattern}",
+            why="it reads .txt, .jsonl and .parquet",
+            do="convert it, or write a glob that leaves it out",
+        )
+    if len(suffixes) > 1:
+        listing = ", ".join(f"{len(names)} {suffix}" for suffix, names in sorted(suffixes.items()))
+        raise InputError(
+            "the files are of different kinds",
+            where=f"{setting}: {pattern}",
+            why=f"it matches {listing}; one source has one kind",
+            do=f"write a glob for one kind, such as *{next(iter(sorted(suffixes)))}",
+        )
+    return KIND_OF_SUFFIX[next(iter(suffixes))]

@@ -1,0 +1,141 @@
+"""The process that tokenises, started by child_process.py, which says how the two talk."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import IO, Any
+
+from coremill.data.packed import Progress
+from coremill.errors import CoremillError, InputError, StorageError
+
+PR_SET_PDEATHSIG = 1
+PROGRESS_SECONDS = 0.1
+
+
+class Speaker:
+    """Writes messages to the parent, progress not more often than a person can see."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._last_progress = 0.0
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """One message."""
+        self._stream.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
+        self._stream.flush()
+
+    def progress(self, progress: Progress, *, always: bool = False) -> None:
+        """How far the job has come."""
+        now = time.monotonic()
+        if always or now - self._last_progress >= PROGRESS_SECONDS:
+            self._last_progress = now
+            self.say("progress", **vars(progress))
+
+    def error(self, error: BaseException) -> None:
+        """The error in the parts the parent needs to raise it again."""
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            error = StorageError(
+                "the packed data cannot be written", where=error.filename, why=error.strerror, do="free some space"
+            )
+        if not isinstance(error, CoremillError):
+            text = "".join(traceback.format_exception(error))
+            error = CoremillError(f"tokenising failed: {type(error).__name__}: {error}", why=text.rstrip())
+        name = "input" if isinstance(error, InputError) else "storage" if isinstance(error, StorageError) else "other"
+        self.say("error", **{"class": name}, what=error.what, where=error.where, why=error.why, do=error.do)
+
+
+def tie_to_parent(parent_pid: int) -> None:
+    """End with the parent, whatever ends it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()
+
+
+def private_stdout() -> IO[bytes]:
+    """Our own way to the parent: what libraries print goes to stderr and cannot garble the messages."""
+    stream = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return stream
+
+
+def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
+    """Imports stand here: each job pays only for its own."""
+    if job["job"] == "train tokenizer":
+        from coremill.data.built_in_tokenizer import train_into
+
+        train_into(Path(job["destination"]), job["vocabulary"], job["files"], speaker.progress)
+        return {}
+    from coremill.data.packing import pack_text
+    from coremill.data.sources import TextSource, open_text
+    from coremill.data.tokenizer_files import load_tokenizer
+
+    source = TextSource.from_json(job["source"])
+    destination = Path(job["destination"])
+    tokenizer = load_tokenizer(Path(job["tokenizer_folder"]))
+    if source.dataset is not None:
+        speaker.progress(Progress(0, 0, None, 0, "download"), always=True)
+        # datasets takes a folder of the same name for the dataset; here there is none.
+        os.chdir(destination)
+    return pack_text(
+        open_text(source),
+        tokenizer,
+        destination=destination,
+        sequence_length=job["sequence_length"],
+        vocabulary_rows=job["vocabulary_rows"],
+        where=source.where,
+        on_progress=speaker.progress,
+    )
+
+
+def main() -> int:
+    """Read the job, do it, say how it went."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent got the same Ctrl-C and decides
+    speaker = Speaker(private_stdout())
+    job = json.loads(_read_line(0))
+    tie_to_parent(job["parent_pid"])
+    # Read by the libraries when they are imported, so set before.
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    if (job.get("source") or {}).get("dataset") is not None and job["source"]["dataset"]["offline"]:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        result = do_job(job, speaker)
+    except Exception as error:
+        speaker.error(error)
+        return 1
+    speaker.say("result", **result)
+    return 0
+
+
+def _read_line(descriptor: int) -> bytes:
+    """Up to the first line end, and not one byte more: the watcher reads the same pipe, unbuffered."""
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        block = os.read(descriptor, 1)
+        if not block:
+            os._exit(1)
+        data += block
+    return bytes(data)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # native threads of the libraries have nothing left to do

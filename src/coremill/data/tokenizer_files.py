@@ -1,0 +1,141 @@
+"""A tokenizer folder: what identifies it, its end token, and how to turn many texts into ids at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coremill.errors import InputError
+
+# Everything a tokenizer can be made of; weights and model configs beside it must not change the key.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """What packing needs of a tokenizer."""
+
+    name: str
+    encode: Callable[[list[str]], Sequence[Sequence[int]]]
+    token_of: Callable[[int], str]
+    eos_id: int
+    highest_id: int
+
+
+def tokenizer_identity(folder: Path) -> str:
+    """A hash over the content of its files."""
+    digest = hashlib.blake2b(digest_size=20)
+    found = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    if not found:
+        raise InputError(
+            "there is no tokenizer in this folder",
+            where=f"tokenizer: {folder}",
+            why="it has no tokenizer.json, nor any other file of a tokenizer",
+            do="name a hub id or folder that has one in the key tokenizer, or built-in",
+        )
+    for name in found:
+        digest.update(repr(name).encode())
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()
+
+
+def load_tokenizer(folder: Path) -> TextTokenizer:
+    """The fast tokenizer of tokenizer.json where there is one, else whatever transformers makes of the folder."""
+    if not (folder / "tokenizer.json").is_file():
+        return _through_transformers(folder)
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises plain Exception
+        raise InputError(
+            "the tokenizer cannot be read",
+            where=str(folder / "tokenizer.json"),
+            why=str(error),
+            do="download or copy it again",
+        ) from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    end_token = _written_end_token(folder)
+    eos_id = None if end_token is None else tokenizer.token_to_id(end_token)
+    if eos_id is None:
+        # Some folders leave it to the class of the tokenizer (GPT-2's do), which only transformers knows.
+        eos_id = _through_transformers(folder).eos_id
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    return TextTokenizer(
+        name=str(folder),
+        encode=encode,
+        token_of=lambda token_id: str(tokenizer.id_to_token(token_id)),
+        eos_id=eos_id,
+        highest_id=max(tokenizer.get_vocab(with_added_tokens=True).values()),
+    )
+
+
+def _written_end_token(folder: Path) -> str | None:
+    """The end token as the folder's own JSON names it."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            token: Any = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token")
+        except FileNotFoundError:
+            continue
+        except (ValueError, AttributeError) as error:
+            raise InputError("not the JSON of a tokenizer", where=str(folder / name), why=str(error)) from None
+        if isinstance(token, dict):
+            token = token.get("content")
+        if isinstance(token, str):
+            return token
+    return None
+
+
+def _through_transformers(folder: Path) -> TextTokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # ImportError, ValueError, OSError and more, by tokenizer
+        raise InputError(
+            "transformers cannot make a tokenizer of this folder",
+            where=f"tokenizer: {folder}",
+            why=" ".join(str(error).split())[:400],
+            do="name a folder that has a tokenizer.json",
+        ) from None
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            "the tokenizer has no end token",
+            where=f"tokenizer: {folder}",
+            why="documents are separated by it in packed rows",
+            do='name one of its tokens as "eos_token" in its tokenizer_config.json, or choose another tokenizer',
+        )
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)[
+            "input_ids"
+        ]
+        return ids
+
+    return TextTokenizer(
+        name=str(folder),
+        encode=encode,
+        token_of=lambda token_id: str(tokenizer.convert_ids_to_tokens(token_id)),
+        eos_id=int(tokenizer.eos_token_id),
+        highest_id=max(tokenizer.get_vocab().values()),
+    )
