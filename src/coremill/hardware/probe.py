@@ -130,6 +130,11 @@ def read_governor(root: Path = _SYSTEM) -> str | None:
     return _text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip() or None
 
 
+def read_clock_driver(root: Path = _SYSTEM) -> str | None:
+    """The driver behind the governor: some follow the load whatever the governor is called."""
+    return _text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver").strip() or None
+
+
 # -- how busy others keep the cores
 
 

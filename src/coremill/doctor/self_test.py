@@ -1,0 +1,226 @@
+"""The self-test: two real ranks on this machine add numbers over gloo and do one training step.
+
+It answers the question that no probe can: does the installed stack (torch, gloo, transformers) work here. Both ranks
+are ended before this returns, whatever happens; should the doctor itself be killed, the kernel ends them (Linux).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from coremill.hardware.calibrate import child_environment
+from coremill.hardware.facts import NodeFacts
+from coremill.report.terminal import format_bytes, format_seconds
+
+WORLD_SIZE = 2
+TIMEOUT_SECONDS = 120.0  # imports take 5 to 10 s, the rest one: more than ten times that is stuck
+_GRACE_SECONDS = 5.0  # for the other rank to notice and say so, once one has failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was tried."""
+
+    name: str
+    passed: bool
+    detail: str  # what was seen, in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfTest:
+    """What the two ranks found."""
+
+    checks: tuple[Check, ...]
+    seconds: float
+    all_reduce_bytes_per_second: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything worked."""
+        return all(check.passed for check in self.checks)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a rank ended."""
+
+    rank: int
+    exit_code: int | None  # None: it did not end by itself within the time
+    stdout: str
+    stderr: str
+
+
+def self_test(
+    node: NodeFacts,
+    environ: Mapping[str, str],
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    command: Sequence[str] | None = None,
+) -> SelfTest:
+    """Starts two ranks on loopback and judges what they report (`command` replaces the rank program)."""
+    started = time.monotonic()
+    argv = list(command or [sys.executable, "-m", "coremill.doctor.rank_program"])
+    with tempfile.TemporaryDirectory(prefix="coremill-self-test-") as folder:
+        ranks = _run_ranks(argv, _environments(node, environ, timeout_seconds), Path(folder), timeout_seconds)
+    seconds = time.monotonic() - started
+    failures = [_failure_of(ended, timeout_seconds) for ended in ranks]
+    if any(failures):
+        detail = "; ".join(failure for failure in failures if failure)
+        return SelfTest(checks=(Check(name="two ranks", passed=False, detail=detail),), seconds=seconds)
+    results: list[dict[str, Any]] = [json.loads(ended.stdout.strip().splitlines()[-1]) for ended in ranks]
+    rate = min(float(result["all_reduce_bytes_per_second"]) for result in results)
+    return SelfTest(checks=_judge(results, rate), seconds=seconds, all_reduce_bytes_per_second=rate)
+
+
+def _judge(results: Sequence[Mapping[str, Any]], rate: float) -> tuple[Check, ...]:
+    losses = " and ".join(f"{result['loss']:.4f}" for result in results)
+    step_seconds = max(float(result["step_seconds"]) for result in results)
+    sums_right = all(result["all_reduce_is_right"] for result in results)
+    finite = all(result["loss_is_finite"] and result["weights_moved"] for result in results)
+    equal = all(result["weights_are_equal"] for result in results)
+    kept_onednn = not any(result["onednn_was_lost"] for result in results)
+    return (
+        Check(
+            name="collective",
+            passed=sums_right,
+            detail=f"gloo all-reduce of 2 ranks on loopback {'is right' if sums_right else 'gave WRONG SUMS'}, "
+            f"{format_bytes(rate)}/s",
+        ),
+        Check(
+            name="training step",
+            passed=finite,
+            detail=f"one step of a tiny Llama in {format_seconds(step_seconds)}, losses {losses}"
+            + ("" if finite else ": not finite, or the weights did not move"),
+        ),
+        Check(
+            name="equal weights",
+            passed=equal,
+            detail=f"both ranks hold {'the same' if equal else 'DIFFERENT'} weights after the step",
+        ),
+        Check(
+            name="oneDNN",
+            passed=kept_onednn,
+            detail="not switched off by the step"
+            if kept_onednn
+            else "switched itself off during the step: products are slow",
+        ),
+    )
+
+
+def _environments(node: NodeFacts, environ: Mapping[str, str], timeout_seconds: float) -> list[dict[str, str]]:
+    """One environment per rank: what a launcher sets, on the loopback interface."""
+    threads = max(1, node.usable_cores // WORLD_SIZE)
+    loopback = next((interface.name for interface in node.interfaces if interface.is_loopback), "lo")
+    port = _free_port()
+    return [
+        {
+            **child_environment(environ, threads),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(WORLD_SIZE),
+            "LOCAL_WORLD_SIZE": str(WORLD_SIZE),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": loopback,
+            "COREMILL_SELF_TEST_SECONDS": str(timeout_seconds / 2),
+        }
+        for rank in range(WORLD_SIZE)
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _run_ranks(
+    argv: Sequence[str], environments: Sequence[Mapping[str, str]], folder: Path, timeout_seconds: float
+) -> list[_Ended]:
+    """Runs one process per environment until all have ended, one has failed, or the time is up."""
+    processes: list[subprocess.Popen[bytes]] = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(_end_all, processes)
+        for rank, environ in enumerate(environments):
+            files: list[IO[bytes]] = [
+                stack.enter_context((folder / f"{rank}.{name}").open("wb")) for name in ("stdout", "stderr")
+            ]
+            processes.append(
+                subprocess.Popen(
+                    argv,
+                    env=dict(environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=files[0],
+                    stderr=files[1],
+                    start_new_session=True,
+                )
+            )
+        for _ in _ticks(timeout_seconds):
+            codes = [process.poll() for process in processes]
+            if None not in codes:
+                break
+            if any(codes):
+                for _ in _ticks(_GRACE_SECONDS):
+                    if all(process.poll() is not None for process in processes):
+                        break
+                break
+        exit_codes = [process.poll() for process in processes]
+    return [
+        _Ended(rank, code, _text(folder / f"{rank}.stdout"), _text(folder / f"{rank}.stderr"))
+        for rank, code in enumerate(exit_codes)
+    ]
+
+
+def _ticks(seconds: float) -> Iterator[None]:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(0.05)
+
+
+def _end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kills what still runs, each with its process group, and collects it."""
+    for process in processes:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _failure_of(ended: _Ended, timeout_seconds: float) -> str | None:
+    """Why this rank did not end well, in one line; None where it did."""
+    if ended.exit_code == 0 and _is_result(ended.stdout):
+        return None
+    last = [line.strip() for line in ended.stderr.strip().splitlines() if line.strip()]
+    complaint = f": {last[-1]}" if last else ""
+    if ended.exit_code is None:
+        return f"rank {ended.rank} did not end within {timeout_seconds:.0f} s and was ended{complaint}"
+    if ended.exit_code < 0:
+        hint = " (most likely for memory)" if ended.exit_code == -signal.SIGKILL else ""
+        return f"rank {ended.rank} was killed by {signal.Signals(-ended.exit_code).name}{hint}{complaint}"
+    if ended.exit_code == 0:
+        return f"rank {ended.rank} reported nothing{complaint}"
+    return f"rank {ended.rank} failed with exit code {ended.exit_code}{complaint}"
+
+
+def _is_result(stdout: str) -> bool:
+    try:
+        return isinstance(json.loads(stdout.strip().splitlines()[-1]), dict)
+    except (ValueError, IndexError):
+        return False
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
