@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,7 +40,6 @@ __all__ = [
     "identify",
     "identify_node",
     "join_world",
-    "process_environment",
 ]
 
 T = TypeVar("T")
@@ -59,11 +58,6 @@ class PeerFailed(CoremillError):
         super().__init__(what)
         self.failed_rank = failed_rank
         self.exit_code = exit_code
-
-
-def process_environment() -> Mapping[str, str]:
-    """A copy of the variables this process was started with."""
-    return dict(os.environ)
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,303 @@
+"""Start this machine's ranks, watch them, and end them all when one fails or the user wants to stop.
+
+Every rank is a session of its own (Ctrl-C on the terminal reaches the launcher only) and dies with the launcher, even
+if that is killed. A failing rank ends the run within seconds: the others are asked to end (SIGTERM), then killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from coremill.errors import PeerLost
+from coremill.launch.environment import (
+    Setting,
+    cpus_for_rank,
+    describe_layout,
+    node_of_launcher,
+    rank_environment,
+    shared_settings,
+)
+from coremill.launch.followers import is_follower
+from coremill.launch.identity import NodeIdentity
+from coremill.launch.memory_kills import memory_kills, memory_note
+from coremill.launch.process import die_with_parent, wrapped
+from coremill.launch.sockets import listen_on_loopback
+from coremill.plan.types import Plan
+
+__all__ = ["Outcome", "Setting", "describe_layout", "die_with_parent", "run_local_ranks"]
+
+GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
+# A rank that lost its peers may be gone before the rank that failed: unwinding torch takes up to a second or two.
+BLAME_SECONDS = 3.0
+POLL_SECONDS = 0.05
+TICK_SECONDS = 0.2
+LOG_TAIL_BYTES = 16384
+
+_MEANINGS = {
+    69: "it lost the connection to other ranks",
+    70: "its numbers are not finite",
+    74: "storage",
+    78: "bad config or input",
+    127: "the command was not found",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the ranks of this machine ended."""
+
+    exit_code: int
+    failed_rank: int | None  # the rank that failed for a reason of its own; None: none did
+    signal: int | None  # that ended it, where one did
+    message: str  # one line; empty where all went well
+    exit_codes: tuple[int, ...]  # by local rank; negative: the signal
+    log_tail: str  # of the failed rank
+    log_file: Path | None  # of the failed rank
+    settings: tuple[Setting, ...]
+
+
+def run_local_ranks(
+    *,
+    argv: Sequence[str],
+    plan: Plan,
+    environ: Mapping[str, str],
+    log_folder: Path,
+    on_tick: Callable[[], None] = lambda: None,
+    identity_base: NodeIdentity | None = None,
+    grace_seconds: float = GRACE_SECONDS,
+) -> Outcome:
+    """Run `argv` as `plan.ranks_per_node` ranks until all have ended; no process is left whichever way this returns.
+
+    `environ` is what the ranks inherit. `on_tick` is called about five times a second. With `identity_base` the ranks
+    are those of one node of several. Call it from the main thread: only there can signals be caught, and ranks die with
+    the thread that started them.
+    """
+    kills_before = memory_kills()
+    ranks: list[_Rank] = []
+    log_folder.mkdir(parents=True, exist_ok=True)
+    with _StopRequests() as stop:
+        try:
+            settings = _start(ranks, argv, plan, environ, log_folder, identity_base)
+            culprit = _watch(ranks, stop, on_tick, grace_seconds)
+        finally:
+            for rank in ranks:
+                rank.kill()
+    return _outcome(ranks, culprit, stop, settings, memory_kills() - kills_before)
+
+
+class _Rank:
+    """One process and what is known of its end."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[bytes], log_file: Path) -> None:
+        self.rank = rank
+        self.log_file = log_file
+        self.ended_at = 0.0
+        self.was_asked_to_end = False
+        self._process = process
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.returncode
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
+    @property
+    def failed(self) -> bool:
+        """Ended badly, and not because we asked it to end."""
+        return bool(self.exit_code) and not self.was_asked_to_end
+
+    @property
+    def only_followed(self) -> bool:
+        """Ended because another rank did, by its exit code or by what it says in its log."""
+        return self.exit_code == PeerLost.exit_code or is_follower(self.log_tail())
+
+    def poll(self) -> None:
+        """See whether it has ended; its own children are then ended too.
+
+        They hold its sockets: with one left the other ranks would wait for a rank that is gone. The group is signalled
+        before the rank is reaped, while its number cannot have been given to anybody else.
+        """
+        if self.is_running and os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            self._signal_group(signal.SIGKILL)
+            self._process.wait()
+            self.ended_at = time.monotonic()
+
+    def ask_to_end(self) -> None:
+        if self.is_running:
+            self.was_asked_to_end = True
+            self._signal_group(signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self.is_running:
+            self.was_asked_to_end = True
+            self._signal_group(signal.SIGKILL)
+            self._process.wait()
+
+    def log_tail(self) -> str:
+        with self.log_file.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):  # it has not become a group of its own yet, or holds only zombies
+            self._process.send_signal(number)
+
+
+class _StopRequests:
+    """Ctrl-C, SIGTERM and a closed terminal, counted while the ranks run; the former handlers come back afterwards."""
+
+    def __init__(self) -> None:
+        self.first: signal.Signals | None = None
+        self.at_once = False
+        self._former: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> _StopRequests:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup keeps its meaning
+                    self._former[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        if self.first is not None and number == signal.SIGINT:
+            self.at_once = True
+        self.first = self.first or signal.Signals(number)
+
+
+def _start(
+    ranks: list[_Rank],
+    argv: Sequence[str],
+    plan: Plan,
+    environ: Mapping[str, str],
+    log_folder: Path,
+    identity_base: NodeIdentity | None,
+) -> tuple[Setting, ...]:
+    """Start all ranks into `ranks`, which the caller cleans up even if this fails half-way."""
+    local_size = plan.ranks_per_node.value
+    launcher_pid = os.getpid()
+    inherited = frozenset(os.sched_getaffinity(0))
+    # Rank 0 inherits a socket that already listens: no port is chosen first and lost to somebody else afterwards, and
+    # the others may knock before rank 0 is ready.
+    listener = listen_on_loopback()
+    with listener:
+        node = node_of_launcher(plan, identity_base, listener.getsockname()[1])
+        settings = shared_settings(plan, environ, node)
+        for local_rank in range(local_size):
+            rank = node.node_rank * local_size + local_rank
+            store_fd = listener.fileno() if rank == 0 and node.nodes == 1 else None
+            log_file = log_folder / f"rank-{rank:05d}.log"
+            with log_file.open("wb") as log:
+                process = subprocess.Popen(
+                    wrapped(list(argv), launcher_pid=launcher_pid, cpus=cpus_for_rank(plan, local_rank, inherited)),
+                    env=rank_environment(
+                        environ,
+                        settings,
+                        node,
+                        local_rank=local_rank,
+                        local_size=local_size,
+                        launcher_pid=launcher_pid,
+                        store_fd=store_fd,
+                    ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=() if store_fd is None else (store_fd,),
+                    start_new_session=True,
+                )
+            ranks.append(_Rank(rank, process, log_file))
+    return settings
+
+
+def _watch(ranks: list[_Rank], stop: _StopRequests, on_tick: Callable[[], None], grace_seconds: float) -> _Rank | None:
+    """Wait for all ranks; returns the one to blame, if any failed."""
+    culprit: _Rank | None = None
+    kill_at: float | None = None
+    next_tick = 0.0
+    while True:
+        for rank in ranks:
+            rank.poll()
+        now = time.monotonic()
+        running = [rank for rank in ranks if rank.is_running]
+        if culprit is None and stop.first is None:
+            culprit = _blamed(ranks, now)
+        if (culprit is not None or stop.first is not None) and kill_at is None:
+            kill_at = now + grace_seconds
+            for rank in running:
+                rank.ask_to_end()
+        if stop.at_once or (kill_at is not None and now >= kill_at):
+            for rank in running:
+                rank.kill()
+            running = []
+        if now >= next_tick or not running:
+            on_tick()
+            next_tick = now + TICK_SECONDS
+        if not running:
+            return culprit
+        time.sleep(POLL_SECONDS)
+
+
+def _blamed(ranks: list[_Rank], now: float) -> _Rank | None:
+    """The first rank that failed for a reason of its own; one that only followed is blamed when no other turns up."""
+    failed = sorted((rank for rank in ranks if rank.failed), key=lambda rank: (rank.ended_at, rank.rank))
+    for rank in failed:
+        if not rank.only_followed:
+            return rank
+    if failed and (now - failed[0].ended_at >= BLAME_SECONDS or not any(rank.is_running for rank in ranks)):
+        return failed[0]
+    return None
+
+
+def _outcome(
+    ranks: list[_Rank], culprit: _Rank | None, stop: _StopRequests, settings: tuple[Setting, ...], kills: int
+) -> Outcome:
+    codes = tuple(rank.exit_code or 0 for rank in ranks)
+    exit_code, message, number = 0, "", None
+    if culprit is not None:
+        exit_code, message, number = _explained(culprit, kills)
+    elif stop.first is not None and any(codes):
+        # A second Ctrl-C ends with Ctrl-C's code, whatever the first request was.
+        exit_code = 128 + (signal.SIGINT if stop.at_once else stop.first)
+        how = "at once" if stop.at_once else "on request"
+        message = f"stopped {how} ({'Ctrl-C' if exit_code == 130 else stop.first.name})"
+    return Outcome(
+        exit_code=exit_code,
+        failed_rank=None if culprit is None else culprit.rank,
+        signal=number,
+        message=message,
+        exit_codes=codes,
+        log_tail="" if culprit is None else culprit.log_tail(),
+        log_file=None if culprit is None else culprit.log_file,
+        settings=settings,
+    )
+
+
+def _explained(culprit: _Rank, kills: int) -> tuple[int, str, int | None]:
+    """Exit code, one line, and the signal of a rank that failed."""
+    code = culprit.exit_code or 0
+    if code >= 0:
+        meaning = f": {_MEANINGS[code]}" if code in _MEANINGS else ""
+        return code, f"rank {culprit.rank} failed with exit code {code}{meaning}", None
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    note = memory_note(kills) if -code == signal.SIGKILL else ""
+    return 128 - code, f"rank {culprit.rank} was ended by {name}{note}", -code
