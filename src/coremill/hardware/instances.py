@@ -1,7 +1,8 @@
 """The AWS table, and fleets made from it: types we cannot touch, with declared rates that are marked as assumed.
 
-The table (instances.json, made by scripts/refresh_instances.py) holds the Intel 7i and 8i types: vCPUs, cores, memory, network,
-EFA, what Kubernetes leaves allocatable, and the on-demand price. `live_instances` asks EC2 itself where boto3 has credentials.
+The table (instances.json, made by scripts/refresh_instances.py) holds the Intel 7i and 8i types: vCPUs, cores, memory,
+network, EFA, what Kubernetes leaves allocatable, and the on-demand price. `live_instances` asks EC2 itself where boto3
+has credentials.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import Any
 from coremill.errors import InputError
 from coremill.hardware.facts import Calibration, Core, Fleet, NodeFacts
 
-# Per physical core, training shapes, all cores of a 16-core Emerald Rapids Xeon busy: 3.8 to 4.8 TFLOP/s in bf16 (AMX) and
-# 1.3 to 1.6 in fp32 (AVX-512). Sapphire and Granite Rapids are given the same.
+# Per physical core, training shapes, all cores of a 16-core Emerald Rapids Xeon busy: 3.8 to 4.8 TFLOP/s in bf16 (AMX)
+# and 1.3 to 1.6 in fp32 (AVX-512). Sapphire and Granite Rapids are given the same.
 BF16_FLOPS_PER_SECOND_PER_CORE = 0.27e12
 FP32_FLOPS_PER_SECOND_PER_CORE = 0.09e12
 # Sixteen cores share about 100 GB/s; a socket with eight DDR5 channels ends near 250.
@@ -277,10 +278,10 @@ def _fields(fleet: Fleet) -> dict[str, Any]:
 def live_instances(
     *, region: str | None = None, pattern: str | None = None, efa: bool | None = None, client: Any = None
 ) -> tuple[Instance, ...]:
-    """What EC2 offers now (describe-instance-types, all pages); price and allocatable come from the shipped table where it has them."""
+    """What EC2 offers now (describe-instance-types, all pages), with price and allocatable of the shipped table."""
     try:
         import boto3
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
     except ImportError as error:
         raise InputError(
             "asking EC2 needs boto3", do="install it with `pip install coremill[aws]`, or leave --live out"

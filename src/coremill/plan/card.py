@@ -1,8 +1,9 @@
 """What a model is, for planning: its shapes and counts, from config.json and safetensors headers alone.
 
-No weights are read and neither torch nor transformers is imported. Two ways lead to the same card: the headers say exactly
-which tensors there are; where there are none (training from scratch, a bare config) plan/families.py writes down the tensors
-that the named families are made of. The one definition of model FLOPs, used by plan and report alike, is here.
+No weights are read and neither torch nor transformers is imported. Two ways lead to the same card: the headers say
+exactly which tensors there are; where there are none (training from scratch, a bare config) plan/families.py writes
+down the tensors that the named families are made of. The one definition of model FLOPs, used by plan and report alike,
+is here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from coremill.plan.headers import TensorHeader, read_headers
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.(?:weight|bias)$")
-_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embed_in|wte|wpe|word_embeddings|embed_positions)\.weight$")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embed_in|wte|word_embeddings)\.weight$")
+_POSITIONS = re.compile(r"(?:^|\.)(?:wpe|embed_positions)\.weight$")
 # Causal masks and rotary tables that older checkpoints carry along: buffers, not parameters.
 _BUFFER = re.compile(r"\.(?:attn|attention)\.(?:bias|masked_bias)$|rotary_emb\.inv_freq$|position_ids$")
 _EXPERT = re.compile(r"\.experts?\.")
@@ -61,16 +63,16 @@ class ModelCard:
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Parameters of each group that is gathered and reduced as one: embedding, layers, head (with the embedding when tied)."""
+        """Parameters by group that is gathered and reduced as one: embedding (with a tied head), head, layers, rest."""
         ends = (self.embedding_parameters,) if self.tied else (self.embedding_parameters, self.head_parameters)
         return (*ends, *self.layer_parameters, self.rest_parameters)
 
     def attention_flops_per_token(self, sequence_length: int) -> float:
-        """Forward and backward of both attention products over the causal half of the row: 3 x 2 products x 2 S/2 x width."""
+        """Both products over the causal half of the row, forward and backward: 3 x 2 products x 2 x S/2 x width."""
         return 6.0 * self.layers * sequence_length * self.heads * self.head_dim
 
     def flops_per_token(self, sequence_length: int) -> float:
-        """Model FLOPs of training on one token: 6 per matmul parameter, plus causal attention. Recomputation is not counted."""
+        """Model FLOPs of one token: 6 per matmul parameter, plus causal attention; recomputing is not counted."""
         return 6.0 * self.matmul_parameters + self.attention_flops_per_token(sequence_length)
 
 
@@ -82,7 +84,7 @@ def read_card(
     name: str | None = None,
     pretrained: bool = True,
 ) -> ModelCard:
-    """The card of a folder (config.json, safetensors where pretrained), of a bare config, or of config and headers at hand."""
+    """The card of a folder (config.json, safetensors where pretrained), of a bare config, or of config and headers."""
     if config is None:
         if folder is None:
             raise ValueError("read_card needs a folder or a config")
@@ -143,11 +145,7 @@ def _card_of_tensors(
 
     layers = sorted({int(tensor.role) for tensor in tensors if tensor.role.isdigit()})
     in_layers = sum(_active(tensor, config) for tensor in tensors if tensor.role.isdigit() and len(tensor.shape) > 1)
-    vocabulary_rows = max(
-        (t.shape[0] for t in tensors if t.role == "embedding" and len(t.shape) == 2), default=shape.vocabulary
-    )
-    if headers and shape.learned_positions:
-        vocabulary_rows = shape.vocabulary  # the position table may have more rows than the vocabulary
+    vocabulary_rows = max((tensor.shape[0] for tensor in tensors if tensor.role == "embedding"), default=shape.vocabulary)
     return ModelCard(
         name=name,
         family=shape.family,
@@ -164,7 +162,7 @@ def _card_of_tensors(
         max_positions=shape.max_positions,
         disk_dtype=_commonest(header.dtype for header in headers.values()) if headers else None,
         disk_bytes=sum(header.end - header.start for header in headers.values()) if headers else 0,
-        embedding_parameters=count("embedding"),
+        embedding_parameters=count("embedding") + count("positions"),
         layer_parameters=tuple(count(str(layer)) for layer in layers),
         head_parameters=count("head"),
         rest_parameters=count("rest"),
@@ -188,6 +186,8 @@ def _role(name: str) -> str:
         return layer.group(1)
     if _HEAD.search(name):
         return "head"
+    if _POSITIONS.search(name):
+        return "positions"
     return "embedding" if _EMBEDDING.search(name) else "rest"
 
 

@@ -1,8 +1,8 @@
 """The tensors that known model families are made of, and what their layers keep for backward, from config.json alone.
 
-A family is a row of differences from the Llama shape. Counts are exact and held to the real models by a test that builds
-each on the meta device. What a layer keeps for backward was read off with saved_tensors_hooks on transformers 5.22 and is
-held to it by a test as well.
+A family is a row of differences from the Llama shape. Counts are exact and held to the real models by a test that
+builds each on the meta device. What a layer keeps for backward was read off with saved_tensors_hooks on transformers
+5.22 and is held to it by a test as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coremill.errors import InputError
 
 @dataclass(frozen=True)
 class Tensor:
-    """One parameter: where it belongs (a layer's number, embedding, head, rest) and its shape."""
+    """One parameter: where it belongs (a layer's number, embedding, positions, head, rest) and its shape."""
 
     role: str
     shape: tuple[int, ...]
@@ -293,7 +293,7 @@ def tensors_of(shape: ModelShape) -> list[Tensor] | None:
     norm = [(hidden,)] if shape.traits.norm == "rms" else [(hidden,), (hidden,)]
     embedding = [Tensor("embedding", (shape.vocabulary, hidden))]
     if shape.learned_positions:
-        embedding.append(Tensor("embedding", (shape.max_positions or 0, hidden)))
+        embedding.append(Tensor("positions", (shape.max_positions or 0, hidden)))
     head: list[Tensor] = [] if shape.tied else [Tensor("head", (shape.vocabulary, hidden))]
     if shape.traits.head_bias:
         head.append(Tensor("head", (shape.vocabulary,)))
@@ -320,7 +320,8 @@ def _attention_shapes(shape: ModelShape) -> list[tuple[int, ...]]:
 
 def _mlp_shapes(shape: ModelShape) -> list[tuple[int, ...]]:
     ups = 2 if shape.traits.gated else 1
-    tensors: list[tuple[int, ...]] = [(shape.intermediate, shape.hidden)] * ups + [(shape.hidden, shape.intermediate)]
+    tensors: list[tuple[int, ...]] = [(shape.hidden, shape.intermediate)]
+    tensors += [(shape.intermediate, shape.hidden)] * ups
     if shape.mlp_bias:
         tensors += [(shape.intermediate,)] * ups + [(shape.hidden,)]
     return tensors

@@ -56,7 +56,7 @@ def usable_cores(node: NodeFacts) -> tuple[Core, ...]:
 
 
 def split_cores(cores: tuple[Core, ...], ranks: int) -> list[tuple[Core, ...]]:
-    """Equal runs of neighbouring cores; ranks never straddle NUMA nodes where their number allows; more ranks than cores share."""
+    """Equal runs of neighbouring cores, inside a NUMA node where their number allows; more ranks than cores share."""
     if ranks >= len(cores):
         return [(cores[rank * len(cores) // ranks],) for rank in range(ranks)]
     numa_nodes = sorted({core.numa_node for core in cores})
@@ -87,7 +87,7 @@ def _ranks_choice(fixed: int | None, count: int, numa_nodes: int, cores: int) ->
 
 
 def _threads_choice(fixed: int | None, groups: list[tuple[Core, ...]], ranks: int, cores: int) -> Choice[int]:
-    # Every rank runs as many threads as the smallest group has cores: ranks wait for each other, extra threads would idle.
+    # As many threads as the smallest group has cores: ranks wait for each other, extra threads would idle.
     own = min(len(group) for group in groups)
     if fixed is not None:
         reason = "set by you"

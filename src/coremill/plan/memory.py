@@ -1,8 +1,8 @@
 """Bytes per rank, phase by phase and part by part: simple sums that follow what the engines hold.
 
-State (weights, gradients, moments) and what a layer keeps for backward are exact; transients and the allocator's share are
-constants, together at the top, each with where it was measured. A phase is described at its worst moment: in the first
-micro-batch of one rank gradients appear while activations go, so the two are not simply added.
+State (weights, gradients, moments) and what a layer keeps for backward are exact; transients and the allocator's share
+are constants, together at the top, each with where it was measured. A phase is described at its worst moment: on a
+single rank gradients appear while activations go, so the two are not simply added.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _worst_moment(card: ModelCard, arrangement: Arrangement) -> tuple[int, int]:
     lasting = arrangement.engine == "shard" or arrangement.world_size > 1 or arrangement.dtype == "bf16"
     if lasting or arrangement.accumulation_steps > 1:
         return gradients, whole
-    # One fp32 rank drops gradients after the update: at the start of backward there is only the head's, made in forward.
+    # One fp32 rank drops gradients after the update: when backward starts there is only the head's, made in forward.
     head = 4 * card.vocabulary_rows * card.hidden
     last_layer = one_layer_bytes(card, arrangement)
     return (head, whole) if head + whole >= gradients + last_layer else (gradients, last_layer)
@@ -179,7 +179,11 @@ def _attention_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     width, kv_width = card.heads * card.head_dim, card.kv_heads * card.head_dim
     per_head_norm = 0
     if block.qk_norm:
-        per_head_norm = (4 + compute) * (width + kv_width) + 4 * (card.heads + card.kv_heads)
+        heads = card.heads + card.kv_heads
+        if block.norm == "layer":
+            per_head_norm = compute * (width + kv_width) + 2 * compute * heads
+        else:
+            per_head_norm = (4 + compute) * (width + kv_width) + 4 * heads
     if uses_flash(card, arrangement):
         rotated = width + kv_width if block.rotary else 0
         projected = width + 2 * kv_width if block.fused_qkv else kv_width if block.rotary else width + 2 * kv_width
@@ -207,7 +211,7 @@ def _working_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
 
 
 def logits_bytes(card: ModelCard, arrangement: Arrangement) -> int:
-    """The chunk of logits: compute dtype, fp32 log-probabilities, and the head's gradient of the chunk where it is summed apart."""
+    """The chunk of logits in the compute dtype, its fp32 log-probabilities, the head's gradient where summed apart."""
     tokens, vocabulary = arrangement.tokens_per_forward, card.vocabulary_rows
     if not card.block.plain_logits:
         # The model's own loss: logits, the capped ones, fp32 copy, log-probabilities and their gradient.

@@ -1,7 +1,7 @@
-"""The planner: from config, fleet and model card to a Plan, each choice with its reason. Pure: same values in, same plan out.
+"""The planner: config, fleet and model card in, a Plan out, each choice with its reason. Pure: same values, same plan.
 
-The search is small and exhaustive: for each engine that is allowed, with and without activation checkpointing, with and without
-keeping gathered weights, every sensible micro-batch size is priced in bytes and seconds. Rules then pick one.
+The search is small and exhaustive: for each engine that is allowed, with and without activation checkpointing, with and
+without keeping gathered weights, every sensible micro-batch size is priced in bytes and seconds. Rules then pick one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from coremill.plan.traffic import Traffic, traffic_of
 from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, StepSeconds
 from coremill.plan.words import plural, size
 
-# Tokens per forward pass: below some 2048 products are limited by reading weights, above 8192 nothing is gained and activations grow.
+# Tokens per forward pass: below some 2048 products are limited by reading weights, above 8192 only activations grow.
 MOST_TOKENS_PER_FORWARD = 8192
-# Without matrix units products are slow enough that weights are read in time even for short batches; less memory, same speed.
+# Without matrix units products are slow enough that weights are read in time even for short batches: same speed, less
+# memory.
 MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 2048
 
 # The launcher and the process that prepares data, beside the ranks.
@@ -113,7 +114,7 @@ def check_inputs(config: RunConfig, card: ModelCard) -> None:
         raise InputError(
             f"{config.train.tokens_per_step} tokens per step are less than one row of {length}",
             where="train.tokens_per_step",
-            do=f"set train.tokens_per_step to at least {length}, or data.sequence_length to at most {config.train.tokens_per_step}",
+            do=f"set train.tokens_per_step to at least {length}, or make the rows shorter",
         )
 
 
@@ -203,10 +204,10 @@ def _engine_reason(config: RunConfig, card: ModelCard, chosen: Candidate) -> str
     state = sum(part(card, whole) for part in (parameter_bytes, gradient_bytes, optimizer_bytes))
     limit = size(chosen.memory.limit)
     if arrangement.engine == "replicate":
-        return f"weights, gradients and moments of the whole model ({size(state)}) fit beside the rest into {limit} per rank"
+        return f"the whole model with gradients and moments, {size(state)}, fits into the {limit} of a rank"
     return (
-        f"weights, gradients and moments of the whole model are {size(state)}, with activations more than the {limit} of a rank:"
-        f" each rank holds 1/{arrangement.world_size}"
+        f"the whole model with gradients and moments, {size(state)}, and its activations do not fit into the {limit}"
+        f" of a rank: each holds 1/{arrangement.world_size}"
     )
 
 
@@ -264,7 +265,8 @@ def _checkpointing_reason(config: RunConfig, chosen: Candidate, candidates: list
     if not without:
         return "only so do activations fit; it costs about a third more arithmetic"
     quickest = min(candidate.seconds.total for candidate in without)
-    return f"larger micro-batches with fewer exchanges: {chosen.seconds.total:.1f} s per step against {quickest:.1f} s without"
+    seconds = chosen.seconds.total
+    return f"larger micro-batches with fewer exchanges: {seconds:.1f} s per step against {quickest:.1f} s without"
 
 
 def _keep_reason(chosen: Candidate) -> str:

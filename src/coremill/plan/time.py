@@ -14,11 +14,11 @@ from coremill.plan.types import Arrangement, StepSeconds
 
 # Share of the calibrated matmul rate that the products of a training step reach.
 MATMUL_SHARE = 0.95
-# Reads and writes per byte kept for backward by everything that is not a product: norms, rotary, SwiGLU, residual, and their backward.
+# Reads and writes per byte kept for backward by all that is not a product: norms, rotary, SwiGLU, residual, backward.
 ELEMENTWISE_PASSES = 3.0
 # Reads and writes of a chunk of logits besides the three products: softmax, gather, exp, scaling, in fp32.
 LOGITS_PASSES = 8.0
-# Fused AdamW reads weight, gradient and two moments and writes three of them; norm and clipping read and write gradients.
+# Fused AdamW reads weight, gradient and two moments and writes three; norm and clipping read and write gradients.
 OPTIMIZER_BYTES_PER_PARAMETER = 28 + 4 + 8
 # Adding a micro-batch's gradient to the sum: read both, write one, fp32.
 ACCUMULATE_BYTES_PER_PARAMETER = 12
@@ -52,7 +52,7 @@ def step_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet, traffi
 
 
 def rank_share(arrangement: Arrangement, fleet: Fleet) -> float:
-    """The part of a machine's calibrated rate one rank gets: its threads of all calibrated ones, or an equal share when crowded."""
+    """The part of a machine's rate one rank gets: its threads of all cores, or an equal share when crowded."""
     cores = max(1, fleet.node.usable_cores)
     return min(arrangement.threads_per_rank / cores, 1.0 / arrangement.ranks_per_node)
 
@@ -94,7 +94,8 @@ def communication_seconds(arrangement: Arrangement, fleet: Fleet, traffic: Traff
         return traffic.total * crowding / LOOPBACK_BYTES_PER_SECOND
     ring = traffic.gather_bytes + (traffic.reduce_bytes if traffic.reduce_is_ring else 0)
     spread = traffic.total - ring
-    # A ring crosses each network card once whatever the number of ranks behind it; an exchange of pieces goes to all peers elsewhere.
+    # A ring crosses each network card once whatever the number of ranks behind it; an exchange of pieces goes to all
+    # peers elsewhere.
     elsewhere = arrangement.world_size - arrangement.ranks_per_node
     spread_per_node = spread * arrangement.ranks_per_node * elsewhere / (arrangement.world_size - 1)
     flows = FLOWS_PER_PEER * arrangement.ranks_per_node * elsewhere
@@ -110,7 +111,7 @@ def link_bytes_per_second(fleet: Fleet, flows: int) -> float:
 
 
 def _exposed(arrangement: Arrangement, compute: float, communication: float) -> float:
-    """What arithmetic does not hide: under replicate only the last backward pass runs beside the wire, under shard everything may."""
+    """What arithmetic does not hide: beside replicate's exchange runs the last backward, beside shard's everything."""
     window = compute
     last = 1.0 / arrangement.accumulation_steps
     if arrangement.engine == "replicate":

@@ -28,7 +28,7 @@ def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
     if ranks == 1:
         return Traffic(gather_bytes=0, reduce_bytes=0, reduce_is_ring=False)
     if arrangement.engine == "replicate":
-        # One all-reduce of all gradients: a ring, or an exchange of pieces and a gather of their sums; both send 2 (N-1)/N.
+        # One all-reduce: a ring, or an exchange of pieces and a gather of their sums; both send 2 (N-1)/N.
         whole = arrangement.gradient_bytes * card.parameters
         return Traffic(
             gather_bytes=0,
@@ -43,7 +43,7 @@ def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
 
 
 def gathered_parameters(card: ModelCard, arrangement: Arrangement) -> int:
-    """Weights gathered in one step: forward needs all; backward needs the layers again, but no lookup table and no head."""
+    """Weights gathered in one step: forward needs all; backward the layers again, but no lookup table and no head."""
     if arrangement.keep_gathered:
         return card.parameters
     again = sum(card.layer_parameters) + card.rest_parameters

@@ -18,7 +18,7 @@ class Choice(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """How a run is laid out over ranks: everything memory, traffic and time depend on besides the model and the machines."""
+    """How a run is laid out over ranks: all that memory, traffic and time depend on besides model and machines."""
 
     engine: Literal["replicate", "shard"]
     dtype: Literal["fp32", "bf16"]
