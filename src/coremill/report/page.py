@@ -43,15 +43,15 @@ for (const plot of document.querySelectorAll("[data-readout]")) {
 }
 """
 _WALL_PARTS = {
-    "join": ("starting ranks", "c-other"),
-    "data": ("opening data", "c-data"),
-    "build": ("building the model", "c-optimizer"),
-    "load": ("reading weights", "c-communication"),
-    "steps": ("steps", "c-compute"),
-    "evaluation": ("evaluation", "c-data"),
-    "export": ("export", "c-optimizer"),
-    "sample": ("sample", "c-communication"),
-    "other": ("other", "c-other"),
+    "join": ("starting ranks", "m-8"),
+    "data": ("opening data", "m-7"),
+    "build": ("building the model", "m-5"),
+    "load": ("reading weights", "m-3"),
+    "steps": ("steps", "m-1"),
+    "evaluation": ("evaluation", "m-4"),
+    "export": ("export", "m-6"),
+    "sample": ("sample", "m-2"),
+    "other": ("other", "m-9"),
 }
 _MEMORY_CLASSES = {
     "parameters": "m-1",
@@ -130,44 +130,38 @@ def show_cpus(cpus: Any) -> str:
 
 
 def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Headline figures: label, figure, and what to hold it against."""
+    """Headline figures: label, figure, and what to hold it against where there is something."""
+
+    def against(value: float | None, text: str) -> str:
+        return text if value is not None else ""
+
     peak, limit = summary["measured"]["memory_bytes_per_rank"], summary["plan"]["memory_limit_bytes_per_rank"]
-    planned_rate = summary["plan"]["tokens_per_second"]
+    planned, rate = summary["plan"]["tokens_per_second"], summary["matmul_flops_per_second"]
+    first, goodput, padding = (summary[key] for key in ("loss_first", "goodput", "padding_fraction"))
     tiles = [
-        ("Loss", terminal.format_loss(summary["loss_last"]), f"from {terminal.format_loss(summary['loss_first'])}"),
+        ("Loss", terminal.format_loss(summary["loss_last"]), against(first, f"from {terminal.format_loss(first)}")),
         (
             "Tokens per second",
             terminal.format_rate(summary["tokens_per_second"], ""),
-            f"{terminal.format_rate(planned_rate, '')} planned" if planned_rate else "",
+            against(planned, f"{terminal.format_rate(planned, '')} planned"),
         ),
         (
             "Utilization",
             terminal.format_percent(summary["utilization"]),
-            f"of {terminal.format_flops(summary['matmul_flops_per_second'])} matmul",
+            against(rate, f"of {terminal.format_flops(rate)}"),
         ),
-        (
-            "Peak memory per rank",
-            terminal.format_bytes(peak),
-            f"of {terminal.format_bytes(limit)}" if limit else "",
-        ),
+        ("Memory per rank", terminal.format_bytes(peak), against(limit, f"peak, of {terminal.format_bytes(limit)}")),
         (
             "Wall time",
             terminal.format_seconds(summary["seconds"]),
-            f"{terminal.format_percent(summary['goodput'])} in steps",
+            against(goodput, f"{terminal.format_percent(goodput)} in steps"),
         ),
     ]
     if summary["evaluations"]:
         last = summary["evaluations"][-1]
-        tiles.append(("Perplexity", format_perplexity(last["perplexity"]), f"evaluated at step {last['step']:,}"))
-    else:
-        tiles.append(
-            (
-                "Tokens",
-                terminal.format_count(summary["tokens"]),
-                f"{terminal.format_percent(summary['padding_fraction'])} padding",
-            )
-        )
-    return tiles
+        return [*tiles, ("Perplexity", format_perplexity(last["perplexity"]), f"evaluated at step {last['step']:,}")]
+    tokens = terminal.format_count(summary["tokens"])
+    return [*tiles, ("Tokens", tokens, against(padding, f"{terminal.format_percent(padding)} padding"))]
 
 
 def _loss_chart(summary: Mapping[str, Any]) -> Markup:

@@ -1,0 +1,191 @@
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from coremill.report import console as console_module
+from coremill.report.console import AmountProgress, RunConsole, TokenisingProgress, show_error
+from coremill.report.events import Event, read_events
+from coremill.report.summary import summarise
+from coremill.report.summary_screen import render_summary
+from unit.report.fake_run import START, fake_plan, make_fake_run, write_line
+
+
+def plain() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def terminal() -> Console:
+    return Console(
+        file=io.StringIO(), width=80, force_terminal=True, record=True, color_system=None, legacy_windows=False
+    )
+
+
+def text(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def frame(screen: RunConsole) -> list[str]:
+    """What the live display shows now."""
+    shown = terminal()
+    shown.print(screen._display())
+    return [line.rstrip() for line in text(shown).splitlines()]
+
+
+def test_plain_lines(tmp_path: Path) -> None:
+    make_fake_run(tmp_path, steps=60, total_steps=60)
+    console = plain()
+    with RunConsole(60, fake_plan(4, steps=60).to_json(), console) as screen:
+        screen.note("a finding of the launcher that is longer than eighty columns and " + "must not be wrapped " * 3)
+        screen.update(read_events(tmp_path))
+    lines = text(console).splitlines()
+    assert lines[0].endswith("must not be wrapped ") and len(lines[0]) > 80
+    assert lines[1] == "4 ranks started on 4 machines: shard, fp32, 2 threads each"
+    assert lines[2] == "weights read in 2.60 s: 52.0 MB per rank"
+    steps = [line for line in lines if line.startswith("step ")]
+    assert steps[0].startswith("step 1/60  loss 8.85") and steps[-1].startswith("step 60/60  loss ")
+    assert 25 <= len(steps) <= 35  # steps of 4.4 s: about every second one is 5 s after the last
+    assert "tokens/s  utilization 7" in steps[-1] and "memory 1.22 GB/rank" in steps[-1] and "ETA" not in steps[-1]
+    assert "ETA" in steps[3]
+    assert any(line.startswith("evaluation at step 50: loss 4.97") for line in lines)
+    assert lines[-1].startswith("exported to ")
+
+
+def test_a_run_that_breaks_off_leaves_its_last_step(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write_line(tmp_path, 0, "step", START + step, step=step, loss=4.0 - step, seconds=1.0, tokens=10)
+    console = plain()
+    screen = RunConsole(100, None, console)
+    screen.update(read_events(tmp_path))
+    assert text(console).count("step ") == 1
+    screen.close()
+    assert "step 3/100  loss 1.0000" in text(console)
+    screen.close()
+    assert text(console).count("step ") == 2
+
+
+def test_live_display_fits_eighty_columns(tmp_path: Path) -> None:
+    make_fake_run(tmp_path, steps=60)
+    screen = RunConsole(300, fake_plan(4).to_json(), terminal())
+    screen.update(read_events(tmp_path))
+    lines = frame(screen)
+    assert len(lines) == 2 and all(len(line) <= 80 for line in lines)
+    assert lines[0].startswith("training") and "60/300" in lines[0] and "ETA 17m" in lines[0]
+    for words in ("loss 4.", "tokens/s", "utilization 7", "memory 1.22 GB of 2.00 GB"):
+        assert words in lines[1]
+    screen.close()
+    assert "evaluation at step 50" in text(screen.console) and "step 60/300" in text(screen.console)
+
+
+def test_phases_before_the_first_step(tmp_path: Path) -> None:
+    def event(rank: int, kind: str, **fields: Any) -> Event:
+        return Event(kind, START, rank, {"world_size": 2, **fields})
+
+    screen = RunConsole(10, fake_plan(2).to_json(), terminal())
+    assert "starting ranks (0 of 2)" in frame(screen)[0]
+    screen.update([event(0, "start"), event(1, "start")])
+    assert "starting ranks (2 of 2)" in frame(screen)[0]
+    for rank in (0, 1):
+        screen.update([event(rank, "phase", name=name) for name in ("join", "build")])
+    assert "reading weights (0 of 2)" in frame(screen)[0]
+    screen.update([event(1, "load", bytes_read=5, seconds=1)])
+    assert "reading weights (1 of 2)" in frame(screen)[0]
+    screen.update([event(0, "load", bytes_read=5, seconds=1)])
+    assert "first step" in frame(screen)[0]
+    screen.close()
+
+
+def test_eta_leaves_the_first_step_out() -> None:
+    screen = RunConsole(5, None, plain())
+    screen.update([Event("step", START, 0, {"step": 1, "seconds": 100.0, "tokens": 1, "loss": 1.0})])
+    assert screen.tally.remaining_seconds(5) is None
+    screen.update([Event("step", START + 2, 0, {"step": 2, "seconds": 2.0, "tokens": 1, "loss": 1.0})])
+    assert screen.tally.remaining_seconds(5) == 6.0
+
+
+def test_console_and_report_share_their_numbers(tmp_path: Path) -> None:
+    make_fake_run(tmp_path, steps=30)
+    summary = summarise(tmp_path)
+    screen = RunConsole(300, fake_plan(4).to_json(), plain())
+    screen.update(read_events(tmp_path))
+    assert screen.tally.tokens_per_second() == summary["tokens_per_second"]
+    assert screen.tally.utilization(screen.tally.tokens_per_second()) == summary["utilization"]
+
+
+def test_nan_is_shown(tmp_path: Path) -> None:
+    console = plain()
+    screen = RunConsole(1, None, console)
+    screen.update([Event("step", START, 0, {"step": 1, "loss": float("nan"), "seconds": 1.0, "tokens": 1})])
+    assert "loss nan" in text(console)
+
+
+def test_error_names_the_rank_message_first() -> None:
+    console = plain()
+    trace = "Traceback (most recent call last):\n  File x\n    " + "y" * 120 + "\nValueError: [no] markup\n"
+    show_error("[red]it broke[/red]\n  do: mend it hf_" + "a" * 30, 2, trace, console)
+    lines = text(console).splitlines()
+    assert lines[0] == "error on rank 2: [red]it broke[/red]"
+    assert lines[1] == "  do: mend it hf_***"
+    assert lines[2] == "traceback of rank 2:"
+    assert lines[3] == "  Traceback (most recent call last):" and lines[-1] == "  ValueError: [no] markup"
+    assert len(lines) == 7
+
+
+@dataclass(frozen=True)
+class Progress:
+    documents_done: int
+    bytes_done: int
+    bytes_total: int | None
+    tokens: int
+
+
+def test_tokenising_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_module, "PLAIN_EVERY_SECONDS", 0.0)
+    console = plain()
+    bar = TokenisingProgress(console)
+    bar.take(Progress(120, 5_000_000, 10_000_000, 1_250_000))
+    bar.update(documents_done=240, bytes_done=10_000_000, bytes_total=10_000_000, tokens=2_500_000)
+    bar.close()
+    lines = text(console).splitlines()
+    assert lines[0] == "tokenising: 5.00 MB of 10.0 MB (50 %), 120 documents, 1,250,000 tokens"
+    assert lines[-1].startswith("tokenising: 10.0 MB, 240 documents, 2,500,000 tokens in ")
+    shown = terminal()
+    live = TokenisingProgress(shown)
+    live.update(documents_done=1, bytes_done=5, bytes_total=None, tokens=1)
+    drawn = terminal()
+    drawn.print(live._display())
+    assert "5 B, 1 document, 1 tokens" in text(drawn)
+    live.close("done")
+    assert "done" in text(shown)
+
+
+def test_download_of_unknown_size() -> None:
+    console = plain()
+    bar = AmountProgress("downloading the model", console)
+    bar.show(3_000_000_000)
+    bar.close()
+    assert text(console).startswith("downloading the model: 3.00 GB in ")
+
+
+@pytest.mark.parametrize("ending", ["finished", "failed", "stopped", "running"])
+@pytest.mark.parametrize("make", [plain, terminal])
+def test_closing_screen(tmp_path: Path, make: Any, ending: str) -> None:
+    console = make()
+    render_summary(summarise(make_fake_run(tmp_path, steps=60, ending=ending)), console)
+    shown = text(console)
+    assert shown.startswith(ending)
+    lines = shown.splitlines()
+    if make is terminal:
+        copied = [line for line in lines if str(tmp_path) in line]
+        assert all(len(line) <= 80 for line in lines if line not in copied)
+        assert "difference" in shown and "████" in shown
+    else:
+        assert any(
+            line.startswith("peak memory per rank: plan 1.21 GB, measured 1.22 GB, difference +") for line in lines
+        )
+        assert any(line.startswith("where a step went: compute ") for line in lines)
+    assert ("from_pretrained" in shown) == (ending == "finished")

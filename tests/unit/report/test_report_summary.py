@@ -1,0 +1,205 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coremill.errors import InputError
+from coremill.report import summary as summary_module
+from coremill.report.summary import summarise, write_report
+from coremill.report.terminal import format_bytes, format_seconds
+from unit.report.fake_run import fake_plan, make_fake_run, write_line
+
+CONTRACT = (
+    "tokens_per_second",
+    "padding_fraction",
+    "model_flops_per_second",
+    "matmul_flops_per_second",
+    "utilization",
+    "load_seconds",
+    "bytes_read_per_rank",
+    "peak_rss_bytes_per_rank",
+    "peak_rss_bytes_at_load_per_rank",
+    "wire_bytes_per_step_per_rank",
+    "loss_first",
+    "loss_last",
+    "steps",
+    "seconds",
+    "goodput",
+    "plan",
+    "measured",
+    "state",
+    "error",
+    "evaluations",
+    "sample",
+    "export",
+)
+
+
+def by_hand(folder: Path) -> Path:
+    """Two ranks, three steps, one evaluation; every number below can be checked in the head."""
+    plan = fake_plan(2, steps=3).to_json() | {"model_flops_per_token": 1e6, "matmul_flops_per_second": 2e8}
+    folder.mkdir(exist_ok=True)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    for rank in (0, 1):
+        write_line(folder, rank, "start", 100.0, world_size=2, hostname="h", threads=1, engine="shard", dtype="fp32")
+        load = {"seconds": 2.0 + rank, "bytes_read": 1000 + rank, "peak_rss_bytes": 500 + rank}
+        write_line(folder, rank, "load", 104.0, **load)
+        for step, seconds, end in ((1, 4.0, 108.0), (2, 1.0, 109.0), (3, 3.0, 122.0)):
+            times = {"data_seconds": 0.1, "compute_seconds": seconds / 2, "communication_seconds": 0.2 + rank * 0.2}
+            numbers = {"loss": 1 / (3 * step), "tokens": 90, "padding_tokens": 10, "wire_bytes": 70 + step + rank}
+            peaks = {"peak_rss_bytes": 600 + 100 * rank + step, "rss_bytes": 400}
+            write_line(
+                folder,
+                rank,
+                "step",
+                end,
+                step=step,
+                seconds=seconds,
+                optimizer_seconds=0.1,
+                **times,
+                **numbers,
+                **peaks,
+            )
+        write_line(folder, rank, "evaluation", 119.0, step=2, loss=0.5, perplexity=1.65, tokens=50, seconds=10.0)
+        write_line(folder, rank, "phase", 119.0, name="evaluate", seconds=10.0, peak_rss_bytes=650, rss_bytes=400)
+        write_line(folder, rank, "end", 125.0, seconds=25.0)
+    return folder
+
+
+def test_numbers_by_hand(tmp_path: Path) -> None:
+    summary = summarise(by_hand(tmp_path))
+    assert set(CONTRACT) <= set(summary)
+    assert summary["state"] == "finished"
+    assert summary["tokens_per_second"] == 180 / 4  # steps 2 and 3; the evaluation between them is left out
+    assert summary["model_flops_per_second"] == 45e6
+    assert summary["utilization"] == pytest.approx(0.225)
+    assert summary["padding_fraction"] == 0.1
+    assert (summary["loss_first"], summary["loss_last"]) == (1 / 3, 1 / 9)  # full precision
+    assert (summary["steps"], summary["seconds"], summary["goodput"]) == (3, 25.0, 8 / 25)
+    assert summary["load_seconds"] == 3.0
+    assert summary["bytes_read_per_rank"] == [1000, 1001]
+    assert summary["peak_rss_bytes_per_rank"] == [650, 703]
+    assert summary["peak_rss_bytes_at_load_per_rank"] == [500, 501]
+    assert summary["wire_bytes_per_step_per_rank"] == [72, 74]  # mean of steps 2 and 3, 72.5 and 73.5, rounded to even
+    measured = summary["measured"]
+    assert measured["memory_bytes_by_phase"] == {"load": 501, "first_step": 701, "steady_step": 703, "checkpoint": None}
+    split = measured["step_seconds"]
+    expected = {"total": 2.0, "data": 0.1, "compute": 1.0, "communication": 0.3, "optimizer": 0.1, "other": 0.5}
+    assert split == pytest.approx(expected)
+    assert summary["wall_seconds_split"]["other"] == pytest.approx(25 - 8 - 10 - 3)
+    assert [one["step"] for one in summary["evaluations"]] == [2]
+    assert summary["plan"]["step_seconds"]["total"] == pytest.approx(4.45)
+
+
+def test_the_order_in_which_ranks_are_heard_does_not_matter(tmp_path: Path) -> None:
+    first = summarise(by_hand(tmp_path))
+    events = tmp_path / "events"
+    (events / "rank-00000.jsonl").rename(events / "rank-00009.jsonl")  # now read last
+    assert {**summarise(tmp_path), "ranks": 0, "choices": 0} == {**first, "ranks": 0, "choices": 0}
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_a_realistic_run(tmp_path: Path, world_size: int) -> None:
+    summary = summarise(make_fake_run(tmp_path, world_size=world_size))
+    assert summary["state"] == "finished" and summary["error"] is None
+    assert len(summary["ranks"]) == world_size == len(summary["peak_rss_bytes_per_rank"])
+    assert summary["series"]["step"] == list(range(1, 301))
+    assert {choice["by"] for choice in summary["choices"]} == {"plan", "every rank"}
+    assert 0 < summary["utilization"] < 1
+    json.dumps(summary, allow_nan=False)
+
+
+def test_a_run_that_is_still_going(tmp_path: Path) -> None:
+    for steps, known in ((0, False), (1, False), (2, True)):
+        folder = make_fake_run(tmp_path / str(steps), steps=steps, ending="running")
+        summary = summarise(folder)
+        assert (summary["state"], summary["steps"]) == ("running", steps)
+        assert (summary["tokens_per_second"] is not None) == known  # the first step alone gives no rate
+        assert set(CONTRACT) <= set(summary)
+
+
+def test_before_any_rank_spoke(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(fake_plan(4).to_json()))
+    summary = write_report(tmp_path)
+    assert summary["state"] == "running" and summary["bytes_read_per_rank"] == [None] * 4
+
+
+def test_the_rank_that_failed_is_named_not_those_that_lost_it(tmp_path: Path) -> None:
+    summary = summarise(make_fake_run(tmp_path, steps=120, ending="failed"))
+    assert summary["state"] == "failed"
+    assert summary["error"]["rank"] == 2 and summary["error"]["exit_code"] == 70
+    assert summary["error"]["traceback"].startswith("Traceback")
+
+
+def test_a_request_to_stop_is_no_failure(tmp_path: Path) -> None:
+    assert summarise(make_fake_run(tmp_path, steps=5, ending="stopped"))["state"] == "stopped"
+
+
+def test_a_run_whose_processes_are_gone_is_not_called_running(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    alive = {"world_size": 2, "hostname": socket.gethostname(), "pid": os.getpid()}
+    write_line(tmp_path, 0, "start", 4e9, **alive)
+    write_line(tmp_path, 1, "start", 4e9, **alive | {"pid": process.pid})
+    assert summarise(tmp_path)["state"] == "running"  # rank 0 lives
+    write_line(tmp_path, 0, "start", 4e9, **alive | {"pid": process.pid})
+    gone = summarise(tmp_path)
+    assert gone["state"] == "failed" and "without a word" in gone["error"]["message"]
+    write_line(tmp_path, 0, "start", 4e9, **alive | {"hostname": "elsewhere"})
+    assert summarise(tmp_path)["state"] == "running"  # nothing is known about another machine
+
+
+def test_nan_is_null_in_json(tmp_path: Path) -> None:
+    write_line(tmp_path, 0, "start", 1.0, world_size=1)
+    write_line(tmp_path, 0, "step", 2.0, step=1, seconds=1.0, tokens=1, loss=None, non_finite={"loss": "nan"})
+    summary = write_report(tmp_path)
+    assert summary["loss_last"] is None and summary["series"]["loss"] == [None]
+
+
+def test_a_long_run_is_thinned_with_its_ends_kept(tmp_path: Path) -> None:
+    for step in range(1, 2001):
+        write_line(tmp_path, 0, "step", float(step), step=step, loss=float(step), seconds=0.5, tokens=10)
+    series = summarise(tmp_path)["series"]
+    assert len(series["step"]) <= summary_module.SERIES_POINTS
+    assert (series["loss"][0], series["loss"][-1]) == (1.0, 2000.0)
+    assert series["tokens_per_second"][5] == 20.0
+
+
+def test_the_report_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_fake_run(tmp_path, steps=3)
+    first = write_report(tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text()) == first
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(Exception, match="No space left"):
+        write_report(tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text()) == first
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".report")]
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a run folder"):
+        summarise(tmp_path)
+    with pytest.raises(InputError, match="no such run folder"):
+        summarise(tmp_path / "nowhere")
+
+
+def test_tokens_in_the_config_are_blotted_out(tmp_path: Path) -> None:
+    make_fake_run(tmp_path, steps=1)
+    (tmp_path / "config.yaml").write_text("model: hf_" + "x" * 30)
+    assert summarise(tmp_path)["config"] == "model: hf_***"
+
+
+def test_units() -> None:
+    shown = [format_bytes(size) for size in (None, 0, 999, 1e3, 2.34e9, 37.94e9, 999.7e6)]
+    assert shown == ["-", "0 B", "999 B", "1.00 kB", "2.34 GB", "37.9 GB", "1.00 GB"]
+    assert [format_seconds(one) for one in (0.0841, 3.2, 192, 7505, 97_300)] == [
+        "84.1 ms",
+        "3.20 s",
+        "3m 12s",
+        "2h 05m",
+        "1d 03h",
+    ]
