@@ -1,7 +1,7 @@
 """The module without its weights: parameters on the meta device, buffers real, and where its decoder layers are.
 
-Nothing here knows a model family. A buffer that is not in the checkpoint (rotary frequencies, causal masks) keeps the value its
-constructor gave it, so it is right by construction; a parameter takes no memory until an engine has placed it.
+Nothing here knows a model family. A buffer that is not in the checkpoint (rotary frequencies, causal masks) keeps the
+value its constructor gave it, so it is right by construction; a parameter takes no memory until an engine has placed it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from transformers.initialization import no_init_weights
 
 from coremill.errors import InputError
 from coremill.model.source import ModelFolder
+from coremill.plan.types import Choice
 
 
 @dataclass(frozen=True)
@@ -33,23 +34,37 @@ class LayerMap:
 
 
 def build_on_meta(source: ModelFolder, *, attention: str = "sdpa") -> PreTrainedModel:
-    """The model of a folder in fp32, its parameters on meta and its buffers on the CPU; tied weights are one parameter."""
+    """The model of a folder in fp32: parameters on meta, buffers on the CPU, tied weights one parameter.
+
+    Where a model has no sdpa form (attention with a soft cap, for one) it gets eager attention; `attention_of` says so.
+    """
     config = _read_config(source)
+    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if attention == "sdpa" and not getattr(model_class, "_supports_sdpa", True):
+        attention = "eager"
     try:
         with no_init_weights(), _parameters_on_meta():
             model = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
             )
     except (ValueError, TypeError, KeyError, AttributeError, ImportError, ZeroDivisionError) as error:
-        raise _cannot_build(source, error, attention) from error
+        raise _cannot_build(source, error) from error
     model.tie_weights()
     model.config.use_cache = False
     model.train()
     return model
 
 
+def attention_of(model: PreTrainedModel, asked: str) -> Choice[str]:
+    """The attention implementation the model runs with, and why it is another one than was asked for."""
+    used = str(model.config._attn_implementation)
+    if used == asked:
+        return Choice(used, f"model.attention is {asked}")
+    return Choice(used, f"{type(model).__name__.removeprefix('FSDP')} has no {asked} form")
+
+
 def find_layers(model: nn.Module) -> LayerMap:
-    """Decoder layers, embedding and head: the heaviest list of modules of one class, and what the model itself names."""
+    """Decoder layers (the heaviest list of modules of one class), and the embedding and head the model itself names."""
     candidates = [
         (sum(parameter.numel() for parameter in module.parameters()), name, module)
         for name, module in model.named_modules()
@@ -87,15 +102,13 @@ def _read_config(source: ModelFolder) -> Any:
     try:
         return AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-        raise _cannot_build(source, error, attention=None) from error
+        raise _cannot_build(source, error) from error
 
 
-def _cannot_build(source: ModelFolder, error: Exception, attention: str | None) -> InputError:
+def _cannot_build(source: ModelFolder, error: Exception) -> InputError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "auto_map" in source.config:
         advice = "use a model whose code is part of transformers: code that comes with a model is never run"
-    elif attention == "sdpa" and "attention" in reason.lower():
-        advice = "set model.attention=eager"
     else:
         advice = "check config.json; model_type must be a causal language model that this transformers knows"
     return InputError(
@@ -110,7 +123,7 @@ def _cannot_build(source: ModelFolder, error: Exception, attention: str | None) 
 def _parameters_on_meta() -> Iterator[None]:
     """Every parameter registered in this context moves to meta at once.
 
-    Its constructor has reserved addresses, but with initialisation off it has touched no page, so an 8 B model costs nothing.
+    Its constructor has reserved addresses, but with initialisation off it has touched no page: an 8 B model costs nothing.
     """
     register = nn.Module.register_parameter
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coremill.config.schema import BUILT_IN, ModelSection, RunConfig
+from coremill.data.built_in_tokenizer import built_in_tokenizer
+from coremill.data.packed import Progress as TrainingProgress
 from coremill.errors import InputError
 from coremill.model import hub
 from coremill.plan.headers import read_headers
@@ -93,17 +95,20 @@ def resolve_model(section: ModelSection, *, cache: Path, progress: Progress | No
 
 
 def resolve_tokenizer(
-    config: RunConfig, model: ModelFolder, *, cache: Path, progress: Progress | None = None
+    config: RunConfig,
+    model: ModelFolder,
+    *,
+    cache: Path,
+    progress: Progress | None = None,
+    training_progress: Callable[[TrainingProgress], None] | None = None,
 ) -> Path:
     """The folder of the tokenizer: the named one, or the model's own."""
     name = config.tokenizer
     if name is None and config.model.name == BUILT_IN and config.model.config is None:
         name = BUILT_IN
     if name == BUILT_IN:
-        from coremill.data.built_in_tokenizer import build_tokenizer  # it trains one: needed by this branch only
-
         vocabulary = min(BUILT_IN_VOCABULARY, int(model.config.get("vocab_size", BUILT_IN_VOCABULARY)))
-        return build_tokenizer(cache, vocabulary)
+        return built_in_tokenizer(cache, vocabulary=vocabulary, progress=training_progress)
     if name is None:
         if has_tokenizer(model.folder):
             return model.folder
