@@ -139,7 +139,7 @@ def _nobody_left(ranks: Iterable[RankTally]) -> bool:
 
 
 def _figures(tally: RunTally) -> dict[str, Any]:
-    """The headline keys; their definitions are a contract (README, "What the numbers mean")."""
+    """The headline keys; their names and definitions are a contract with everybody who reads report.json."""
     rate = tally.tokens_per_second()
     ranks = [tally.ranks.get(rank) for rank in range(tally.world_size)]
     loads = [rank.load if rank is not None else None for rank in ranks]
