@@ -93,7 +93,7 @@ def describe_layout(plan: Plan) -> str | None:
     each = "1 thread" if threads == 1 else f"{threads} threads"
     where = "1 CPU" if cpus == 1 else f"{cpus} CPUs"
     return (
-        f"{ranks} ranks with {each} each share {where}: they take turns, each with about {cpus / asked:.0%} of the time, "
+        f"{ranks} ranks with {each} each share {where}: they take turns, about {cpus / asked:.0%} of the time each, "
         f"and wait for the slowest at every exchange; more ranks than {max(1, cpus // threads)} make no step faster"
     )
 

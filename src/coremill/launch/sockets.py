@@ -86,13 +86,17 @@ def open_sockets() -> frozenset[str]:
 
 
 def close_sockets_since(before: frozenset[str]) -> None:
-    """Shut every TCP connection opened since `before`; descriptors stay valid, so their owners close them in peace."""
+    """Shut every TCP connection opened since `before`; descriptors stay valid, so their owners close them in peace.
+
+    Listening sockets are spared: gloo aborts the process when its accept fails.
+    """
     for name, descriptor in _socket_descriptors().items():
         if name in before:
             continue
         with contextlib.suppress(OSError):
             with socket.socket(fileno=os.dup(descriptor)) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                if is_internet and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     connection.shutdown(socket.SHUT_RDWR)
 
 

@@ -1,0 +1,22 @@
+"""Shared by all tests: real ranks that are gone when the session is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ranks
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_rank_outlives_the_session() -> Iterator[None]:
+    yield
+    ranks.close_nursery()
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Any:
+    """`run_ranks(function, world_size, **kwargs)`; see tests/ranks.py."""
+    return ranks.run_ranks
