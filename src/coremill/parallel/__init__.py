@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from coremill.parallel.engine import Engine
     from coremill.plan.types import Plan
     from coremill.world import World
 
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
 def make_engine(plan: Plan, world: World, *, head_in_backward: bool) -> Engine:
     """The engine the plan chose."""
-    import torch
-
-    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    compute_dtype = dtypes[plan.dtype.value]
+    compute_dtype = DTYPES[plan.dtype.value]
     wire = plan.wire_dtype.value
     gradient_wire_dtype = torch.float32 if wire == "fp32" else torch.bfloat16
     if plan.engine.value == "replicate":

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from coremill.model.load import materialise
+from coremill.model.slices import materialise
 from coremill.parallel.collectives import BufferPool, SumOverRanks, WireMeter
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, sum_of_squares
 from coremill.world import World

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from coremill.model.build import find_layers
-from coremill.model.load import materialise
+from coremill.model.slices import materialise
 from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, WireMeter, install
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, sum_of_squares
 from coremill.world import World

@@ -92,7 +92,7 @@ def train_steps(
             loss=totals.loss,
             learning_rate=learning_rate,
             gradient_norm=totals.gradient_norm,
-            tokens=work.real_tokens,
+            tokens=work.tokens,
             padding_tokens=work.padding_tokens,
             seconds=ended - began,
             data_seconds=have_data - began,

@@ -1,0 +1,171 @@
+"""The command line: one function per command, no logic. Nothing here imports torch; a rank imports it later."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from coremill import __version__
+from coremill.errors import CoremillError
+
+app = typer.Typer(
+    name="coremill",
+    help="Train and fine-tune Hugging Face models on CPUs.\n\n"
+    "One YAML file describes a run; every key has a default. Start with [bold]coremill doctor[/bold], then "
+    "[bold]coremill train[/bold] (the built-in example, no download), then [bold]coremill config schema[/bold].",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+config_app = typer.Typer(help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+ConfigPath = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG]", help="run file (YAML); left out: the built-in example", show_default=False)
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="override one key, e.g. train.steps=10; repeat as needed", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else")]
+
+
+@app.command()
+def train(
+    config: ConfigPath = None,
+    settings: Settings = None,
+    nproc: Annotated[int | None, typer.Option(help="ranks on this machine; short for parallel.ranks_per_node")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="plan, check and tokenise, but start no rank")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="start anew where the run folder holds an earlier run")] = False,
+    force: Annotated[bool, typer.Option("--force", help="start even if the plan says it does not fit")] = False,
+) -> None:
+    """Train a model: plan, tokenise, start ranks, watch them, export, report.
+
+    Under torchrun, mpirun or in a Kubeflow pod the same command acts as one rank (or starts one node's ranks).
+    Exit codes: 0 done, 69 a peer was lost, 70 non-finite numbers, 74 storage, 78 bad config or input, 130 Ctrl-C.
+    """
+    from coremill.config.load import load_config
+    from coremill.hardware.probe import environment_snapshot
+    from coremill.world import identify, identify_node
+
+    environ = environment_snapshot()
+    overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]
+    identity = identify(environ)
+    if identity is not None:
+        from coremill.run import run_as_rank
+
+        raise typer.Exit(run_as_rank(config, overrides, identity))
+    from coremill.launcher import Options, launch
+
+    options = Options(dry_run=dry_run, fresh=fresh, force=force)
+    raise typer.Exit(launch(load_config(config, overrides), options, identify_node(environ), Console()))
+
+
+@app.command()
+def plan(
+    config: ConfigPath = None,
+    settings: Settings = None,
+    fleet: Annotated[
+        list[str] | None,
+        typer.Option(help="4xc7i.8xlarge, a hostfile, or left out: this machine; repeat to compare", show_default=False),
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="rank the fleets by cost and by time")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tell beforehand whether a run fits, how fast it will be, what it will cost, and why. Reads no weights."""
+    from coremill.planning import compare_fleets, plan_once
+
+    if compare or len(fleet or []) > 1:
+        compare_fleets(config, settings or [], fleet or [], as_json=as_json, console=Console())
+    else:
+        plan_once(config, settings or [], fleet[0] if fleet else None, as_json=as_json, console=Console())
+
+
+@app.command()
+def doctor(
+    as_json: AsJson = False,
+    self_test: Annotated[bool, typer.Option(help="run the two-rank collective and training step")] = True,
+) -> None:
+    """Show what this machine can do and what coremill would choose on it, then prove it with a real two-rank self-test."""
+    from coremill.doctor import examine
+
+    raise typer.Exit(examine(as_json=as_json, run_self_test=self_test, console=Console()))
+
+
+@app.command()
+def instances(
+    family: Annotated[str | None, typer.Option(help="e.g. c7i")] = None,
+    efa: Annotated[bool, typer.Option("--efa", help="only types with an Elastic Fabric Adapter")] = False,
+    live: Annotated[bool, typer.Option("--live", help="ask AWS (boto3 and credentials) instead of the shipped table")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The AWS instance types coremill plans with: cores, memory, network, EFA, price. Answers offline."""
+    from coremill.planning import show_instances
+
+    show_instances(family=family, efa=efa, live=live, as_json=as_json, console=Console())
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="run folder", show_default=False)],
+    as_json: AsJson = False,
+    html: Annotated[Path | None, typer.Option(help="write the page to this file", show_default=False)] = None,
+) -> None:
+    """The numbers of a run, finished or still going: plan beside measured, where the time went."""
+    from coremill.report.show import show_report
+
+    show_report(run, as_json=as_json, html=html, console=Console())
+
+
+@config_app.command("show")
+def config_show(config: ConfigPath = None, settings: Settings = None, as_json: AsJson = False) -> None:
+    """The resolved config, each line with where its value came from."""
+    from coremill.config.load import load_config
+    from coremill.config.show import show
+
+    loaded = load_config(config, settings or [])
+    print(json.dumps(loaded.config.model_dump(mode="json"), indent=2) if as_json else show(loaded))
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """JSON Schema of the run file, for editors."""
+    from coremill.config.show import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"coremill {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: one clear message and the right exit code for everything that can be foreseen."""
+    try:
+        app()
+    except CoremillError as error:
+        if not getattr(error, "silent", False):
+            from coremill.report.events import redact
+
+            print(redact(f"coremill: {error}"), file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("coremill: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)

@@ -1,0 +1,92 @@
+"""The folder a run leaves: what lies where, and whether it may be written.
+
+    RUN/  config.yaml  plan.json  orders.json  events/  logs/  export/  report.json  report.html
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coremill.errors import InputError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside one run folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved config, loadable again."""
+        return self.path / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """What was decided before the start."""
+        return self.path / "plan.json"
+
+    @property
+    def orders(self) -> Path:
+        """What the launcher found out for its ranks: folders, rows, steps."""
+        return self.path / "orders.json"
+
+    @property
+    def logs(self) -> Path:
+        """One file per rank: its stdout and stderr."""
+        return self.path / "logs"
+
+    @property
+    def export(self) -> Path:
+        """The trained model as a Hugging Face folder."""
+        return self.path / "export"
+
+    @property
+    def report(self) -> Path:
+        """The numbers of the run."""
+        return self.path / "report.json"
+
+    def is_finished(self) -> bool:
+        """Whether the run in it came to its end."""
+        try:
+            return bool(json.loads(self.report.read_text())["state"] == "finished")
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def make_writable(self, where: str) -> None:
+        """Create the folder and try a file in it, before hours of work depend on it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.path, prefix=".writable-"):
+                pass
+        except OSError as error:
+            raise InputError(
+                f"the run folder {self.path} is not writable",
+                where=where,
+                why=str(error.strerror or error),
+                do="set run.folder to a folder you may write, or change its permissions",
+            ) from error
+
+    def clear(self) -> None:
+        """Remove what an earlier run left, and nothing else that may lie there."""
+        for name in ("events", "logs", "export"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        for name in ("config.yaml", "plan.json", "orders.json", "report.json", "report.html"):
+            (self.path / name).unlink(missing_ok=True)
+
+
+def differing_keys(left: dict[str, Any], right: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys whose values differ between two configs."""
+    keys: list[str] = []
+    for name in sorted({*left, *right}):
+        one, other = left.get(name), right.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            keys += differing_keys(one, other, f"{prefix}{name}.")
+        elif one != other:
+            keys.append(f"{prefix}{name}")
+    return keys

@@ -1,0 +1,207 @@
+"""The launcher's half of a run: look at the machine, plan, prepare, start ranks, watch them, report. No torch in here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from coremill.config.load import LoadedConfig, load_config
+from coremill.config.schema import RunConfig
+from coremill.config.show import show
+from coremill.data.packed import Progress
+from coremill.errors import InputError
+from coremill.hardware.calibrate import calibration_of
+from coremill.hardware.facts import Calibration, Fleet, NodeFacts
+from coremill.hardware.instances import this_machine
+from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
+from coremill.launch.identity import NodeIdentity
+from coremill.launch.local import Outcome, run_local_ranks
+from coremill.launch.run_folder import RunFolder, differing_keys
+from coremill.plan.types import Plan
+from coremill.prepare import Orders, prepare
+from coremill.report.console import AmountProgress, RunConsole, show_error
+from coremill.report.events import EventFollower, read_events, reset_events
+from coremill.report.plan_screen import render_plan_short
+from coremill.report.summary import write_report
+from coremill.report.summary_screen import render_summary
+from coremill.sample import write_sample
+
+
+WORDS_OF_STAGE = {
+    "hash": "reading the text",
+    "wait": "waiting for another process that prepares the same data",
+    "download": "downloading the data",
+    "tokenise": "tokenising",
+    "train tokenizer": "making the tokenizer",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line adds to the config."""
+
+    dry_run: bool = False
+    fresh: bool = False
+    force: bool = False
+
+
+def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity | None, console: Console) -> int:
+    """Run on this machine, as one node of several where Kubeflow says so; returns the exit code."""
+    config = loaded.config
+    folder = RunFolder(Path(config.run.folder or f"runs/{loaded.name}").absolute())
+    if not options.dry_run and not options.fresh and already_finished(config, folder, console):
+        return 0
+    environ = environment_snapshot()
+    cache = cache_folder(environ)
+    fleet = local_fleet(config, node_identity, cache, console)
+
+    def show_plan(plan: Plan) -> None:
+        render_plan_short(plan.to_json(), console)
+        refuse_what_does_not_fit(plan, force=options.force)
+
+    if not options.dry_run:
+        folder.make_writable(loaded.origins["run.folder"].where("run.folder"))
+    orders = prepare_with_progress(config, fleet, cache, show_plan, console)
+    if options.dry_run:
+        say(console, f"dry run: {orders.plan.world_size} ranks would run {orders.steps} steps in {folder.path}")
+        return 0
+
+    write_orders(folder, loaded, orders)
+    outcome = watch_ranks(orders, folder, environ, node_identity, console)
+    if outcome.exit_code == 0 and config.sample.prompt and config.run.export and not_a_follower(node_identity):
+        write_sample(folder.export, config.sample, folder.path, environ)
+    if not_a_follower(node_identity):
+        summary = write_report(folder.path)
+        if outcome.exit_code == 0:
+            render_summary(summary, console)
+    if outcome.exit_code != 0:
+        explain_failure(outcome, folder)
+    return outcome.exit_code
+
+
+def already_finished(config: RunConfig, folder: RunFolder, console: Console) -> bool:
+    """A finished run of the same config says so; of another config it is never overwritten unasked."""
+    if not folder.is_finished():
+        return False
+    earlier = load_config(folder.config).config.model_dump(mode="json")
+    # The folder may be named in one and be the default in the other; it is the same folder, or we would not be here.
+    differing = [key for key in differing_keys(earlier, config.model_dump(mode="json")) if key != "run.folder"]
+    if differing:
+        raise InputError(
+            f"{folder.path} holds a finished run of another config",
+            where=", ".join(differing),
+            why="a finished run is not overwritten unasked",
+            do="set run.folder to a new folder, or start anew with --fresh",
+        )
+    say(console, f"{folder.path} holds this run, finished; coremill report {folder.path} shows it, --fresh runs it anew")
+    return True
+
+
+def local_fleet(config: RunConfig, node_identity: NodeIdentity | None, cache: Path, console: Console) -> Fleet:
+    """This machine, or as many like it as there are nodes."""
+    nodes = node_identity.nodes if node_identity else 1
+    if config.fleet.nodes not in (1, nodes):
+        raise InputError(
+            f"the config wants {config.fleet.nodes} nodes, but this command starts ranks on {nodes}",
+            where="fleet.nodes",
+            why="coremill train starts the ranks of one machine",
+            do="start the same command on every node with torchrun or mpirun, or --set fleet.nodes=1",
+        )
+    node = probe_node()
+    return this_machine(node, measured_rates(node, cache, console), nodes=nodes)
+
+
+def measured_rates(node: NodeFacts, cache: Path, console: Console) -> Calibration:
+    """From the cache, or measured now: a few seconds once per machine and torch version."""
+    return calibration_of(node, cache, progress=lambda text: say(console, text))
+
+
+def say(console: Console, text: str) -> None:
+    """One finding, one line."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def refuse_what_does_not_fit(plan: Plan, *, force: bool) -> None:
+    """Better now than hours later, killed by the kernel."""
+    if plan.fits or force:
+        return
+    needed, limit = plan.memory.peak.total, plan.memory.limit
+    remedies = "; ".join(f"{remedy.change} ({' '.join('--set ' + item for item in remedy.settings)})" for remedy in plan.remedies[:3])
+    raise InputError(
+        f"the run does not fit: {needed / 1e9:.2f} GB per rank against a limit of {limit / 1e9:.2f} GB",
+        where="coremill plan shows the parts",
+        why=f"{plan.shortfall_bytes / 1e9:.2f} GB too much on each rank",
+        do=f"{remedies or 'a smaller model or more machines'}; --force tries anyway",
+    )
+
+
+def prepare_with_progress(
+    config: RunConfig, fleet: Fleet, cache: Path, on_plan: Callable[[Plan], None], console: Console
+) -> Orders:
+    """Download and tokenise with a bar each; a bar appears only when there is work."""
+    bars: dict[str, AmountProgress] = {}
+
+    def on_tokens(progress: Progress) -> None:
+        words = WORDS_OF_STAGE[progress.stage]
+        for earlier in [name for name in bars if name != words]:
+            bars.pop(earlier).close()
+        counts = f"{progress.documents_done} documents, {progress.tokens} tokens" if progress.tokens else ""
+        bars.setdefault(words, AmountProgress(words, console)).show(progress.bytes_done, progress.bytes_total, counts)
+
+    try:
+        return prepare(
+            config, fleet, cache=cache, on_plan=on_plan, on_tokens=on_tokens, on_model=lambda text: say(console, text)
+        )
+    finally:
+        for bar in bars.values():
+            bar.close()
+
+
+def write_orders(folder: RunFolder, loaded: LoadedConfig, orders: Orders) -> None:
+    """What the ranks and later readers find in the run folder."""
+    folder.clear()
+    reset_events(folder.path)
+    settled = replace(
+        loaded, config=loaded.config.model_copy(update={"run": loaded.config.run.model_copy(update={"folder": str(folder.path)})})
+    )
+    folder.config.write_text(show(settled))
+    folder.plan.write_text(json.dumps(orders.plan.to_json(), indent=2) + "\n")
+    folder.orders.write_text(json.dumps(orders.to_json(), indent=2) + "\n")
+
+
+def watch_ranks(
+    orders: Orders, folder: RunFolder, environ: dict[str, str], node_identity: NodeIdentity | None, console: Console
+) -> Outcome:
+    """Start this node's ranks and show their events until they end."""
+    follower = EventFollower(folder.path)
+    with RunConsole(orders.steps, orders.plan.to_json(), console) as screen:
+        outcome = run_local_ranks(
+            argv=[sys.executable, "-m", "coremill", "train", str(folder.config)],
+            plan=orders.plan,
+            environ=environ,
+            log_folder=folder.logs,
+            on_tick=lambda: screen.update(follower.poll()),
+            identity_base=node_identity,
+        )
+        screen.update(follower.poll())
+    return outcome
+
+
+def not_a_follower(node_identity: NodeIdentity | None) -> bool:
+    """Whether this node speaks for the run."""
+    return node_identity is None or node_identity.node_rank == 0
+
+
+def explain_failure(outcome: Outcome, folder: RunFolder) -> None:
+    """The first failing rank's own words, once; its traceback only where the failure is not the user's input."""
+    errors = [event for event in read_events(folder.path) if event.kind == "error" and event.rank == outcome.failed_rank]
+    if errors:
+        show_error(errors[0].get("message"), outcome.failed_rank, errors[0].get("traceback"))
+        return
+    show_error(outcome.message, outcome.failed_rank)
+

@@ -1,0 +1,129 @@
+"""The story of a run, top to bottom: config -> hardware -> plan -> data -> model -> engine -> train -> export -> report.
+
+`run_as_rank` is what a rank does, whoever started it. The first three stages and the data are usually behind it by then: coremill's own
+launcher (launcher.py, no torch) has done them and left orders; under torchrun or mpirun the ranks do them here, once per node.
+A rank writes events and nothing else; console and report only read those.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from coremill.config.load import LoadedConfig, load_config
+from coremill.hardware.probe import affinity_mask
+from coremill.hardware.process_memory import peak_rss_bytes, reset_peak, rss_bytes
+from coremill.launch.run_folder import RunFolder
+from coremill.muster import close_run, failures_as_events, orders_for, set_threads, shown_by_rank_0
+from coremill.prepare import Orders
+from coremill.report.events import EventWriter
+from coremill.report.phases import phase
+from coremill.world import RankIdentity, World, join_world
+
+
+def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: RankIdentity) -> int:
+    """Join the others, get orders, train; any failure is written as an event before the process ends with its code."""
+    loaded = load_config(config_path, overrides)
+    folder = RunFolder(Path(loaded.config.run.folder or f"runs/{loaded.name}").absolute())
+    with join_world(identity) as world:
+        orders = orders_for(loaded, folder, world)
+        with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
+            with shown_by_rank_0(world, orders, folder) as show:
+                train_rank(loaded, orders, world, folder, events, show)
+    close_run(loaded, world, folder)
+    return 0
+
+
+def train_rank(
+    loaded: LoadedConfig, orders: Orders, world: World, folder: RunFolder, events: EventWriter, show: Callable[[], None]
+) -> None:
+    """Build, load, train, evaluate, export: the stages that need torch."""
+    import torch
+
+    from coremill.checkpoint.export import export_model
+    from coremill.data.loader import RowLoader, evaluation_batches
+    from coremill.model.build import build_on_meta
+    from coremill.model.load import fill_parameters
+    from coremill.parallel import DTYPES, make_engine
+    from coremill.tasks.causal_lm import CausalLm
+    from coremill.train.loop import evaluation_loss, train_steps
+    from coremill.train.optimizer import make_optimizer
+
+    config, plan = loaded.config, orders.plan
+    began = time.perf_counter()
+    events.write(
+        "start",
+        world_size=world.size,
+        local_rank=world.local_rank,
+        hostname=world.hostnames[world.rank],
+        pid=os.getpid(),
+        threads=set_threads(orders, world),
+        cpus=sorted(affinity_mask()),
+        engine=plan.engine.value,
+        dtype=plan.dtype.value,
+        torch_version=torch.__version__,
+    )
+    torch.manual_seed(config.train.seed)
+    task = CausalLm()
+
+    with phase(events, "build"):
+        model = build_on_meta(orders.model, attention=config.model.attention)
+        loss_path = task.prepare(model)
+        events.write("choice", name="loss", value=loss_path.value, reason=loss_path.reason)
+        if plan.activation_checkpointing.value:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+        engine = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
+        engine.place(model)
+
+    with phase(events, "load") as before:
+        loaded_weights = fill_parameters(
+            model, orders.model, rank=world.rank, world_size=world.size, seed=config.train.seed
+        )
+        events.write("load", **asdict(loaded_weights), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
+    engine.start()
+    optimizer = make_optimizer(engine.parameters(), config.train)
+
+    batch_shape = {"rank": world.rank, "world_size": world.size, "micro_batch_rows": plan.micro_batch_rows.value}
+    across = config.data.attention_across_documents
+    loader = RowLoader(
+        orders.data,
+        split="train",
+        seed=config.train.seed,
+        rows_per_step=plan.rows_per_step,
+        accumulation_steps=plan.accumulation_steps.value,
+        attention_across_documents=across,
+        **batch_shape,
+    )
+
+    def evaluate(step: int) -> None:
+        with phase(events, "evaluate"):
+            started = time.perf_counter()
+            held_out = evaluation_batches(
+                orders.data, max_rows=config.evaluation.rows, attention_across_documents=across, **batch_shape
+            )
+            loss = world.sums([evaluation_loss(engine, task, held_out, held_out.valid_targets)])[0]
+            seconds = time.perf_counter() - started
+            numbers = {"loss": loss, "perplexity": task.metric(loss), "tokens": held_out.tokens, "seconds": seconds}
+            events.write("evaluation", step=step, **numbers)
+
+    every = config.evaluation.every_steps
+    reset_peak()
+    for result in train_steps(engine, task, loader, optimizer, config.train, steps=orders.steps):
+        events.write("step", **asdict(result), rss_bytes=rss_bytes(), peak_rss_bytes=peak_rss_bytes())
+        if orders.data.evaluation_rows and (result.step == orders.steps or (every and result.step % every == 0)):
+            evaluate(result.step)
+        show()
+
+    if config.run.export:
+        del optimizer
+        with phase(events, "export"):
+            exported = export_model(
+                model, orders.model, orders.tokenizer, folder.export, world=world, dtype=DTYPES[plan.dtype.value]
+            )
+        if world.rank == 0:
+            events.write("export", folder=str(folder.export), bytes=exported.bytes, seconds=exported.seconds)
+    events.write("end", seconds=time.perf_counter() - began)

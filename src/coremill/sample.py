@@ -1,0 +1,51 @@
+"""A completion by the exported model, in a process of its own: proof that the export loads, and something to look at.
+
+    python -m coremill.sample EXPORT_FOLDER TOKENS    prompt on stdin, JSON on stdout
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from coremill.config.schema import SampleSection
+from coremill.errors import CoremillError
+from coremill.report.events import EventWriter
+
+TIMEOUT_SECONDS = 600
+
+
+def write_sample(export: Path, sample: SampleSection, run_folder: Path, environ: Mapping[str, str]) -> None:
+    """Ask the export for a completion and add it to rank 0's events."""
+    assert sample.prompt is not None
+    child = subprocess.run(
+        [sys.executable, "-m", "coremill.sample", str(export), str(sample.tokens)],
+        input=sample.prompt,
+        capture_output=True,
+        text=True,
+        env=dict(environ),
+        timeout=TIMEOUT_SECONDS,
+    )
+    if child.returncode != 0:
+        raise CoremillError("the exported model gave no completion", where=str(export), why=child.stderr.strip()[-2000:])
+    with EventWriter(run_folder, 0) as events:
+        events.write("sample", prompt=sample.prompt, completion=json.loads(child.stdout)["completion"])
+
+
+def complete(export: str, prompt: str, tokens: int) -> str:
+    """Greedy completion with a mild penalty against loops, which small models fall into at once."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(export)
+    model = AutoModelForCausalLM.from_pretrained(export)
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    output = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, repetition_penalty=1.2)
+    text: str = tokenizer.decode(output[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text
+
+
+if __name__ == "__main__":
+    print(json.dumps({"completion": complete(sys.argv[1], sys.stdin.read(), int(sys.argv[2]))}))
