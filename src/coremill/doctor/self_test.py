@@ -75,9 +75,9 @@ def self_test(
     with tempfile.TemporaryDirectory(prefix="coremill-self-test-") as folder:
         ranks = _run_ranks(argv, _environments(node, environ, timeout_seconds), Path(folder), timeout_seconds)
     seconds = time.monotonic() - started
-    failures = [_failure_of(ended, timeout_seconds) for ended in ranks]
-    if any(failures):
-        detail = "; ".join(failure for failure in failures if failure)
+    failures = [failure for ended in _culprits(ranks) if (failure := _failure_of(ended, timeout_seconds))]
+    if failures:
+        detail = "; ".join(failures)
         return SelfTest(checks=(Check(name="two ranks", passed=False, detail=detail),), seconds=seconds)
     results: list[dict[str, Any]] = [json.loads(ended.stdout.strip().splitlines()[-1]) for ended in ranks]
     rate = min(float(result["all_reduce_bytes_per_second"]) for result in results)
@@ -197,6 +197,11 @@ def _end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _culprits(ranks: Sequence[_Ended]) -> list[_Ended]:
+    """The ranks that failed by themselves; a rank that was ended on account of another one is not to blame."""
+    return [ended for ended in ranks if ended.exit_code] or list(ranks)
 
 
 def _failure_of(ended: _Ended, timeout_seconds: float) -> str | None:

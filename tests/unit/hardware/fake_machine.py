@@ -1,11 +1,40 @@
-"""Lays out /proc and /sys of a machine as files."""
+"""Machines that are not here: as values, and as /proc and /sys laid out in files."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+from coremill.hardware.facts import Core, NodeFacts
 
 X86_FLAGS = "fpu sse2 avx avx2 avx512f avx512_bf16 amx_tile amx_bf16"
 ARM_FEATURES = "fp asimd atomics asimddp sve bf16 i8mm"
+
+
+def node_of(cores: int = 4, *, numa_nodes: int = 1, siblings: bool = False, **changes: Any) -> NodeFacts:
+    """Facts of a quiet machine with AMX; `changes` replaces any of them."""
+    per_node = cores // numa_nodes
+    values: dict[str, Any] = {
+        "hostname": "box",
+        "architecture": "x86_64",
+        "cpu_model": "Some CPU",
+        "cores": tuple(
+            Core(cpus=(index, index + cores) if siblings else (index,), numa_node=index // per_node, socket=0)
+            for index in range(cores)
+        ),
+        "cpu_quota": None,
+        "isa": ("amx_bf16",),
+        "memory_total_bytes": 64 * 2**30,
+        "memory_available_bytes": 60 * 2**30,
+        "memory_limit_bytes": None,
+        "interfaces": (),
+        "allocators": (),
+        "openmp": None,
+        "huge_pages": "madvise",
+        "busy_fraction": 0.0,
+        **changes,
+    }
+    return NodeFacts(**values)
 
 
 class FakeMachine:
@@ -21,14 +50,16 @@ class FakeMachine:
 
     def x86(self, cpus: int, *, model: str = "Intel(R) Xeon(R) Platinum 8488C", flags: str = X86_FLAGS) -> None:
         blocks = [
-            f"processor\t: {cpu}\nvendor_id\t: GenuineIntel\nmodel name\t: {model}\nflags\t\t: {flags}\n" for cpu in range(cpus)
+            f"processor\t: {cpu}\nvendor_id\t: GenuineIntel\nmodel name\t: {model}\nflags\t\t: {flags}\n"
+            for cpu in range(cpus)
         ]
         self.write("proc/cpuinfo", "\n".join(blocks))
         self.write("sys/devices/system/cpu/online", f"0-{cpus - 1}\n")
 
     def arm(self, cpus: int, *, part: str = "0xd40", features: str = ARM_FEATURES) -> None:
         blocks = [
-            f"processor\t: {cpu}\nFeatures\t: {features}\nCPU implementer\t: 0x41\nCPU part\t: {part}\n" for cpu in range(cpus)
+            f"processor\t: {cpu}\nFeatures\t: {features}\nCPU implementer\t: 0x41\nCPU part\t: {part}\n"
+            for cpu in range(cpus)
         ]
         self.write("proc/cpuinfo", "\n".join(blocks))
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unit.hardware.fake_machine import FakeMachine
 
 from coremill.hardware.cgroup import CgroupLimits, read_cgroup_limits
+from unit.hardware.fake_machine import FakeMachine
 
 GIB = 2**30
 V1_NO_LIMIT = "9223372036854771712"

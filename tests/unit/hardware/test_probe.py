@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from unit.hardware.fake_machine import FakeMachine
 
 from coremill.hardware.facts import Core
 from coremill.hardware.probe import (
@@ -23,6 +22,7 @@ from coremill.hardware.probe import (
     read_interfaces,
     read_memory,
 )
+from unit.hardware.fake_machine import FakeMachine
 
 
 def test_a_pod_on_a_large_machine(tmp_path: Path) -> None:
@@ -101,9 +101,7 @@ def stat(*cpus: tuple[int, int]) -> str:
         (((200, 100), (100, 200), (200, 100), (100, 200)), 0.25, 1.75),
     ],
 )
-def test_busy_cores(
-    tmp_path: Path, after: tuple[tuple[int, int], ...], own_seconds: float, busy_cores: float
-) -> None:
+def test_busy_cores(tmp_path: Path, after: tuple[tuple[int, int], ...], own_seconds: float, busy_cores: float) -> None:
     machine = FakeMachine(tmp_path)
     cores = [Core(cpus=(0, 1), numa_node=0, socket=0), Core(cpus=(2, 3), numa_node=0, socket=0)]
     now, own = iter((10.0, 11.0)), iter((5.0, 5.0 + own_seconds))

@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unit.hardware.fake_machine import FakeMachine
 
 from coremill.hardware.topology import (
     cores_without_sysfs,
@@ -14,6 +13,7 @@ from coremill.hardware.topology import (
     read_cpu_model,
     read_isa,
 )
+from unit.hardware.fake_machine import FakeMachine
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,7 @@ def test_isa_arm(tmp_path: Path) -> None:
 
 
 def test_isa_is_what_all_usable_cpus_share(tmp_path: Path) -> None:
-    FakeMachine(tmp_path).write(
-        "proc/cpuinfo", "processor: 0\nflags: avx2 avx512f\n\nprocessor: 1\nflags: avx2\n"
-    )
+    FakeMachine(tmp_path).write("proc/cpuinfo", "processor: 0\nflags: avx2 avx512f\n\nprocessor: 1\nflags: avx2\n")
     assert read_isa({0}, tmp_path) == ("avx512f", "avx2")
     assert read_isa({0, 1}, tmp_path) == ("avx2",)
 

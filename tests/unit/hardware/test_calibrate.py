@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coremill.errors import CoremillError
+from coremill.hardware import calibrate
+from coremill.hardware.calibrate import (
+    BUSY_EXPIRES_SECONDS,
+    Part,
+    cached_calibration,
+    calibration_of,
+    child_environment,
+    run_part,
+)
+from coremill.hardware.facts import NodeFacts
+from unit.hardware.fake_machine import node_of
+
+
+class FakeRunner:
+    """Answers like the child and remembers what it was asked."""
+
+    def __init__(self, *, busy_fraction: float = 0.0) -> None:
+        self.parts: list[Part] = []
+        self.busy_fraction = busy_fraction
+        self.fails = False
+        self._lock = threading.Lock()
+
+    def __call__(self, part: Part) -> Mapping[str, Any]:
+        with self._lock:
+            self.parts.append(part)
+        if self.fails:
+            raise CoremillError("no")
+        return {
+            "rates": {
+                "fp32_matmul_flops_per_second": 1e9 * part.threads,
+                "bf16_matmul_flops_per_second": 4e9 * part.threads if part.with_bf16 else None,
+                "copy_bytes_per_second": 1e10,
+                "busy_fraction": self.busy_fraction,
+            },
+            "emulated-bf16": {"bf16_emulated_flops_per_second": 1e7},
+            "base-memory": {"base_rss_bytes": 400_000_000},
+        }[part.name]
+
+    @property
+    def measurements(self) -> int:
+        return sum(part.name == "base-memory" for part in self.parts)
+
+
+def test_measured_once_then_read_from_the_cache(tmp_path: Path) -> None:
+    runner, said = FakeRunner(), []
+    first = calibration_of(node_of(), tmp_path, runner=runner, progress=said.append)
+    assert first.source == "measured"
+    assert first.fp32_matmul_flops_per_second == 4e9
+    assert first.bf16_matmul_flops_per_second == 16e9
+    assert first.bf16_emulated_flops_per_second is None
+    assert not first.taken_while_busy
+    assert len(said) == 1
+    assert calibration_of(node_of(), tmp_path, runner=runner, progress=said.append) == first
+    assert cached_calibration(node_of(), tmp_path) == first
+    assert runner.measurements == 1
+    assert len(said) == 1
+    assert not list(tmp_path.rglob("*.part"))
+    calibration_of(node_of(), tmp_path, runner=runner, refresh=True)
+    assert runner.measurements == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        node_of(cpu_model="Other CPU"),
+        node_of(isa=()),
+        node_of(cores=3),
+        node_of(cpu_quota=2.0),
+        node_of(siblings=True),
+        node_of(numa_nodes=2),
+    ],
+)
+def test_another_machine_has_an_entry_of_its_own(tmp_path: Path, other: NodeFacts) -> None:
+    calibration_of(node_of(), tmp_path, runner=FakeRunner())
+    assert cached_calibration(other, tmp_path) is None
+    assert cached_calibration(node_of(hostname="twin", busy_fraction=0.5), tmp_path) is not None
+
+
+@pytest.mark.parametrize("name", ["torch_version", "CALIBRATION_VERSION"])
+def test_another_version_is_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    calibration_of(node_of(), tmp_path, runner=FakeRunner())
+    monkeypatch.setattr(calibrate, name, (lambda: "99.0") if name == "torch_version" else 99)
+    assert cached_calibration(node_of(), tmp_path) is None
+
+
+def test_no_bf16_units_the_cost_of_emulation_is_measured_apart(tmp_path: Path) -> None:
+    runner = FakeRunner()
+    calibration = calibration_of(node_of(isa=("avx2",)), tmp_path, runner=runner)
+    assert calibration.bf16_matmul_flops_per_second is None
+    assert calibration.bf16_emulated_flops_per_second == 1e7
+    assert [part.name for part in runner.parts] == ["rates", "emulated-bf16", "base-memory"]
+    assert not runner.parts[0].with_bf16
+
+
+def test_numa_nodes_are_measured_side_by_side_and_added(tmp_path: Path) -> None:
+    runner = FakeRunner()
+    calibration = calibration_of(node_of(8, numa_nodes=2, siblings=True), tmp_path, runner=runner)
+    rates = sorted((part for part in runner.parts if part.name == "rates"), key=lambda part: part.cpus)
+    assert [part.cpus for part in rates] == [(0, 1, 2, 3), (4, 5, 6, 7)]  # first hardware thread of each core
+    assert [part.threads for part in rates] == [4, 4]
+    assert calibration.threads == 8
+    assert calibration.fp32_matmul_flops_per_second == 8e9
+    assert calibration.copy_bytes_per_second == 2e10
+
+
+def test_a_quota_limits_threads_and_not_cpus(tmp_path: Path) -> None:
+    runner = FakeRunner()
+    assert calibration_of(node_of(8, cpu_quota=3.5), tmp_path, runner=runner).threads == 3
+    assert runner.parts[0].cpus == tuple(range(8))
+
+
+def test_copy_arrays_stay_small_on_a_small_machine(tmp_path: Path) -> None:
+    runner = FakeRunner()
+    calibration_of(node_of(memory_available_bytes=2**30), tmp_path, runner=runner)
+    assert runner.parts[0].copy_bytes == 2**27
+
+
+@pytest.mark.parametrize(("before", "during"), [(0.9, 0.0), (0.0, 0.9)])
+def test_a_disturbed_measurement_is_marked_and_made_again_after_an_hour(
+    tmp_path: Path, before: float, during: float
+) -> None:
+    runner = FakeRunner(busy_fraction=during)
+    node = node_of(busy_fraction=before)
+    busy = calibration_of(node, tmp_path, runner=runner, clock=lambda: 1000.0)
+    assert busy.taken_while_busy
+    calibration_of(node, tmp_path, runner=runner, clock=lambda: 1000.0 + BUSY_EXPIRES_SECONDS - 1)
+    assert runner.measurements == 1
+    assert cached_calibration(node, tmp_path) == busy
+    runner.busy_fraction = 0.0
+    quiet = replace(node, busy_fraction=0.0)
+    later = calibration_of(quiet, tmp_path, runner=runner, clock=lambda: 1000.0 + BUSY_EXPIRES_SECONDS)
+    assert runner.measurements == 2
+    assert not later.taken_while_busy
+    calibration_of(quiet, tmp_path, runner=runner, clock=lambda: 1e9)
+    assert runner.measurements == 2
+
+
+def test_an_expired_entry_serves_where_measuring_fails(tmp_path: Path) -> None:
+    runner = FakeRunner(busy_fraction=0.5)
+    busy = calibration_of(node_of(), tmp_path, runner=runner, clock=lambda: 0.0)
+    runner.fails = True
+    said: list[str] = []
+    assert calibration_of(node_of(), tmp_path, runner=runner, clock=lambda: 1e6, progress=said.append) == busy
+    assert "earlier measurement" in said[-1]
+
+
+def test_without_an_entry_the_failure_is_raised(tmp_path: Path) -> None:
+    runner = FakeRunner()
+    runner.fails = True
+    with pytest.raises(CoremillError):
+        calibration_of(node_of(), tmp_path, runner=runner)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": 1}', "zero", "missing"])
+def test_a_damaged_entry_is_measured_anew(tmp_path: Path, damage: str) -> None:
+    runner = FakeRunner()
+    calibration_of(node_of(), tmp_path, runner=runner)
+    (file,) = tmp_path.rglob("*.json")
+    document = json.loads(file.read_text())
+    if damage == "zero":
+        document["calibration"]["fp32_matmul_flops_per_second"] = 0
+    if damage == "missing":
+        del document["calibration"]["threads"]
+    file.write_text(json.dumps(document) if damage in ("zero", "missing") else damage)
+    assert cached_calibration(node_of(), tmp_path) is None
+    calibration_of(node_of(), tmp_path, runner=runner)
+    assert runner.measurements == 2
+    assert cached_calibration(node_of(), tmp_path) is not None
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_next_measurement(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    said: list[str] = []
+    calibration = calibration_of(node_of(), blocked / "cache", runner=FakeRunner(), progress=said.append)
+    assert calibration.source == "measured"
+    assert "could not be kept" in said[-1]
+
+
+def test_two_at_once_measure_once(tmp_path: Path) -> None:
+    pytest.importorskip("fcntl")
+    runner, results = FakeRunner(), []
+    threads = [
+        threading.Thread(target=lambda: results.append(calibration_of(node_of(), tmp_path, runner=runner)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert runner.measurements == 1
+    assert results[0] == results[1] == results[2]
+
+
+def test_the_child_does_not_inherit_thread_settings() -> None:
+    environ = child_environment({"OMP_NUM_THREADS": "1", "KMP_AFFINITY": "x", "PATH": "/bin", "PYTHONPATH": "/mine"}, 6)
+    assert environ["OMP_NUM_THREADS"] == "6"
+    assert "KMP_AFFINITY" not in environ
+    assert environ["PATH"] == "/bin"
+    assert environ["PYTHONPATH"].endswith(":/mine")
+
+
+@pytest.mark.parametrize(
+    ("code", "stdout", "stderr", "expected"),
+    [
+        (1, "", "Traceback\nImportError: no torch", "ImportError: no torch"),
+        (-9, "", "", "most likely for memory"),
+        (0, "not json", "", "exit code 0"),
+        (3, '{"a": 1}', "", "exit code 3"),
+    ],
+)
+def test_a_failing_child_is_explained(
+    monkeypatch: pytest.MonkeyPatch, code: int, stdout: str, stderr: str, expected: str
+) -> None:
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, code, stdout, stderr)
+    )
+    with pytest.raises(CoremillError) as caught:
+        run_part(Part(name="rates", cpus=(0,), threads=1))
+    assert expected in str(caught.value)
+
+
+def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "PART_TIMEOUT_SECONDS", 0.2)
+    real_run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: real_run(["sleep", "60"], **options))
+    with pytest.raises(CoremillError, match="did not end"):
+        run_part(Part(name="rates", cpus=(0,), threads=1))
