@@ -145,7 +145,8 @@ def _card_of_tensors(
 
     layers = sorted({int(tensor.role) for tensor in tensors if tensor.role.isdigit()})
     in_layers = sum(_active(tensor, config) for tensor in tensors if tensor.role.isdigit() and len(tensor.shape) > 1)
-    vocabulary_rows = max((tensor.shape[0] for tensor in tensors if tensor.role == "embedding"), default=shape.vocabulary)
+    vocabulary_rows = max((tensor.shape[0] for tensor in tensors if tensor.role == "embedding"), default=0)
+    vocabulary_rows = vocabulary_rows or shape.vocabulary
     return ModelCard(
         name=name,
         family=shape.family,

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coremill.config.schema import RunConfig
+from coremill.errors import InputError
+from coremill.hardware.facts import Fleet
+from coremill.hardware.instances import fleet_of
+from coremill.plan.card import read_card
+from coremill.plan.cost import compare_fleets, usd_per_million_tokens
+from coremill.plan.dtype import choose_dtype
+from coremill.plan.planner import make_plan
+from coremill.plan.stored import plan_from_json
+from coremill.plan.types import Plan
+from unit.plan.shapes import GIB, LLAMA_3_8B, LLAMA_50M, calibration, fleet, machine, with_memory
+
+SMALL = read_card(config=LLAMA_50M, name="small")
+LLAMA = read_card(config=LLAMA_3_8B, name="Llama-3-8B")
+
+
+def config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate(sections)
+
+
+def plan(some_fleet: Fleet | None = None, **sections: Any) -> Plan:
+    return make_plan(config(**sections), some_fleet or fleet(), SMALL)
+
+
+def test_one_small_machine() -> None:
+    made = plan()
+    assert made.fits
+    assert (made.engine.value, made.dtype.value, made.world_size) == ("replicate", "fp32", 1)
+    assert made.threads_per_rank.value == 2
+    assert made.cpus_of_rank == ((0, 1),)
+    assert made.rows_per_step == 32
+    assert made.micro_batch_rows.value * made.accumulation_steps.value == 32
+    assert made.wire_bytes_per_step_per_rank == 0
+    assert not made.activation_checkpointing.value
+    assert all(choice.reason for choice in (made.engine, made.dtype, made.wire_dtype, made.ranks_per_node))
+    assert made.usd_per_hour is None and made.to_json()["usd"] is None
+
+
+def test_the_plan_survives_its_json_form() -> None:
+    made = make_plan(config(train={"steps": 3}), fleet_of("2xc7i.8xlarge"), LLAMA)
+    assert plan_from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+def test_what_the_user_fixed_is_kept() -> None:
+    made = plan(
+        parallel={"engine": "shard", "ranks_per_node": 4, "threads_per_rank": 1, "wire_dtype": "fp32", "dtype": "fp32"},
+        train={"micro_batch_rows": 3, "activation_checkpointing": True},
+    )
+    assert (made.engine.value, made.ranks_per_node.value, made.threads_per_rank.value) == ("shard", 4, 1)
+    assert (made.micro_batch_rows.value, made.accumulation_steps.value) == (3, 3)  # 8 rows per rank
+    assert made.activation_checkpointing.value and made.wire_dtype.value == "fp32"
+    fixed = (
+        made.engine,
+        made.ranks_per_node,
+        made.threads_per_rank,
+        made.micro_batch_rows,
+        made.activation_checkpointing,
+    )
+    assert all(choice.reason.startswith("set by you") for choice in fixed)
+    assert "share 2 cores" in made.ranks_per_node.reason
+
+
+def test_a_micro_batch_larger_than_a_ranks_rows_is_cut_and_said() -> None:
+    made = plan(train={"micro_batch_rows": 64})
+    assert made.micro_batch_rows.value == 32
+    assert "64" in made.micro_batch_rows.reason
+
+
+def test_tokens_that_are_no_whole_rows_are_said() -> None:
+    made = plan(train={"tokens_per_step": 1500}, data={"sequence_length": 512})
+    assert made.rows_per_step == 2
+    assert "476 left over" in made.accumulation_steps.reason
+
+
+def test_more_ranks_than_rows_is_said() -> None:
+    made = plan(train={"tokens_per_step": 512}, parallel={"ranks_per_node": 2})
+    assert "1 ranks have no row" in made.accumulation_steps.reason
+
+
+@pytest.mark.parametrize(
+    ("sections", "where"),
+    [
+        ({"train": {"tokens_per_step": 100}, "data": {"sequence_length": 128}}, "train.tokens_per_step"),
+        ({"data": {"sequence_length": 4096}}, "data.sequence_length"),
+        ({"parallel": {"ranks_per_node": 1000}}, "parallel.ranks_per_node"),
+        ({"parallel": {"threads_per_rank": 1000}}, "parallel.threads_per_rank"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error(sections: dict[str, Any], where: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan(**sections)
+    assert caught.value.where == where
+    assert caught.value.exit_code == 78
+
+
+def test_dtype_follows_units_and_measurement() -> None:
+    amx = machine(isa=("amx_bf16",))
+    assert choose_dtype("auto", amx, calibration(fp32=1.4e12, bf16=4.3e12)).value == "bf16"
+    assert "3.1 times" in choose_dtype("auto", amx, calibration(fp32=1.4e12, bf16=4.3e12)).reason
+    slow = choose_dtype("auto", amx, calibration(fp32=1.4e12, bf16=1.2e12))
+    assert slow.value == "fp32" and "0.86" in slow.reason
+    assert choose_dtype("auto", amx, calibration()).value == "fp32"
+    without = choose_dtype("auto", machine(), calibration())
+    assert without.value == "fp32" and "300 times slower" in without.reason
+    assert choose_dtype("bf16", machine(), calibration()).value == "bf16"
+
+
+def test_a_measured_slowdown_is_quoted() -> None:
+    class Emulated:
+        source = "measured"
+        fp32_matmul_flops_per_second = 72e9
+        bf16_matmul_flops_per_second = None
+        bf16_emulated_flops_per_second = 0.18e9
+
+    reason = choose_dtype("auto", machine(), Emulated()).reason  # type: ignore[arg-type]
+    assert "400 times slower" in reason and "measured" in reason
+
+
+def test_one_rank_per_numa_node_with_its_own_cores() -> None:
+    made = plan(fleet(node=machine(cores=8, numa_nodes=2, threads_per_core=2)))
+    assert made.ranks_per_node.value == 2 and made.threads_per_rank.value == 4
+    assert made.cpus_of_rank == ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+def test_a_cpu_quota_takes_cores_evenly() -> None:
+    node = replace(machine(cores=8, numa_nodes=2), cpu_quota=4.5)
+    made = plan(fleet(node=node))
+    assert made.cpus_of_rank == ((0, 1), (4, 5))
+
+
+def test_more_ranks_than_cores_share() -> None:
+    made = plan(parallel={"ranks_per_node": 4})
+    assert made.cpus_of_rank == ((0,), (0,), (1,), (1,)) and made.threads_per_rank.value == 1
+
+
+def test_replicate_gives_way_to_shard_when_memory_ends() -> None:
+    two = {"parallel": {"ranks_per_node": 2}}
+    wide = plan(**two)
+    assert wide.engine.value == "replicate"
+    tight = plan(with_memory(fleet(), int(2.6 * GIB)), **two)
+    assert tight.engine.value == "shard" and tight.fits
+    assert "do not fit" in tight.engine.reason
+
+
+def test_checkpointing_only_when_it_must() -> None:
+    long_rows = {"data": {"sequence_length": 2048}}
+    assert not plan(**long_rows).activation_checkpointing.value
+    needed = plan(**long_rows).memory.peak.total
+    tight = plan(with_memory(fleet(), int(needed * 0.8) + 128 * 2**20), **long_rows)
+    assert tight.fits and tight.activation_checkpointing.value
+    assert "third more" in tight.activation_checkpointing.reason
+
+
+def test_wire_bytes_by_engine_and_dtype() -> None:
+    def wire(engine: str, wire_dtype: str, **train: Any) -> int:
+        parallel = {"ranks_per_node": 4, "engine": engine, "wire_dtype": wire_dtype}
+        return plan(parallel=parallel, train=train).wire_bytes_per_step_per_rank
+
+    count = SMALL.parameters
+    assert wire("replicate", "fp32") == pytest.approx(2 * 3 / 4 * 4 * count)
+    assert wire("replicate", "auto") == pytest.approx(2 * 3 / 4 * 2 * count)
+    # Memory is plenty: gathered once in fp32, gradients once.
+    assert wire("shard", "fp32") == pytest.approx(3 / 4 * 8 * count)
+    assert wire("shard", "auto") == pytest.approx(3 / 4 * 6 * count)
+    assert wire("shard", "bf16") == pytest.approx(3 / 4 * 4 * count)
+
+
+def test_what_does_not_fit_comes_with_remedies_that_do() -> None:
+    settings = config(train={"steps": 50}, fleet={"nodes": 2, "instance": "c7i.8xlarge"})
+    made = make_plan(settings, fleet_of("2xc7i.8xlarge"), LLAMA)
+    assert not made.fits
+    assert made.shortfall_bytes == made.memory.peak.total - made.memory.limit > 0
+    changes = {remedy.settings[0].split("=")[0] for remedy in made.remedies}
+    assert {"fleet.nodes", "fleet.instance"} <= changes
+    assert [remedy.usd for remedy in made.remedies] == sorted(remedy.usd or 0 for remedy in made.remedies)
+    assert all(remedy.tokens_per_second > 0 for remedy in made.remedies)
+
+
+def test_remedies_undo_what_the_user_fixed() -> None:
+    fixed = {"activation_checkpointing": False}
+    needed = plan(train={**fixed, "micro_batch_rows": 1}).memory.peak.total
+    made = plan(with_memory(fleet(), needed + 200 * 2**20), train={**fixed, "micro_batch_rows": 32})
+    assert not made.fits
+    assert "train.micro_batch_rows=auto" in {remedy.settings[0] for remedy in made.remedies}
+
+
+def test_the_seeds_fleet_holds_llama_3_8b() -> None:
+    made = make_plan(config(train={"steps": 50}), fleet_of("4xc7i.8xlarge"), LLAMA)
+    assert made.fits and made.engine.value == "shard" and made.dtype.value == "bf16" and made.world_size == 4
+    peak = made.memory.peak
+    assert peak.parameters + peak.gradients + peak.optimizer == 16 * LLAMA.parameters // 4
+    assert made.usd_per_hour == pytest.approx(4 * 1.428)
+    assert any("assumed" in note for note in made.assumptions)
+
+
+def test_fleets_are_ranked_by_cost_and_by_time() -> None:
+    names = ("2xc7i.8xlarge", "4xc7i.8xlarge", "8xc7i.8xlarge", "4xm7i.8xlarge")
+    ranked = compare_fleets(config(train={"steps": 10}), [fleet_of(name) for name in names], LLAMA)
+    assert {made.fleet for made in ranked.by_cost} == {made.fleet for made in ranked.by_time}
+    fitting = [made for made in ranked.by_cost if made.fits]
+    prices = [usd_per_million_tokens(made) or 0.0 for made in fitting]
+    assert prices == sorted(prices)
+    assert not ranked.by_cost[-1].fits and not ranked.by_time[-1].fits
+
+
+def test_the_limit_is_the_smaller_of_cgroup_and_ram() -> None:
+    assert plan(with_memory(fleet(), 4 * GIB)).memory.limit < 4 * GIB
+    assert plan(with_memory(fleet(), 64 * GIB)).memory.limit < 16 * GIB

@@ -1,0 +1,125 @@
+"""What must hold for every model, machine and setting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coremill.config.schema import RunConfig
+from coremill.plan.card import ModelCard, read_card
+from coremill.plan.memory import gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
+from coremill.plan.planner import make_plan
+from coremill.plan.time import step_seconds
+from coremill.plan.traffic import traffic_of
+from coremill.plan.types import Arrangement
+from unit.plan.shapes import TINY_CONFIGS, calibration, fleet, machine
+
+cards = st.builds(
+    lambda name, layers, width, vocabulary: _card(name, layers, width, vocabulary),
+    st.sampled_from(sorted(TINY_CONFIGS)),
+    st.integers(1, 40),
+    st.sampled_from([64, 128, 1024, 4096]),
+    st.sampled_from([250, 32000, 128256]),
+)
+
+arrangements = st.builds(
+    Arrangement,
+    engine=st.sampled_from(["replicate", "shard"]),
+    dtype=st.sampled_from(["fp32", "bf16"]),
+    wire_dtype=st.sampled_from(["auto", "fp32", "bf16"]),
+    nodes=st.integers(1, 8),
+    ranks_per_node=st.integers(1, 4),
+    threads_per_rank=st.integers(1, 8),
+    sequence_length=st.sampled_from([16, 64, 128]),
+    micro_batch_rows=st.integers(1, 16),
+    accumulation_steps=st.integers(1, 8),
+    activation_checkpointing=st.booleans(),
+    keep_gathered=st.booleans(),
+    attention=st.sampled_from(["sdpa", "eager"]),
+)
+
+quick = settings(max_examples=60, deadline=None)
+
+
+def _card(name: str, layers: int, width: int, vocabulary: int) -> ModelCard:
+    config: dict[str, Any] = dict(TINY_CONFIGS[name])
+    gpt2 = config["model_type"] == "gpt2"
+    config |= {"n_embd": width, "n_layer": layers} if gpt2 else {"hidden_size": width, "num_hidden_layers": layers}
+    return read_card(config={**config, "vocab_size": vocabulary})
+
+
+def total(card: ModelCard, arrangement: Arrangement) -> int:
+    return memory_plan(card, arrangement, base_bytes=440_000_000, limit_bytes_per_rank=10**12).peak.total
+
+
+def state(card: ModelCard, arrangement: Arrangement) -> int:
+    return sum(part(card, arrangement) for part in (parameter_bytes, gradient_bytes, optimizer_bytes))
+
+
+@quick
+@given(cards, arrangements, st.integers(1, 4))
+def test_more_ranks_never_raise_the_state_per_rank(card: ModelCard, arrangement: Arrangement, factor: int) -> None:
+    few = replace(arrangement, engine="shard")
+    assert state(card, replace(few, nodes=few.nodes * factor)) <= state(card, few)
+
+
+@quick
+@given(cards, arrangements, st.integers(1, 4))
+def test_from_two_ranks_on_more_never_raise_the_total(card: ModelCard, arrangement: Arrangement, factor: int) -> None:
+    few = replace(arrangement, engine="shard", nodes=max(2, arrangement.nodes))
+    assert total(card, replace(few, nodes=few.nodes * factor)) <= total(card, few)
+
+
+@quick
+@given(cards, arrangements)
+def test_parts_add_up(card: ModelCard, arrangement: Arrangement) -> None:
+    memory = memory_plan(card, arrangement, base_bytes=1, limit_bytes_per_rank=1)
+    for part in memory.phases.values():
+        values = [getattr(part, name) for name in part.__dataclass_fields__]
+        assert part.total == sum(values) and min(values) >= 0
+    assert memory.peak.total == max(part.total for part in memory.phases.values())
+
+
+@quick
+@given(cards, arrangements)
+def test_more_rows_never_need_less(card: ModelCard, arrangement: Arrangement) -> None:
+    more = replace(arrangement, micro_batch_rows=arrangement.micro_batch_rows + 1)
+    assert total(card, more) >= total(card, arrangement)
+    machines = fleet(nodes=arrangement.nodes, rates=calibration(bf16=200e9))
+    traffic = traffic_of(card, arrangement)
+    assert traffic == traffic_of(card, more)
+    few_seconds = step_seconds(card, arrangement, machines, traffic)
+    more_seconds = step_seconds(card, more, machines, traffic)
+    assert more_seconds.compute > few_seconds.compute and more_seconds.total >= few_seconds.total
+
+
+@quick
+@given(cards, arrangements)
+def test_recomputing_saves_memory_and_costs_time(card: ModelCard, arrangement: Arrangement) -> None:
+    keeps = replace(arrangement, activation_checkpointing=False)
+    recomputes = replace(arrangement, activation_checkpointing=True)
+    if card.layers > 2:
+        assert total(card, recomputes) <= total(card, keeps)
+    machines = fleet(nodes=arrangement.nodes, rates=calibration(bf16=200e9))
+    traffic = traffic_of(card, arrangement)
+    slower, quicker = (step_seconds(card, one, machines, traffic).compute for one in (recomputes, keeps))
+    assert slower > quicker
+
+
+@quick
+@given(cards, st.integers(1, 6), st.integers(1, 8), st.sampled_from([16, 64, 128]), st.integers(1, 64))
+def test_a_plan_is_the_same_on_every_rank(card: ModelCard, nodes: int, cores: int, length: int, rows: int) -> None:
+    machines = fleet(nodes=nodes, node=machine(cores=cores))
+    config = RunConfig.model_validate(
+        {"data": {"sequence_length": length}, "train": {"tokens_per_step": length * rows}}
+    )
+    made = make_plan(config, machines, card)
+    assert made == make_plan(config, machines, card)
+    assert made.rows_per_step == rows
+    rank_rows = -(-rows // made.world_size)
+    passes, size = made.accumulation_steps.value, made.micro_batch_rows.value
+    assert (passes - 1) * size < rank_rows <= passes * size
+    assert made.fits == (made.memory.peak.total <= made.memory.limit) == (made.shortfall_bytes == 0)
