@@ -5,23 +5,21 @@ Started twice by self_test.py with the usual rank variables. The last line on st
 
 from __future__ import annotations
 
-import ctypes
 import json
-import signal
 import sys
 import time
 from datetime import timedelta
 from typing import Any
 
 from coremill.hardware.probe import environment_snapshot
+from coremill.launch.process import die_with_parent
 
 PAYLOAD_BYTES = 16 * 2**20
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     """Runs all checks of this rank."""
-    _die_with_parent()
+    die_with_parent()
     environ = environment_snapshot()
     rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
     timeout = timedelta(seconds=float(environ["COREMILL_SELF_TEST_SECONDS"]))
@@ -43,12 +41,6 @@ def main() -> int:
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
     return 0
-
-
-def _die_with_parent() -> None:
-    """Asks the kernel to end this process when the doctor dies, however it dies; Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _all_reduce(world_size: int) -> dict[str, Any]:
