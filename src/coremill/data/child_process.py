@@ -13,6 +13,7 @@ exception here, Ctrl-C included, kills it before it travels on.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -45,7 +46,8 @@ def run_in_child(job: dict[str, Any], on_progress: Callable[[Progress], None] | 
             child.wait()
             for pipe in (child.stdin, child.stdout):
                 if pipe is not None:
-                    pipe.close()
+                    with contextlib.suppress(BrokenPipeError):  # an unread job is still in it
+                        pipe.close()
 
 
 def _converse(

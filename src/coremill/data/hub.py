@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from coremill.data.files import checked_text, missing_column, require_text_type, texts_of_arrow
@@ -126,10 +125,20 @@ def _commit_on_hub(repository: str, revision: str | None) -> str:
 
 
 def _commit_in_cache(repository: str, revision: str | None) -> str | None:
-    from huggingface_hub import try_to_load_from_cache
+    """The commit that is on this machine: the one asked for, or the newest."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
 
-    path = try_to_load_from_cache(repository, "README.md", revision=revision, repo_type="dataset")
-    return Path(path).parent.name if isinstance(path, str) else None
+    try:
+        repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return None
+    found = [repo for repo in repos if repo.repo_type == "dataset" and repo.repo_id == repository]
+    commits = [commit for repo in found for commit in repo.revisions]
+    if revision is not None:
+        commits = [commit for commit in commits if revision in commit.refs or commit.commit_hash.startswith(revision)]
+    newest = max(commits, key=lambda commit: float(commit.last_modified), default=None)
+    return None if newest is None else str(newest.commit_hash)
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
@@ -178,7 +187,7 @@ def _explain(error: Exception, repository: str, revision: str | None, where: str
             return InputError(
                 f"the dataset {repository} has no revision '{revision}'",
                 where=where,
-                do=f"leave @{revision} out, or see https://huggingface.co/datasets/{repository}/tree/main for what there is",
+                do=f"leave @{revision} out, or see https://huggingface.co/datasets/{repository}/tree/main ",
             )
         if isinstance(link, errors.RepositoryNotFoundError):
             return InputError(

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from coremill.errors import InputError
+
 FORMAT_VERSION = 1  # part of every cache key: raise it when the meaning of the files changes
 TOKENS_FILE = "tokens.bin"
 BOUNDARIES_FILE = "boundaries.bin"
@@ -116,3 +118,14 @@ class PackedData:
         if values["evaluation_folder"] is not None:
             values["evaluation_folder"] = Path(values["evaluation_folder"])
         return cls(**values)
+
+
+def require_id_in_vocabulary(token_id: int, token: str, vocabulary_rows: int, tokenizer_name: str, place: str) -> None:
+    """Refuse ids the model has no embedding for, which would be an index error, or worse, in the middle of training."""
+    if token_id >= vocabulary_rows:
+        raise InputError(
+            f"token id {token_id} ({token!r}) is beyond the model's embedding of {vocabulary_rows} rows",
+            where=f"tokenizer: {tokenizer_name}, at {place}",
+            why=f"the model knows ids 0 to {vocabulary_rows - 1}: this tokenizer was made for another model",
+            do="leave the key tokenizer out to use the model's own, or choose a model with as many rows",
+        )

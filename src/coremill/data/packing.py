@@ -14,14 +14,13 @@ from typing import IO, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from coremill.data.packed import BOUNDARIES_FILE, TOKENS_FILE, Progress
-from coremill.data.pieces import PIECE_BYTES, Piece
+from coremill.data.packed import BOUNDARIES_FILE, TOKENS_FILE, Progress, require_id_in_vocabulary
+from coremill.data.pieces import Piece
 from coremill.data.sources import OpenedText
 from coremill.data.tokenizer_files import TextTokenizer
 from coremill.errors import InputError
 
-# The tokenizers library holds about 150 bytes per token while a batch is encoded: 2 MiB of text is some 80 MB. With many
-# cores a batch grows to one whole piece for each.
+# The tokenizers library holds about 150 bytes per token while a batch is encoded: 2 MiB of text is some 80 MB.
 BATCH_CHARACTERS = 1 << 21
 BATCH_PIECES = 8192
 BOUNDARY_BLOCK_TOKENS = 1 << 22
@@ -82,17 +81,6 @@ def pack_text(
     }
 
 
-def require_id_in_vocabulary(token_id: int, token: str, vocabulary_rows: int, tokenizer_name: str, place: str) -> None:
-    """Refuse ids the model has no embedding for, which would be an index error, or worse, in the middle of training."""
-    if token_id >= vocabulary_rows:
-        raise InputError(
-            f"token id {token_id} ({token!r}) is beyond the model's embedding of {vocabulary_rows} rows",
-            where=f"tokenizer: {tokenizer_name}, at {place}",
-            why=f"the model knows ids 0 to {vocabulary_rows - 1}: this tokenizer was made for another model",
-            do="leave the key tokenizer out to use the model's own, or choose a model with as many rows",
-        )
-
-
 class _Writer:
     """Appends documents to tokens.bin and counts."""
 
@@ -141,13 +129,12 @@ class _Writer:
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    enough = max(BATCH_CHARACTERS, PIECE_BYTES * len(os.sched_getaffinity(0)))
     batch: list[Piece] = []
     characters = 0
     for piece in pieces:
         batch.append(piece)
         characters += len(piece.text)
-        if characters >= enough or len(batch) >= BATCH_PIECES:
+        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_PIECES:
             yield batch
             batch, characters = [], 0
     if batch:

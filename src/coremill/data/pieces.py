@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import AnyStr
 
-# 256 KiB: a tokenising batch has several for the cores to share, and nearly all real documents stay whole.
-PIECE_BYTES = 1 << 18
+# 128 KiB: a tokenising batch has sixteen for the cores to share, and nearly all real documents stay whole.
+PIECE_BYTES = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)

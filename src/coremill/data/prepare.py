@@ -18,8 +18,7 @@ from coremill.config.schema import DataSection, RunConfig
 from coremill.data.cache import build_once
 from coremill.data.child_process import run_in_child
 from coremill.data.hub import PREFIX as HUB_PREFIX
-from coremill.data.packed import FORMAT_VERSION, Manifest, PackedData, Progress, read_manifest
-from coremill.data.packing import require_id_in_vocabulary
+from coremill.data.packed import FORMAT_VERSION, Manifest, PackedData, Progress, read_manifest, require_id_in_vocabulary
 from coremill.data.sources import TextSource, identity_of, resolve_source, stamps_of
 from coremill.data.tokenizer_files import tokenizer_identity
 from coremill.errors import InputError
