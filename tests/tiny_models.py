@@ -1,4 +1,4 @@
-"""Tiny Hugging Face model folders with random weights, made on the spot: every family the tests run, one file or indexed shards.
+"""Tiny Hugging Face model folders with random weights, made on the spot for every family, one file or indexed.
 
     folder = make_model(tmp_path / "m", "llama-tied")                  # model.safetensors
     folder = make_model(tmp_path / "m", "gpt2", indexed=True)          # several files and an index
@@ -119,7 +119,7 @@ def make_model(
     seed: int = 0,
     **changes: Any,
 ) -> Path:
-    """A folder as `save_pretrained` writes it; all parameters random, norms and biases too, so that none can be mixed up."""
+    """A folder as `save_pretrained` writes it; norms and biases are random too, so that none can be mixed up."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -145,5 +145,6 @@ def make_tokenizer(folder: Path, vocabulary: int = VOCABULARY) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=[], unk_token="<|end|>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", bos_token="<|end|>").save_pretrained(folder)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", bos_token="<|end|>")
+    wrapped.save_pretrained(folder)
     return folder

@@ -1,8 +1,9 @@
-"""Leaves the model as a plain Hugging Face folder: what `AutoModelForCausalLM.from_pretrained` loads, with equal logits.
+"""Leaves the model as a plain Hugging Face folder that `AutoModelForCausalLM` loads, with identical logits.
 
-The mirror of loading: sizes are known beforehand, so the header is written first, and then rank 0 streams rows to the file as they come,
-its own and the other ranks', a few megabytes at a time. No rank ever holds the whole model; only tensors that have to be split or
-merged back into the form of the original files are put together on rank 0, one group at a time.
+The mirror of loading: sizes are known beforehand, so the header is written first, and then rank 0 streams rows to the
+file as they come, its own and the other ranks', a few megabytes at a time. No rank ever holds the whole model; only
+tensors that have to be split or merged back into the form of the original files are put together on rank 0, a layer at
+a time.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def _write_file(
     world: Ranks,
     failure: OSError | None,
 ) -> OSError | None:
-    """Stream one file; after a failed write rank 0 still takes what the others send, so that no rank is left waiting."""
+    """Stream one file; after a failed write rank 0 still takes what the others send: no rank is left waiting."""
     with contextlib.ExitStack() as stack:
         stream: IO[bytes] | None = None
         if world.rank == 0 and failure is None:
@@ -290,16 +291,16 @@ def _rows(tensor: torch.Tensor, world: Ranks) -> Iterator[torch.Tensor]:
     if not isinstance(tensor, DTensor):
         if world.rank == 0:
             flat = tensor.detach().reshape(-1)
-            yield from flat.split(PIECE_BYTES // flat.element_size()) if flat.numel() else ()
+            yield from _pieces(flat)
         return
     local = tensor.to_local().detach().reshape(-1)
     group = tensor.device_mesh.get_group()
     step = PIECE_BYTES // local.element_size()
     if world.rank != 0:
-        for piece in local.split(step) if local.numel() else ():
+        for piece in _pieces(local):
             dist.send(piece.contiguous(), group=group, group_dst=0)
         return
-    yield from local.split(step) if local.numel() else ()
+    yield from _pieces(local)
     row_elements = tensor.numel() // max(1, tensor.shape[0])
     buffer = torch.empty(step, dtype=local.dtype)
     for rank in range(1, world.size):
@@ -312,8 +313,13 @@ def _rows(tensor: torch.Tensor, world: Ranks) -> Iterator[torch.Tensor]:
             remaining -= piece.numel()
 
 
+def _pieces(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A flat tensor cut into pieces of a few megabytes."""
+    return torch.split(flat, PIECE_BYTES // flat.element_size()) if flat.numel() else ()
+
+
 def _as_bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _write_beside(

@@ -1,7 +1,7 @@
 """The module without its weights: parameters on the meta device, buffers real, and where its decoder layers are.
 
 Nothing here knows a model family. A buffer that is not in the checkpoint (rotary frequencies, causal masks) keeps the
-value its constructor gave it, so it is right by construction; a parameter takes no memory until an engine has placed it.
+value its constructor gave it, so it is right; a parameter takes no memory until an engine has placed it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _cannot_build(source: ModelFolder, error: Exception) -> InputError:
 def _parameters_on_meta() -> Iterator[None]:
     """Every parameter registered in this context moves to meta at once.
 
-    Its constructor has reserved addresses, but with initialisation off it has touched no page: an 8 B model costs nothing.
+    Its constructor has reserved addresses, but with initialisation off it touched no page: an 8 B model costs nothing.
     """
     register = nn.Module.register_parameter
 

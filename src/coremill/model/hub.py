@@ -1,7 +1,8 @@
 """Downloads from the Hugging Face hub: which files, and what to say when it does not work.
 
-The hub is asked for the file list first, under a deadline: a missing network, a gated or unknown model and a pickle-only checkpoint
-are known within seconds, before a single weight has moved. Files go to the hub's own cache, which other tools share.
+The hub is asked for the file list first, under a deadline: a missing network, a gated or unknown model and a
+pickle-only checkpoint are known within seconds, before a single weight has moved. Files go to the hub's own cache,
+which other tools share.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def explain(error: Exception, name: str, revision: str | None, setting: str) -> 
         return InputError(
             f"{name} is gated on the hub",
             where=setting,
-            why="its owner asks for a licence to be accepted, and this machine is not logged in with an account that did",
+            why="its owner wants a licence accepted, and this machine is not logged in with an account that did",
             do=f"accept the licence at https://huggingface.co/{name}, then run: hf auth login",
         )
     if isinstance(error, errors.RevisionNotFoundError):
@@ -125,7 +126,7 @@ def _ask(name: str, revision: str | None) -> Any:
 def _choose_files(
     name: str, info: Any, revision: str | None, wanted: Sequence[str], weights: bool
 ) -> tuple[list[str], int]:
-    """Exactly the files of the model: repositories also hold other formats, precisions and subfolders of the same weights."""
+    """Exactly the files of the model: repositories also hold the same weights in other formats and precisions."""
     from huggingface_hub import hf_hub_download
 
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
@@ -137,7 +138,8 @@ def _choose_files(
             files.append(SINGLE_FILE)
         elif INDEX_FILE in top:
             path = Path(hf_hub_download(name, INDEX_FILE, revision=info.sha or revision))
-            files += sorted(set(parse_index(json.loads(path.read_text(encoding="utf-8")), f"{name}/{INDEX_FILE}").values()))
+            weight_map = parse_index(json.loads(path.read_text(encoding="utf-8")), f"{name}/{INDEX_FILE}")
+            files += sorted(set(weight_map.values()))
         else:
             pickles = pickle_files(top)
             if pickles:

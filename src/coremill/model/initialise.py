@@ -1,8 +1,9 @@
 """Random weights that are the same for any number of ranks, made where they live.
 
-What a model does to each of its parameters is recorded once, on meta: its own `_init_weights` runs with transformers' initialisation
-functions replaced by recorders. Each rank then replays the record on its own rows only. Rows come in blocks, and every block
-has a generator of its own, seeded by (seed, parameter, block): who draws a block, and what was drawn before, does not matter.
+What a model does to each of its parameters is recorded once, on meta: its own `_init_weights` runs with transformers'
+initialisation functions replaced by recorders. Each rank then replays the record on its own rows only. Rows come in
+blocks, and every block has a generator of its own, seeded by (seed, parameter, block): who draws a block, and what was
+drawn before it, does not matter.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from coremill.errors import InputError
 from coremill.model.slices import RowSlice
 
 BLOCK_ROWS = 64
-# A block that only partly belongs to a rank is drawn into a temporary: keep that small where rows are long (merged experts).
+# A block that only partly belongs to a rank is drawn into a temporary: keep it small where rows are long (experts).
 BLOCK_BYTES = 16 * 2**20
 
 CONSTANTS = {"zeros_": 0.0, "ones_": 1.0}
@@ -51,7 +52,7 @@ Record = dict[str, list[InitialOperation]]
 
 
 def record_initialisation(blueprint: PreTrainedModel) -> Record:
-    """What the model's own initialisation does to each parameter, in order; needs no memory, as all of it is on meta."""
+    """What the model's own initialisation does to each parameter, in order; all on meta, so it needs no memory."""
     names = {
         parameter.untyped_storage()._cdata: (name, parameter) for name, parameter in blueprint.named_parameters()
     }
@@ -62,8 +63,9 @@ def record_initialisation(blueprint: PreTrainedModel) -> Record:
         if name is None or parameter is None:
             return  # a buffer: it has its value from the constructor
         function, arguments = _in_plain_terms(function, arguments, tensor)
+        rows = _rows(tensor, parameter)
         operation = InitialOperation(
-            function, arguments, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), _rows(tensor, parameter)
+            function, arguments, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), rows
         )
         whole = tensor.shape == parameter.shape
         record[name] = [operation] if whole else [*record.get(name, ()), operation]
@@ -142,7 +144,7 @@ def _generator(seed: int, name: str, order: int, block: int) -> torch.Generator:
 def _rows(tensor: torch.Tensor, parameter: nn.Parameter) -> tuple[int, int] | None:
     """The rows of the parameter that a view covers; None where it covers parts of rows."""
     row_elements = max(1, math.prod(parameter.shape[1:]))
-    offset, count = tensor.storage_offset(), tensor.numel()
+    offset, count = int(tensor.storage_offset()), tensor.numel()
     if not tensor.is_contiguous() or offset % row_elements or count % row_elements:
         return None
     return offset // row_elements, (offset + count) // row_elements
@@ -151,7 +153,7 @@ def _rows(tensor: torch.Tensor, parameter: nn.Parameter) -> tuple[int, int] | No
 def _in_plain_terms(
     function: str, arguments: dict[str, Any], tensor: torch.Tensor
 ) -> tuple[str, dict[str, Any]]:
-    """Scaled initialisations look at the shape of the whole tensor: put them as a normal or uniform draw of known width."""
+    """Scaled initialisations look at the whole shape: put them as a normal or uniform draw of known width."""
     if function in CONSTANTS:
         return "constant_", {"val": CONSTANTS[function]}
     if function in ("xavier_uniform_", "xavier_normal_"):

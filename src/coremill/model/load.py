@@ -1,7 +1,7 @@
 """Fills a placed module: each rank reads the byte ranges of its own rows, or draws them, and never holds more.
 
-What it costs: this rank's rows of every tensor that only needs a new name, once. Tensors that transformers' converters merge, split
-or transpose (a mixture's experts) are read whole by every rank, one conversion at a time.
+What it costs: this rank's rows of every tensor that only needs a new name, once. Tensors that transformers' converters
+merge, split or transpose (a mixture's experts) are read whole by every rank, one conversion at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LoadReport:
 def fill_parameters(
     model: nn.Module, source: ModelFolder, *, rank: int, world_size: int, seed: int
 ) -> LoadReport:
-    """Write this rank's rows of every parameter: from the folder's files, or drawn by the model's own initialisation."""
+    """Write this rank's rows of every parameter: from the folder's files, or drawn as the model itself would."""
     started = time.perf_counter()
     tensors = named_tensors(model)
     aliases = _aliases(tensors)

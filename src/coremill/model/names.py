@@ -1,8 +1,8 @@
 """From the names in files to the names in the module, by transformers' own conversion mapping.
 
-Names in files differ from module names: a base model's prefix, GPT-NeoX's head, legacy names, experts that the module keeps merged.
-Most differences are a renaming: then a rank reads its rows by byte range. The rest (merged, split, transposed tensors) go through
-transformers' converters, which need their sources whole.
+Names in files differ from module names: a base model's prefix, GPT-NeoX's head, legacy names, experts that the module
+keeps merged. Most differences are a renaming: then a rank reads its rows by byte range. The rest (merged, split,
+transposed tensors) go through transformers' converters, which need their sources whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Conversion:
     """File tensors that become parameters by more than a new name."""
 
     converter: Any
-    sources: list[tuple[str, str]] = field(default_factory=list)  # name in the file, pattern of the converter it matched
+    sources: list[tuple[str, str]] = field(default_factory=list)  # name in the file, converter's pattern it matched
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class NameMap:
 
 
 def map_names(blueprint: PreTrainedModel, file_names: Iterable[str]) -> NameMap:
-    """Map the names of files on a module that no engine has wrapped (wrappers change class names, which the mapping goes by)."""
+    """Map the names of files on a module that no engine has wrapped: the mapping goes by class names."""
     transforms = get_model_conversion_mapping(blueprint)
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
     converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]

@@ -1,7 +1,7 @@
 """Reads rows of tensors out of safetensors files by byte range, casting on the way in.
 
-Plain reads into a small reused buffer, never a memory map: mapped pages count as memory of the process (a rank would seem to hold
-every page it touched), and page faults over a network file system are slow. The page cache, in contrast, is the kernel's.
+Plain reads into a small reused buffer, never a memory map: mapped pages count as memory of the process (a rank would
+seem to hold every page it touched), and page faults over a network file system are slow. The page cache is the kernel's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class TensorReader:
     def __enter__(self) -> TensorReader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
@@ -84,7 +86,7 @@ class TensorReader:
 
     def _read_into(self, header: TensorHeader, position: int, target: torch.Tensor) -> None:
         """Fill a byte tensor from a file; a read may return less than asked for."""
-        view = memoryview(target.numpy())
+        view = target.numpy().data
         descriptor = self._descriptor(header.file)
         done = 0
         while done < len(view):

@@ -1,11 +1,12 @@
 """Which rows of a parameter this rank holds, and the memory they live in.
 
-A parameter is a plain tensor (all rows) or a DTensor cut on dim 0 over a one-dimensional mesh, by FSDP2's rule: rank r of N holds
-rows [r*c, (r+1)*c) with c = ceil(rows/N), the last ranks fewer or none.
+A parameter is a plain tensor (all rows) or a DTensor cut on dim 0 over a one-dimensional mesh, by FSDP2's rule: rank r
+of N holds rows [r*c, (r+1)*c) with c = ceil(rows/N), the last ranks fewer or none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -52,11 +53,12 @@ def slice_of(name: str, tensor: torch.Tensor, rank: int, world_size: int) -> Row
         local = tensor.detach()
         return RowSlice(name, shape, 0, shape[0] if shape else 1, local)
     if tuple(tensor.placements) != (Shard(0),):
-        raise NotImplementedError(f"{name} is placed as {tensor.placements}; one mesh dimension with Shard(0) is supported")
+        raise NotImplementedError(f"{name} is placed as {tensor.placements}, not as Shard(0) on one mesh dimension")
     start, stop = rows_of_rank(shape[0], rank, world_size)
     local = tensor.to_local().detach()
     if tuple(local.shape) != (stop - start, *shape[1:]):
-        raise AssertionError(f"rank {rank} of {world_size} holds {tuple(local.shape)} of {name}, not rows {start} to {stop}")
+        held = f"rank {rank} of {world_size} holds {tuple(local.shape)} of {name}"
+        raise AssertionError(f"{held}, not rows {start} to {stop}")
     return RowSlice(name, shape, start, stop, local)
 
 
@@ -94,5 +96,6 @@ def materialise(model: nn.Module) -> None:
                 fresh[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             module._parameters[name] = fresh[id(parameter)]
     if isinstance(model, FSDPModule):
-        # FSDP2 overrides _apply: it swaps the tensors inside its own parameters, pads uneven shards and keeps its references.
-        model._apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
+        # FSDP2 overrides _apply: it swaps the tensors in place, pads uneven shards and keeps its references.
+        apply: Callable[[Callable[[torch.Tensor], torch.Tensor]], nn.Module] = model._apply
+        apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)

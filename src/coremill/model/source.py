@@ -1,6 +1,6 @@
-"""Where the model comes from: a folder, the hub, or a config to start from scratch. Torch-free; runs before any rank starts.
+"""Where the model comes from: a folder, the hub, or a config to start from scratch.
 
-Whatever is wrong with the model's files is found here, so that one message is shown and no rank has to die of it.
+Torch-free, and run before any rank starts: whatever is wrong with the model's files is found here and said once.
 Code that comes with a model is never run, and a pickle is never opened.
 """
 
@@ -156,12 +156,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"config.json cannot be read: {error}", where=str(path)) from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise InputError("config.json has no model_type", where=str(path), do="use the config.json of a transformers model")
+        advice = "use the config.json of a transformers model"
+        raise InputError("config.json has no model_type", where=str(path), do=advice)
     return config
 
 
 def _write_config(config: dict[str, Any], cache: Path, name: str) -> Path:
-    """A folder in the cache with this config.json, named by its content; ranks and runs may write it at the same time."""
+    """A folder in the cache with this config.json, named by its content; several processes may write it at once."""
     if not isinstance(config.get("model_type"), str):
         raise InputError("model.config has no model_type", where="model.config", do="add for example model_type: llama")
     try:

@@ -256,5 +256,6 @@ def pickle_refusal(model: str, file: str, destination: str) -> InputError:
         f"the model has only a pickle checkpoint ({file})",
         where=model,
         why="coremill reads safetensors only: unpickling a file can run any code that someone put into it",
-        do=f"if you trust its source, convert it once and train from {destination}:\n    python -c {shlex.quote(program)}",
+        do=f"if you trust its source, convert it once, then train from {destination}:\n"
+        f"    python -c {shlex.quote(program)}",
     )
