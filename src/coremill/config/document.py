@@ -25,6 +25,8 @@ _TEXT_TAGS = {f"{_TAG}str", f"{_TAG}timestamp", f"{_TAG}value"}
 # 2e-5: text to a YAML 1.1 reader, a number to people
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+")
 
+_DIGITS_READ = 100  # beyond any setting; Python itself stops writing whole numbers out at 4300 digits
+
 _SYNTAX_HELP = (
     ("'\\t'", "indent with spaces, not tabs"),
     ("mapping values are not allowed", "check the indentation; put quotes around a value that contains ': '"),
@@ -164,6 +166,8 @@ def _whole_number(text: str) -> int:
     digits = text.replace("_", "").lower()
     sign = -1 if digits.startswith("-") else 1
     digits = digits.lstrip("+-")
+    if len(digits) > _DIGITS_READ:
+        raise ValueError("too long")
     for prefix, base in (("0x", 16), ("0o", 8), ("0b", 2)):
         if digits.startswith(prefix):
             return sign * int(digits[2:], base)

@@ -113,7 +113,7 @@ def _remedy(key: Key, value: Any) -> str:
     if isinstance(value, float) and "integer" in key.kinds and value.is_integer() and key.in_range(value):
         return f"write {int(value)}"
     if isinstance(value, (int, float)) and key.is_text:
-        return f'put it in quotes: "{_as_written(value)}"'
+        return "put it in quotes" + (f': "{_as_written(value)}"' if isinstance(value, int) else "")
     if isinstance(value, Mapping) and "object" in key.kinds:
         return f"use text for the keys inside {key.dotted}"
     return f"give {key.takes}"

@@ -61,6 +61,7 @@ FILES = [
     ("train:\n  steps: 1\n  learning_rate:", "train.learning_rate must be a number above 0, not empty", "3 (", "", "default (2e-05)"),
     ("train: {steps: 1}\nrun: {export: yes}", "run.export must be true or false, not the text 'yes'", "2 (", "", "write true or false"),
     ("train: {steps: 1}\nmodel: {revision: 1234}", "model.revision must be text or null, not 1234", "2 (", "", 'put it in quotes: "1234"'),
+    ("train: {steps: 1}\nmodel: {revision: 12e4567}", "model.revision must be text or null, not inf", "2 (", "", "put it in quotes"),
     ("train: {steps: 1}\ndata: {source: [a, b]}", "data.source must be text, not a list", "2 (", "glob", "give text"),
     ("train: {steps: 1}\nmodel: 5", "model must be text, or a section of keys, not 5", "2 (model)", "name, revision", "model.name"),
     ("train: 5", "train must be a section of keys, not 5", "1 (train)", "steps, epochs", "--set train.steps"),
