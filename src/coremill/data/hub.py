@@ -2,8 +2,8 @@
 
 Access goes through `huggingface_hub` and `datasets`, each imported only when a source needs it. The commit is asked
 for first, with one request and a deadline: it identifies the text for the cache, and it finds a missing, gated or
-unreachable dataset in seconds, where `datasets` alone retries for 23 s on a refused connection and for over a minute
-on a silent one.
+unreachable dataset in seconds, where `datasets` alone retries for 23 s on a refused connection (measured) and, by its
+settings, for over a minute on a silent one.
 """
 
 from __future__ import annotations
