@@ -12,8 +12,9 @@ from coremill.plan.memory import layer_bytes_per_token
 from coremill.plan.traffic import Traffic
 from coremill.plan.types import Arrangement, StepSeconds
 
-# Share of the calibrated matmul rate that the products of a training step reach.
-MATMUL_SHARE = 0.95
+# Share of the calibrated matmul rate that the products of a training step reach. A 42 M parameter Llama in fp32 on two
+# Neoverse-N1 cores reached 0.71 to 0.73 of the calibrated rate over the whole step (the machine was busy meanwhile).
+MATMUL_SHARE = 0.78
 # Reads and writes per byte kept for backward by all that is not a product: norms, rotary, SwiGLU, residual, backward.
 ELEMENTWISE_PASSES = 3.0
 # Reads and writes of a chunk of logits besides the three products: softmax, gather, exp, scaling, in fp32.
