@@ -29,8 +29,8 @@ DATA_BYTES = 16 * MIB
 # A slice on its way from file to parameter.
 LOAD_SLICE_BYTES = 64 * MIB
 
-# What the allocator keeps of freed activations, as a share of activations, logits and buffers. One run behind it so far:
-# a 42 M parameter Llama, one rank, 2048 tokens at once, Neoverse-N1: 2.10 GB measured, 2.03 GB planned with this share.
+# What the allocator keeps of freed activations, as a share of activations, logits and buffers. One run behind it so
+# far: a 42 M parameter Llama, one rank, 2048 tokens at once, Neoverse-N1, 2.10 GB measured.
 SLACK_SHARE = 0.08
 # Thread stacks, oneDNN's scratchpads and packed weights, gloo's rings, with one step done.
 SLACK_BYTES = 32 * MIB
@@ -220,7 +220,7 @@ def logits_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     rows = min(tokens, max(LOGITS_MIN_ROWS, LOGITS_CHUNK_BYTES // (4 * vocabulary)))
     chunk = rows * vocabulary * (arrangement.compute_bytes + 4)
     if rows < tokens:
-        # The next chunk is made while the last one's probabilities still stand (measured: three chunks of 67 MB at once).
+        # The next chunk is made while the last one's probabilities still stand (measured: three of 67 MB at once).
         chunk += 4 * rows * vocabulary
     if arrangement.dtype == "bf16" and rows < tokens:
         # The weight's gradient is summed in fp32 over chunks, each made in bf16.
