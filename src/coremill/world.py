@@ -23,7 +23,7 @@ from coremill.errors import CoremillError, PeerLost
 from coremill.launch.followers import follower_line
 from coremill.launch.identity import NodeIdentity, RankIdentity, identify, identify_node
 from coremill.launch.lost import as_peer_lost, peer_errors
-from coremill.launch.meeting import POLL_SECONDS, SLOWEST_POLL_SECONDS, call_the_roll, open_store
+from coremill.launch.meeting import POLL_SECONDS, SLOWEST_POLL_SECONDS, call_the_roll, nodes_of, open_store
 from coremill.launch.sockets import close_sockets_since, interface_towards, open_sockets
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ T = TypeVar("T")
 # torch waits 30 minutes for a silent peer by default; five are enough for the slowest first step we plan for.
 DEFAULT_TIMEOUT_SECONDS = 300.0
 HEARTBEAT_SECONDS = 2.0
+HEARING_SECONDS = 3.0  # a failing rank waits this long for the others to hear why
 
 
 class PeerFailed(CoremillError):
@@ -172,27 +173,31 @@ class World:
         """
         self._once_calls += 1
         prefix = f"once/{self._once_calls}"
-        error: BaseException | None = None
         if self.local_rank == 0:
             with _heartbeats(self.store, f"{prefix}/beat"):
                 try:
-                    document: dict[str, Any] = {"value": action()}
-                    text = json.dumps(document)
-                except BaseException as raised:  # KeyboardInterrupt too: nobody waits for a rank that leaves
-                    error = raised
-                    text = json.dumps(
-                        {"error": str(raised), "rank": self.rank, "exit_code": getattr(raised, "exit_code", 1)}
-                    )
+                    text = json.dumps({"value": action()})
+                except BaseException as error:  # KeyboardInterrupt too: nobody waits for a rank that leaves
+                    self._tell_failure(prefix, error)
+                    raise
             with peer_errors():
                 self.store.set(f"{prefix}/node/{self.node_rank}", text)
-                if error is not None and self.store.add(f"{prefix}/failures", 1) == 1:
-                    self.store.set(f"{prefix}/failed", text)
                 self.store.add(f"{prefix}/done", 1)
-        if error is not None:
-            raise error
         with peer_errors():
             result: T = self._wait_for_nodes(prefix)
         return result
+
+    def _tell_failure(self, prefix: str, error: BaseException) -> None:
+        """Tell the others why, and give them a moment to hear it: when rank 0 leaves, the store goes with it."""
+        text = json.dumps({"error": str(error), "rank": self.rank, "exit_code": getattr(error, "exit_code", 1)})
+        with contextlib.suppress(RuntimeError):  # the others are gone already: the error itself is what counts
+            if self.store.add(f"{prefix}/failures", 1) == 1:
+                self.store.set(f"{prefix}/failed", text)
+            deadline = time.monotonic() + HEARING_SECONDS
+            while time.monotonic() < deadline:
+                if self.store.add(f"{prefix}/heard", 0) + self.store.add(f"{prefix}/failures", 0) >= self.size:
+                    return
+                time.sleep(POLL_SECONDS)
 
     def _wait_for_nodes(self, prefix: str) -> Any:
         """Poll until every host is done or one failed; give up when no heartbeat came for the timeout."""
@@ -201,6 +206,7 @@ class World:
         while True:
             if self.store.check([f"{prefix}/failed"]):
                 failure = json.loads(self.store.get(f"{prefix}/failed"))
+                self.store.add(f"{prefix}/heard", 1)
                 self._follow(failure["rank"])
                 raise PeerFailed(failure["error"], failed_rank=failure["rank"], exit_code=failure["exit_code"])
             if self.store.add(f"{prefix}/done", 0) >= self.nodes:
@@ -276,11 +282,11 @@ def _meet(identity: RankIdentity, timeout_seconds: float) -> World:
     roster = call_the_roll(store, identity, deadline)
     with peer_errors():
         dist.init_process_group("gloo", store=store, rank=identity.rank, world_size=identity.size, timeout=timeout)
-    nodes: list[str] = list(dict.fromkeys(entry["node"] for entry in roster))
+    nodes = nodes_of(roster)
     return World(
         identity=identity,
-        node_rank=nodes.index(roster[identity.rank]["node"]),
-        nodes=len(nodes),
+        node_rank=nodes[identity.rank],
+        nodes=len(set(nodes)),
         hostnames=tuple(entry["host"] for entry in roster),
         store=store,
         timeout_seconds=timeout_seconds,

@@ -237,3 +237,16 @@ def test_no_process_is_left_behind() -> None:
     nursery = ranks._nursery().process.pid
     children = Path(f"/proc/{nursery}/task/{nursery}/children").read_text().split()
     assert children == []
+
+
+def fail_and_leave(world: World) -> None:
+    """The error goes through join_world: rank 0, which serves the store, leaves as fast as it can."""
+    world.once_per_node(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_the_others_hear_why_before_rank_0_leaves(turn: int) -> None:
+    with pytest.raises(RankError, match="division by zero") as caught:
+        run_ranks(fail_and_leave, 3)
+    assert (caught.value.rank, caught.value.kind) == (0, "ZeroDivisionError")
+    assert "rank 1: PeerFailed, rank 2: PeerFailed" in str(caught.value)

@@ -157,11 +157,13 @@ def _torch(environ: Mapping[str, str], mpi: RankIdentity | None) -> RankIdentity
     """RANK and WORLD_SIZE, the form torchrun made common; coremill's own launcher sets the same."""
     rank = _integer(environ, "RANK", minimum=0)
     size = _integer(environ, "WORLD_SIZE", minimum=1)
+    wraps_mpi = mpi is not None and (mpi.rank, mpi.size) == (rank, size)  # a wrapper script that copies MPI's variables
     master_address = environ.get("MASTER_ADDR") or (mpi.master_address if mpi else "")
+    other_port = mpi.master_port if wraps_mpi and mpi is not None else 0 if size == 1 else DEFAULT_PORT
     if "LOCAL_RANK" in environ:
         local_rank = _integer(environ, "LOCAL_RANK", minimum=0)
         local_size = _integer(environ, "LOCAL_WORLD_SIZE", minimum=1)
-    elif mpi is not None and (mpi.rank, mpi.size) == (rank, size):
+    elif wraps_mpi and mpi is not None:
         local_rank, local_size = mpi.local_rank, mpi.local_size
     elif is_loopback(master_address):
         local_rank, local_size = rank, size
@@ -180,7 +182,7 @@ def _torch(environ: Mapping[str, str], mpi: RankIdentity | None) -> RankIdentity
         local_size=local_size,
         node_rank=_integer(environ, "GROUP_RANK", minimum=0) if "GROUP_RANK" in environ else None,
         master_address=master_address,
-        master_port=_integer(environ, "MASTER_PORT", minimum=0, default=0 if size == 1 else DEFAULT_PORT),
+        master_port=_integer(environ, "MASTER_PORT", minimum=0, default=other_port),
         launcher="coremill" if ours else "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "environment",
         agent_store=not ours and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         store_fd=store_fd,

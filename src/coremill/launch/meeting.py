@@ -6,8 +6,10 @@ Torch is imported only inside functions.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -73,8 +75,12 @@ def open_store(identity: RankIdentity, deadline: float) -> Store:
 def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list[dict[str, Any]]:
     """Every rank says who it is; rank 0 checks that all are there and agree, and tells everyone the outcome."""
     host = socket.gethostname()
-    node = host if identity.node_rank is None else f"node {identity.node_rank}"
-    entry = {"size": identity.size, "host": host, "node": node}
+    entry = {
+        "size": identity.size,
+        "host": host,
+        "machine": f"{host} {_network_namespace()}" if identity.node_rank is None else f"node {identity.node_rank}",
+        "local_rank": identity.local_rank,
+    }
     with peer_errors():
         if store.add(f"claims/{identity.rank}", 1) > 1:
             raise InputError(
@@ -108,6 +114,29 @@ def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list
         )
     entries: list[dict[str, Any]] = roll["entries"]
     return entries
+
+
+def nodes_of(roster: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The node of every rank, counted in the order ranks name them.
+
+    Launchers that do not number nodes leave the name of the machine. Two containers may share one; a local rank that
+    comes twice gives them away.
+    """
+    seen: dict[tuple[str, int], int] = {}
+    numbers: dict[tuple[str, int], int] = {}
+    nodes = []
+    for entry in roster:
+        local = (entry["machine"], entry["local_rank"])
+        turn = seen[local] = seen.get(local, 0) + 1
+        nodes.append(numbers.setdefault((entry["machine"], turn), len(numbers)))
+    return nodes
+
+
+def _network_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return 0
 
 
 def _collect(store: Store, size: int, deadline: float) -> dict[str, Any]:

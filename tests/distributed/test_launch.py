@@ -1,0 +1,352 @@
+"""Starting and stopping: real processes under coremill's launcher, torchrun, Open MPI and MPICH."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coremill.launch.local import Outcome, run_local_ranks
+from coremill.launch.sockets import own_address_towards
+from rank_plans import rank_plan
+
+TESTS = Path(__file__).resolve().parents[1]
+MEET = TESTS / "meet.py"
+ENVIRON = {
+    **{name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"},
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)]),
+}
+TOLD_WITHIN_SECONDS = 30  # far below the minutes that collectives wait; machines are shared
+
+# Ranks without torch: quick to start. Each leaves a file that says it is up, with its pid.
+PRELUDE = """
+import os, pathlib, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+up = pathlib.Path(os.environ["UP"])
+def say_up():
+    (up / f"new-{rank}").write_text(str(os.getpid()))
+    (up / f"new-{rank}").rename(up / f"up-{rank}")
+def wait_for(count):
+    while len(list(up.glob("up-*"))) < count: time.sleep(0.02)
+"""
+
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+def launch(folder: Path, code: str, ranks: int = 2, **options: Any) -> Outcome:
+    """Run `code` on ranks under coremill's launcher, in this process."""
+    options = {"plan": rank_plan(ranks), "environ": {**ENVIRON, "UP": str(folder)}, **options}
+    outcome = run_local_ranks(argv=[sys.executable, "-c", PRELUDE + code], log_folder=folder, **options)
+    assert_gone(folder)
+    return outcome
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(file.read_text()) for file in folder.glob("up-*")]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+def assert_gone(folder: Path, within_seconds: float = TOLD_WITHIN_SECONDS) -> None:
+    """No process that said it was up is left."""
+    deadline = time.monotonic() + within_seconds
+    while time.monotonic() < deadline and any(is_alive(pid) for pid in pids(folder)):
+        time.sleep(0.02)
+    assert [pid for pid in pids(folder) if is_alive(pid)] == []
+
+
+# --- ranks that end ---
+
+
+def test_all_well(tmp_path: Path) -> None:
+    ticks: list[float] = []
+    code = "say_up(); print('hello from', rank, os.environ['WORLD_SIZE'], flush=True); time.sleep(0.5)"
+    outcome = launch(tmp_path, code, 3, on_tick=lambda: ticks.append(time.monotonic()))
+    assert (outcome.exit_code, outcome.failed_rank, outcome.message) == (0, None, "")
+    assert outcome.exit_codes == (0, 0, 0)
+    assert (tmp_path / "rank-00002.log").read_text() == "hello from 2 3\n"
+    assert len(ticks) >= 2
+    assert {setting.variable for setting in outcome.settings} >= {"OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"}
+
+
+def test_ranks_are_pinned_inside_the_inherited_mask(tmp_path: Path) -> None:
+    inherited = sorted(os.sched_getaffinity(0))
+    plan = rank_plan(2, cpus=((inherited[-1],), (10_000,)))
+    code = "say_up(); print(sorted(os.sched_getaffinity(0)), os.getsid(0) == os.getpid())"
+    outcome = launch(tmp_path, code, plan=plan)
+    assert outcome.exit_code == 0
+    assert (tmp_path / "rank-00000.log").read_text() == f"{[inherited[-1]]} True\n"
+    assert (tmp_path / "rank-00001.log").read_text() == f"{inherited} True\n"
+    assert sorted(os.sched_getaffinity(0)) == inherited
+
+
+def test_a_failing_rank_is_named_and_ends_the_others(tmp_path: Path) -> None:
+    code = "say_up(); wait_for(3)\nif rank == 1: raise ValueError('poisoned batch')\ntime.sleep(600)"
+    outcome = launch(tmp_path, code, 3)
+    assert (outcome.exit_code, outcome.failed_rank, outcome.signal) == (1, 1, None)
+    assert "rank 1 failed with exit code 1" in outcome.message
+    assert outcome.log_tail.count("ValueError: poisoned batch") == 1
+    assert outcome.log_file == tmp_path / "rank-00001.log"
+    assert outcome.exit_codes == (-signal.SIGTERM, 1, -signal.SIGTERM)
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    code = f"{DEAF}; say_up(); wait_for(2)\nif rank == 0: sys.exit(78)\ntime.sleep(600)"
+    outcome = launch(tmp_path, code, grace_seconds=0.3)
+    assert (outcome.exit_code, outcome.failed_rank) == (78, 0)
+    assert outcome.exit_codes == (78, -signal.SIGKILL)
+    assert "bad config or input" in outcome.message
+
+
+@pytest.mark.parametrize(("first", "code"), [("the one that lost its peers", 69), ("the one that follows", 78)])
+def test_a_rank_that_only_followed_is_not_blamed(tmp_path: Path, first: str, code: int) -> None:
+    """It ends first; the one that failed takes a little longer."""
+    program = f"""
+say_up(); wait_for(2)
+if rank == 0:
+    if {code} == 78: print("coremill: rank 0 ends because rank 1 failed", flush=True)
+    sys.exit({code})
+time.sleep(0.7)
+print("the real reason", flush=True)
+sys.exit(78)
+"""
+    outcome = launch(tmp_path, program)
+    assert (outcome.exit_code, outcome.failed_rank) == (78, 1)
+    assert outcome.log_tail == "the real reason\n"
+
+
+def test_lost_peers_are_told_where_nobody_else_failed(tmp_path: Path) -> None:
+    outcome = launch(tmp_path, "say_up(); sys.exit(69 if rank else 0)")
+    assert (outcome.exit_code, outcome.failed_rank) == (69, 1)
+    assert "lost the connection" in outcome.message
+
+
+def test_a_killed_rank_is_told_with_its_signal(tmp_path: Path) -> None:
+    code = "say_up(); wait_for(2)\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
+    outcome = launch(tmp_path, code)
+    assert (outcome.exit_code, outcome.failed_rank, outcome.signal) == (137, 1, signal.SIGKILL)
+    assert outcome.message.startswith("rank 1 was ended by SIGKILL")
+
+
+def test_children_of_a_dead_rank_are_ended(tmp_path: Path) -> None:
+    """A child holds its parent's sockets, and so lets a dead rank look alive."""
+    code = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+(up / f"up-{rank}").write_text(str(child.pid))
+os._exit(3 if rank else 0)
+"""
+    assert launch(tmp_path, code).exit_code == 3
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    outcome = run_local_ranks(argv=["no-such-program"], plan=rank_plan(2), environ=ENVIRON, log_folder=tmp_path)
+    assert (outcome.exit_code, outcome.failed_rank) == (127, 0)
+    assert "cannot start no-such-program" in outcome.log_tail
+
+
+def test_an_error_while_drawing_leaves_no_rank(tmp_path: Path) -> None:
+    def on_tick() -> None:
+        if len(pids(tmp_path)) == 2:
+            raise OSError("the terminal is gone")
+
+    with pytest.raises(OSError, match="the terminal is gone"):
+        launch(tmp_path, "say_up(); time.sleep(600)", on_tick=on_tick)
+    assert_gone(tmp_path)
+
+
+# --- stopping the launcher ---
+
+
+@contextlib.contextmanager
+def launcher(folder: Path, code: str, ranks: int = 2, grace: float = 5.0) -> Iterator[subprocess.Popen[str]]:
+    """A launcher process whose ranks are all up."""
+    process = subprocess.Popen(
+        [sys.executable, str(TESTS / "launch_ranks.py"), str(ranks), str(folder), "-c", PRELUDE + code],
+        env={**ENVIRON, "GRACE": str(grace)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "READY\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert_gone(folder)
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    output, _ = process.communicate(timeout=TOLD_WITHIN_SECONDS)
+    outcome: dict[str, Any] = json.loads(output)
+    assert process.returncode == outcome["exit_code"]
+    return outcome
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_request_to_stop_ends_all_ranks(tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
+    with launcher(tmp_path, "say_up(); time.sleep(600)") as process:
+        process.send_signal(number)
+        outcome = ended(process)
+    assert outcome["exit_code"] == exit_code
+    assert outcome["exit_codes"] == [-signal.SIGTERM] * 2
+    assert outcome["message"].startswith("stopped on request")
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    stubborn = (
+        "signal.signal(signal.SIGTERM, lambda *_: (up / f'asked-{rank}').touch()); say_up()\nwhile True: time.sleep(1)"
+    )
+    with launcher(tmp_path, stubborn, grace=600) as process:
+        process.send_signal(signal.SIGINT)
+        while len(list(tmp_path.glob("asked-*"))) < 2:  # asked, and still there
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        outcome = ended(process)
+    assert (outcome["exit_code"], outcome["exit_codes"]) == (130, [-signal.SIGKILL] * 2)
+    assert outcome["message"].startswith("stopped at once")
+
+
+def test_a_killed_launcher_leaves_no_orphan(tmp_path: Path) -> None:
+    with launcher(tmp_path, f"{DEAF}; say_up(); time.sleep(600)", 3) as process:
+        assert len(pids(tmp_path)) == 3
+        process.kill()
+        process.wait()
+        assert_gone(tmp_path)
+
+
+# --- ranks that meet, under each launcher ---
+
+
+def met(output: str) -> list[dict[str, Any]]:
+    """What the ranks of tests/meet.py printed, by rank."""
+    found = [json.loads(line.split("MET ", 1)[1]) for line in output.splitlines() if "MET " in line]
+    return sorted(found, key=lambda entry: entry["rank"])
+
+
+def check_met(entries: list[dict[str, Any]], size: int, launcher_name: str) -> None:
+    assert [entry["rank"] for entry in entries] == list(range(size))
+    for rank, entry in enumerate(entries):
+        assert entry["launcher"] == launcher_name
+        assert (entry["size"], entry["local"], entry["node"]) == (size, [rank, size], [0, 1])
+        assert entry["gathered"] == [f"hello from {other}" for other in range(size)]
+        assert (entry["sum"], entry["once"]) == (size * (size + 1) / 2, 0)
+
+
+def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env={**ENVIRON, **environ}, text=True, capture_output=True, timeout=120, check=False)
+
+
+def test_ranks_meet_under_coremill(tmp_path: Path) -> None:
+    outcome = run_local_ranks(argv=[sys.executable, str(MEET)], plan=rank_plan(2), environ=ENVIRON, log_folder=tmp_path)
+    logs = "".join(file.read_text() for file in sorted(tmp_path.glob("rank-*.log")))
+    assert outcome.exit_code == 0, logs
+    check_met(met(logs), 2, "coremill")
+
+
+def test_an_exception_under_coremill_shows_once_and_names_its_rank(tmp_path: Path) -> None:
+    outcome = run_local_ranks(
+        argv=[sys.executable, str(MEET), "fail"], plan=rank_plan(2), environ=ENVIRON, log_folder=tmp_path
+    )
+    assert (outcome.exit_code, outcome.failed_rank) == (1, 1)
+    assert outcome.log_tail.count("Traceback") == 1 and "ValueError: poisoned batch" in outcome.log_tail
+
+
+def test_bad_input_on_one_rank_is_told_by_that_rank_only(tmp_path: Path) -> None:
+    outcome = run_local_ranks(
+        argv=[sys.executable, str(MEET), "fail", "input"], plan=rank_plan(2), environ=ENVIRON, log_folder=tmp_path
+    )
+    assert (outcome.exit_code, outcome.failed_rank) == (78, 0)
+    assert "coremill: no such column" in outcome.log_tail
+    assert "no such column" not in (tmp_path / "rank-00001.log").read_text()
+
+
+def test_plain_python_has_no_rank() -> None:
+    done = run([sys.executable, str(MEET)])
+    assert (done.returncode, done.stdout) == (0, "no launcher\n")
+
+
+def torchrun(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *arguments]
+
+
+def test_ranks_meet_under_torchrun_and_again_after_a_restart() -> None:
+    """With torchrun's own store the restarted ranks would dial the dead ones."""
+    rendezvous = ("--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+    done = run(torchrun(*rendezvous, str(MEET), "fail", "once"))
+    assert done.returncode == 0, done.stderr
+    for attempt in (0, 1):
+        check_met([entry for entry in met(done.stdout) if entry["restart"] == attempt], 2, "torchrun")
+
+
+def mpirun(program: str, ranks: int, *arguments: str) -> list[str]:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    options = ["--oversubscribe"] if "openmpi" in program else []
+    if options and os.geteuid() == 0:
+        options.append("--allow-run-as-root")
+    return [program, *options, "-n", str(ranks), sys.executable, str(MEET), *arguments]
+
+
+@pytest.mark.parametrize(
+    ("program", "ranks", "launcher_name"),
+    [("mpirun.openmpi", 2, "open-mpi"), ("mpirun.openmpi", 1, "open-mpi"), ("mpirun.mpich", 2, "hydra")],
+)
+def test_ranks_meet_under_mpirun(program: str, ranks: int, launcher_name: str) -> None:
+    done = run(mpirun(program, ranks))
+    assert done.returncode == 0, done.stderr
+    check_met(met(done.stdout), ranks, launcher_name)
+
+
+def test_an_exception_under_mpirun_ends_the_job() -> None:
+    """MPICH leaves ranks alone when one exits badly: the others must notice by themselves."""
+    done = run(mpirun("mpirun.mpich", 2, "fail"))
+    assert done.returncode != 0
+    assert done.stderr.count("ValueError: poisoned batch") == 1
+    assert "coremill: the connection to another rank was lost" in done.stderr
+
+
+def test_two_launchers_make_one_world_under_kubeflow(tmp_path: Path) -> None:
+    address = own_address_towards("198.51.100.1", is_one_host=False)
+    if address == "198.51.100.1":
+        pytest.skip("this machine has no address but loopback")
+    with socket.create_server((address, 0)) as free:
+        port = str(free.getsockname()[1])
+    launchers = [
+        subprocess.Popen(
+            [sys.executable, str(TESTS / "launch_ranks.py"), "1", str(tmp_path / str(node)), str(MEET)],
+            env={**ENVIRON, "PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(node),
+                 "PET_MASTER_ADDR": address, "PET_MASTER_PORT": port},
+            stdout=subprocess.DEVNULL,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    logs = ""
+    try:
+        assert [process.wait(timeout=120) for process in launchers] == [0, 0]
+    finally:
+        for process in launchers:
+            process.kill()
+            process.wait()
+        logs = "".join(file.read_text() for file in sorted(tmp_path.glob("*/rank-*.log")))
+    assert [(entry["rank"], entry["size"], entry["node"], entry["once"]) for entry in met(logs)] == [
+        (0, 2, [0, 2], 0),
+        (1, 2, [1, 2], 1),
+    ]
