@@ -86,17 +86,18 @@ def _shape(primitive: str, problem: str) -> tuple[int, int, int] | None:
         return None
 
 
-def form_of(product: Product, dimensions: frozenset[int]) -> str | None:
+def form_of(product: Product, dimensions: frozenset[int], vocabulary: int) -> str | None:
     """Forward, input gradient or weight gradient; None for products that are no linear of this model.
 
-    A weight gradient sums over tokens: K is no dimension of the model and M and N are. The other two differ in how they
-    read the weight: the forward pass transposed (ba), the input gradient as it is stored (ab).
+    A weight gradient sums over tokens: K is no dimension of the model and M and N are (for the head M alone tells: a
+    piece of it may have as many tokens as the model is wide). The other two differ in how they read the weight: the
+    forward pass transposed (ba), the input gradient as it is stored (ab).
     """
     if product.primitive == "inner_product":
         return {"backward_data": "input gradient", "backward_weights": "weight gradient"}.get(
             product.prop_kind, "forward"
         )
-    if product.k not in dimensions:
+    if product.k not in dimensions or product.m == vocabulary:
         return "weight gradient" if {product.m, product.n} <= dimensions else None
     if product.n not in dimensions:
         return None
@@ -109,12 +110,15 @@ def expected_products(shape: dict[str, Any]) -> int:
 
 
 def table(products: Iterable[Product], shape: dict[str, Any]) -> tuple[str, dict[str, float]]:
-    """A Markdown table by form and implementation, and the share of AMX kernels by form."""
+    """A Markdown table by form and implementation, and the share of AMX kernels by form.
+
+    A linear that oneDNN never saw went to another library: it counts against the share.
+    """
     names = ("hidden_size", "intermediate_size", "vocab_size")
     dimensions = frozenset(int(shape[name]) for name in names)
     counts: Counter[tuple[str, str, str]] = Counter()
     for product in products:
-        form = form_of(product, dimensions)
+        form = form_of(product, dimensions, int(shape["vocab_size"]))
         if form is not None:
             counts[form, product.implementation, product.source_dtype] += 1
     lines = [
@@ -129,7 +133,8 @@ def table(products: Iterable[Product], shape: dict[str, Any]) -> tuple[str, dict
         total = sum(mine.values())
         if not total:
             lines.append(f"| {form} | none seen by oneDNN | | 0 |")
-        shares[form] = sum(count for key, count in mine.items() if "amx" in key[1]) / total if total else 0.0
+        amx = sum(count for key, count in mine.items() if "amx" in key[1])
+        shares[form] = amx / max(total, expected_products(shape))
     return "\n".join(lines), shares
 
 
