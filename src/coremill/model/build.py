@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -19,6 +20,18 @@ from transformers.initialization import no_init_weights
 from coremill.errors import InputError
 from coremill.model.source import ModelFolder
 from coremill.plan.types import Choice
+
+# What a config that does not make sense leads to, depending on where it is noticed.
+CONFIG_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    ImportError,
+    ZeroDivisionError,
+    RuntimeError,
+    StrictDataclassError,
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ def build_on_meta(source: ModelFolder, *, attention: str = "sdpa") -> PreTrained
             model = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
             )
-    except (ValueError, TypeError, KeyError, AttributeError, ImportError, ZeroDivisionError) as error:
+    except CONFIG_ERRORS as error:
         raise _cannot_build(source, error) from error
     model.tie_weights()
     model.config.use_cache = False
@@ -101,12 +114,12 @@ def _read_config(source: ModelFolder) -> Any:
         )
     try:
         return AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
-    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *CONFIG_ERRORS) as error:
         raise _cannot_build(source, error) from error
 
 
 def _cannot_build(source: ModelFolder, error: Exception) -> InputError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
     if "auto_map" in source.config:
         advice = "use a model whose code is part of transformers: code that comes with a model is never run"
     else:

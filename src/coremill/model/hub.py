@@ -7,19 +7,18 @@ which other tools share.
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
-from coremill.plan.headers import INDEX_FILE, SINGLE_FILE, parse_index, pickle_files, pickle_refusal
+from coremill.plan.headers import INDEX_FILE, SINGLE_FILE, parse_index, pickle_files, pickle_refusal, weight_files
 
-MODEL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
-TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken")
+# Configs and every form a tokenizer comes in; weights are chosen by name.
+SMALL_FILES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 # A dead network answers at once, a silent one not at all; bad input has to be reported within 30 s.
 ANSWER_SECONDS = 10.0
 DEADLINE_SECONDS = 20.0
@@ -36,12 +35,11 @@ def download(
     name: str,
     *,
     revision: str | None,
-    wanted: Sequence[str],
     weights: bool,
     progress: Callable[[str], None] | None,
     setting: str,
 ) -> Path:
-    """The folder of a hub repository in the hub's cache, with the wanted files and, if asked for, its safetensors."""
+    """The folder of a hub repository in the hub's cache: configs, tokenizer and, if asked for, its safetensors."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
@@ -49,22 +47,29 @@ def download(
         disable_progress_bars()
     try:
         info = _ask(name, revision)
-        files, total_bytes = _choose_files(name, info, revision, wanted, weights)
+        files, total_bytes = _choose_files(name, info, revision, weights)
         if progress is not None:
             progress(f"{name}: {len(files)} files, {total_bytes / 1e9:.2f} GB, from the hub or its cache")
-        return Path(snapshot_download(name, revision=info.sha or revision, allow_patterns=files))
+        # By branch, not by commit: only so does the cache remember what the branch meant, for days without a hub.
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except InputError:
         raise
     except Exception as error:
         if _is_unreachable(error):
-            cached = _cached(name, revision)
+            cached = _cached(name, revision, weights)
             if cached is not None:
                 return cached
-        raise explain(error, name, revision, setting) from None
+        problem = explain(error, name, revision, setting)
+        if problem is None:
+            raise
+        raise problem from None
 
 
-def explain(error: Exception, name: str, revision: str | None, setting: str) -> InputError:
-    """One clear message for each way a download fails; never what was sent, since that may hold a token."""
+def explain(error: Exception, name: str, revision: str | None, setting: str) -> InputError | None:
+    """One clear message for each way a download fails; never what was sent, since that may hold a token.
+
+    None for an error that is neither the hub's nor the network's nor the disk's.
+    """
     from huggingface_hub import errors
 
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -95,7 +100,9 @@ def explain(error: Exception, name: str, revision: str | None, setting: str) -> 
             why=f"{type(error).__name__}, and the hub's cache on this machine does not have it",
             do="check the network or proxy, or give the path of a folder that has the model",
         )
-    reason = f"HTTP status {status}" if status is not None else type(error).__name__
+    if status is None and not isinstance(error, OSError):
+        return None
+    reason = f"HTTP status {status}" if status is not None else f"{type(error).__name__}: {error}"
     return InputError(f"cannot download {name} from the hub", where=setting, why=reason, do="try again later")
 
 
@@ -123,21 +130,18 @@ def _ask(name: str, revision: str | None) -> Any:
     return answer[0]
 
 
-def _choose_files(
-    name: str, info: Any, revision: str | None, wanted: Sequence[str], weights: bool
-) -> tuple[list[str], int]:
+def _choose_files(name: str, info: Any, revision: str | None, weights: bool) -> tuple[list[str], int]:
     """Exactly the files of the model: repositories also hold the same weights in other formats and precisions."""
     from huggingface_hub import hf_hub_download
 
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
     top = [file for file in sizes if "/" not in file]
-    files = [file for file in top if any(fnmatch.fnmatch(file, pattern) for pattern in wanted)]
-    files = [file for file in files if not file.endswith(".bin.index.json")]
+    files = [file for file in top if file.endswith(SMALL_FILES) and not file.endswith(".bin.index.json")]
     if weights:
         if SINGLE_FILE in top:
             files.append(SINGLE_FILE)
         elif INDEX_FILE in top:
-            path = Path(hf_hub_download(name, INDEX_FILE, revision=info.sha or revision))
+            path = Path(hf_hub_download(name, INDEX_FILE, revision=revision))
             weight_map = parse_index(json.loads(path.read_text(encoding="utf-8")), f"{name}/{INDEX_FILE}")
             files += sorted(set(weight_map.values()))
         else:
@@ -160,11 +164,19 @@ def _is_unreachable(error: Exception) -> bool:
     return status in (502, 503, 504) or bool(names & {"TransportError", "ConnectionError", "Timeout", "ProxyError"})
 
 
-def _cached(name: str, revision: str | None) -> Path | None:
-    """What an earlier download left, where the hub cannot be asked."""
-    from huggingface_hub import snapshot_download
+def _cached(name: str, revision: str | None, weights: bool) -> Path | None:
+    """What an earlier download left, where the hub cannot be asked; None unless it is whole."""
+    from huggingface_hub import try_to_load_from_cache
 
-    try:
-        return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except Exception:
-        return None
+    # Not snapshot_download(local_files_only=True): newer ones want every file of the repository, other formats too.
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        path = try_to_load_from_cache(name, file, revision=revision)
+        if isinstance(path, str):
+            folder = Path(path).parent
+            try:
+                if weights:
+                    weight_files(folder)
+            except InputError:
+                return None
+            return folder
+    return None

@@ -1,7 +1,7 @@
 """Reads rows of tensors out of safetensors files by byte range, casting on the way in.
 
 Plain reads into a small reused buffer, never a memory map: mapped pages count as memory of the process (a rank would
-seem to hold every page it touched), and page faults over a network file system are slow. The page cache is the kernel's.
+seem to hold every page it touched), and page faults over a network file system are slow.
 """
 
 from __future__ import annotations

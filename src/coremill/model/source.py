@@ -18,6 +18,7 @@ from typing import Any, Literal
 from coremill.config.schema import BUILT_IN, ModelSection, RunConfig
 from coremill.data.built_in_tokenizer import built_in_tokenizer
 from coremill.data.packed import Progress as TrainingProgress
+from coremill.data.tokenizer_files import TOKENIZER_FILES
 from coremill.errors import InputError
 from coremill.model import hub
 from coremill.plan.headers import read_headers
@@ -43,17 +44,6 @@ BUILT_IN_CONFIG: dict[str, Any] = {
     "eos_token_id": 0,
     "pad_token_id": None,
 }
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "vocab.json",
-    "vocab.txt",
-    "tekken.json",
-)
 
 
 @dataclass(frozen=True)
@@ -82,7 +72,6 @@ def resolve_model(section: ModelSection, *, cache: Path, progress: Progress | No
         folder = hub.download(
             section.name,
             revision=section.revision,
-            wanted=hub.MODEL_FILES,
             weights=wants_weights,
             progress=progress,
             setting="model",
@@ -126,9 +115,7 @@ def resolve_tokenizer(
                 why=f"none of {', '.join(TOKENIZER_FILES[:3])} is there",
             )
         return folder
-    folder = hub.download(
-        name, revision=None, wanted=hub.TOKENIZER_FILES, weights=False, progress=progress, setting="tokenizer"
-    )
+    folder = hub.download(name, revision=None, weights=False, progress=progress, setting="tokenizer")
     if not has_tokenizer(folder):
         raise InputError(f"{name} on the hub has no tokenizer files", where="tokenizer", do="name another one")
     return folder

@@ -1,0 +1,87 @@
+"""Building on meta: parameters take no memory, buffers are right, the parts of every family are found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from coremill.errors import InputError
+from coremill.model.build import attention_of, build_on_meta, find_layers
+from coremill.model.load import materialise
+from coremill.model.source import ModelFolder
+from tiny_models import FAMILIES, MERGED_FAMILIES, make_config_folder
+
+ALL = [*FAMILIES, *MERGED_FAMILIES]
+
+
+def source_of(folder: Path) -> ModelFolder:
+    return ModelFolder(folder, json.loads((folder / "config.json").read_text()), "random", "the model")
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_parameters_on_meta_and_buffers_right(tmp_path: Path, family: str) -> None:
+    folder = make_config_folder(tmp_path, family)
+    model = build_on_meta(source_of(folder))
+    reference = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    assert all(parameter.is_meta and parameter.dtype == torch.float32 for parameter in model.parameters())
+    shapes = {name: parameter.shape for name, parameter in reference.named_parameters()}
+    assert {name: parameter.shape for name, parameter in model.named_parameters()} == shapes
+    buffers = dict(model.named_buffers())
+    for name, buffer in reference.named_buffers():
+        assert torch.equal(buffers[name], buffer), name
+    assert model.training
+    assert model.config.use_cache is False
+
+    materialise(model)
+    assert not any(parameter.is_meta for parameter in model.parameters())
+    assert sum(parameter.numel() for parameter in model.parameters()) == reference.num_parameters()
+    for name, buffer in reference.named_buffers():
+        assert torch.equal(dict(model.named_buffers())[name], buffer), name
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_parts_are_found(tmp_path: Path, family: str) -> None:
+    model = build_on_meta(source_of(make_config_folder(tmp_path, family)))
+    parts = find_layers(model)
+    assert len(parts.layers) == 2
+    assert len({type(layer) for layer in parts.layers}) == 1
+    assert parts.embedding is model.get_input_embeddings()
+    assert parts.head is model.get_output_embeddings()
+    assert parts.tied == (family in ("llama-tied", "qwen2", "gemma", "gemma2", "gpt2"))
+    assert any("norm" in name or "ln_f" in name for name in parts.other)
+
+
+def test_parts_that_are_not_there() -> None:
+    with pytest.raises(InputError, match="cannot find the parts of Sequential"):
+        find_layers(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_attention_that_a_model_does_not_have(tmp_path: Path) -> None:
+    capped = build_on_meta(source_of(make_config_folder(tmp_path / "capped", "gemma2")), attention="sdpa")
+    choice = attention_of(capped, "sdpa")
+    assert choice.value == "eager"
+    assert "has no sdpa form" in choice.reason
+    plain = build_on_meta(source_of(make_config_folder(tmp_path / "plain", "llama")), attention="sdpa")
+    assert attention_of(plain, "sdpa").value == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model_type": "no-such-type"}, "cannot build a causal language model"),
+        ({"model_type": "vit"}, "cannot build a causal language model"),
+        ({"hidden_size": 25}, "is not a multiple of the number of attention heads"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "is quantised and cannot be trained"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}, "code that comes with a model is never run"),
+    ],
+)
+def test_configs_that_cannot_be_built(tmp_path: Path, changes: dict, expected: str) -> None:
+    folder = make_config_folder(tmp_path, "llama", **changes)
+    with pytest.raises(InputError) as caught:
+        build_on_meta(source_of(folder))
+    assert expected in str(caught.value)
