@@ -52,8 +52,7 @@ def build_on_meta(source: ModelFolder, *, attention: str = "sdpa") -> PreTrained
     Where a model has no sdpa form (attention with a soft cap, for one) it gets eager attention; `attention_of` says so.
     """
     config = _read_config(source)
-    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    if attention == "sdpa" and not getattr(model_class, "_supports_sdpa", True):
+    if attention == "sdpa" and not _sdpa_serves(config):
         attention = "eager"
     try:
         with no_init_weights(), _parameters_on_meta():
@@ -116,6 +115,13 @@ def _read_config(source: ModelFolder) -> Any:
         return AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
     except (OSError, *CONFIG_ERRORS) as error:
         raise _cannot_build(source, error) from error
+
+
+def _sdpa_serves(config: Any) -> bool:
+    """Whether sdpa computes what the model means: it cannot cap scores, and older transformers let that pass."""
+    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return capped is None and getattr(model_class, "_supports_sdpa", True)
 
 
 def _cannot_build(source: ModelFolder, error: Exception) -> InputError:
