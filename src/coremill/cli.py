@@ -23,15 +23,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-config_app = typer.Typer(help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True)
+config_app = typer.Typer(
+    help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
+)
 app.add_typer(config_app, name="config")
 
 ConfigPath = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG]", help="run file (YAML); left out: the built-in example", show_default=False)
+    Path | None,
+    typer.Argument(metavar="[CONFIG]", help="run file (YAML); left out: the built-in example", show_default=False),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="override one key, e.g. train.steps=10; repeat as needed", show_default=False),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="override one key, e.g. train.steps=10; repeat as needed", show_default=False
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else")]
 
@@ -42,7 +47,9 @@ def train(
     settings: Settings = None,
     nproc: Annotated[int | None, typer.Option(help="ranks on this machine; short for parallel.ranks_per_node")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="plan, check and tokenise, but start no rank")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="start anew where the run folder holds an earlier run")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="start anew where the run folder holds an earlier run")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="start even if the plan says it does not fit")] = False,
 ) -> None:
     """Train a model: plan, tokenise, start ranks, watch them, export, report.
@@ -73,16 +80,18 @@ def plan(
     settings: Settings = None,
     fleet: Annotated[
         list[str] | None,
-        typer.Option(help="4xc7i.8xlarge, a hostfile, or left out: this machine; repeat to compare", show_default=False),
+        typer.Option(
+            help="4xc7i.8xlarge, a hostfile, or left out: this machine; repeat to compare", show_default=False
+        ),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="rank the fleets by cost and by time")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tell beforehand whether a run fits, how fast it will be, what it will cost, and why. Reads no weights."""
-    from coremill.planning import compare_fleets, plan_once
+    from coremill.planning import plan_on_fleets, plan_once
 
     if compare or len(fleet or []) > 1:
-        compare_fleets(config, settings or [], fleet or [], as_json=as_json, console=Console())
+        plan_on_fleets(config, settings or [], fleet or [], as_json=as_json, console=Console())
     else:
         plan_once(config, settings or [], fleet[0] if fleet else None, as_json=as_json, console=Console())
 
@@ -92,7 +101,7 @@ def doctor(
     as_json: AsJson = False,
     self_test: Annotated[bool, typer.Option(help="run the two-rank collective and training step")] = True,
 ) -> None:
-    """Show what this machine can do and what coremill would choose on it, then prove it with a real two-rank self-test."""
+    """Show what this machine can do and what coremill would choose, then prove it with a real two-rank self-test."""
     from coremill.doctor import examine
 
     raise typer.Exit(examine(as_json=as_json, run_self_test=self_test, console=Console()))
@@ -102,7 +111,9 @@ def doctor(
 def instances(
     family: Annotated[str | None, typer.Option(help="e.g. c7i")] = None,
     efa: Annotated[bool, typer.Option("--efa", help="only types with an Elastic Fabric Adapter")] = False,
-    live: Annotated[bool, typer.Option("--live", help="ask AWS (boto3 and credentials) instead of the shipped table")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="ask AWS (boto3 and credentials) instead of the shipped table")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """The AWS instance types coremill plans with: cores, memory, network, EFA, price. Answers offline."""
@@ -149,7 +160,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
+    ] = False,
 ) -> None:
     pass
 

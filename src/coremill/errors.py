@@ -32,8 +32,8 @@ class CoremillError(Exception):
 
     def __str__(self) -> str:
         lines = [self.what]
-        lines += [f"  {label}: {text}" for label, text in (("where", self.where), ("why", self.why), ("do", self.do)) if text]
-        return "\n".join(lines)
+        lines += [f"  {label}: {text}" for label, text in (("where", self.where), ("why", self.why), ("do", self.do)) if
+        text] return "\n".join(lines)
 
 
 class InputError(CoremillError):

@@ -1,4 +1,4 @@
-"""The launcher's half of a run: look at the machine, plan, prepare, start ranks, watch them, report. No torch in here."""
+"""The launcher's half of a run: look at the machine, plan, prepare, start ranks, watch, report. No torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from coremill.report.plan_screen import render_plan_short
 from coremill.report.summary import write_report
 from coremill.report.summary_screen import render_summary
 from coremill.sample import write_sample
-
 
 WORDS_OF_STAGE = {
     "hash": "reading the text",
@@ -98,7 +97,9 @@ def already_finished(config: RunConfig, folder: RunFolder, console: Console) -> 
             why="a finished run is not overwritten unasked",
             do="set run.folder to a new folder, or start anew with --fresh",
         )
-    say(console, f"{folder.path} holds this run, finished; coremill report {folder.path} shows it, --fresh runs it anew")
+    say(
+        console, f"{folder.path} holds this run, finished; coremill report {folder.path} shows it, --fresh runs it anew"
+    )
     return True
 
 
@@ -131,7 +132,9 @@ def refuse_what_does_not_fit(plan: Plan, *, force: bool) -> None:
     if plan.fits or force:
         return
     needed, limit = plan.memory.peak.total, plan.memory.limit
-    remedies = "; ".join(f"{remedy.change} ({' '.join('--set ' + item for item in remedy.settings)})" for remedy in plan.remedies[:3])
+    remedies = "; ".join(
+        f"{remedy.change} ({' '.join('--set ' + item for item in remedy.settings)})" for remedy in plan.remedies[:3]
+    )
     raise InputError(
         f"the run does not fit: {needed / 1e9:.2f} GB per rank against a limit of {limit / 1e9:.2f} GB",
         where="coremill plan shows the parts",
@@ -167,7 +170,10 @@ def write_orders(folder: RunFolder, loaded: LoadedConfig, orders: Orders) -> Non
     folder.clear()
     reset_events(folder.path)
     settled = replace(
-        loaded, config=loaded.config.model_copy(update={"run": loaded.config.run.model_copy(update={"folder": str(folder.path)})})
+        loaded,
+        config=loaded.config.model_copy(
+            update={"run": loaded.config.run.model_copy(update={"folder": str(folder.path)})}
+        ),
     )
     folder.config.write_text(show(settled))
     folder.plan.write_text(json.dumps(orders.plan.to_json(), indent=2) + "\n")
@@ -199,9 +205,10 @@ def not_a_follower(node_identity: NodeIdentity | None) -> bool:
 
 def explain_failure(outcome: Outcome, folder: RunFolder) -> None:
     """The first failing rank's own words, once; its traceback only where the failure is not the user's input."""
-    errors = [event for event in read_events(folder.path) if event.kind == "error" and event.rank == outcome.failed_rank]
+    errors = [
+        event for event in read_events(folder.path) if event.kind == "error" and event.rank == outcome.failed_rank
+    ]
     if errors:
         show_error(errors[0].get("message"), outcome.failed_rank, errors[0].get("traceback"))
         return
     show_error(outcome.message, outcome.failed_rank)
-

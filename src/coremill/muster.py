@@ -27,7 +27,7 @@ from coremill.world import World, as_peer_lost
 
 
 def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World) -> Orders:
-    """From coremill's launcher, or, under a foreign one, prepared by the first rank of each node; the plan is rank 0's."""
+    """From coremill's launcher; under a foreign one prepared by the first rank of each node, with rank 0's plan."""
     if world.identity.launcher == "coremill":
         return Orders.read(folder.orders)
     hosts = [world.hostnames[world.rank], *world.hostnames]
@@ -50,9 +50,7 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World) -> Orders:
             )
         if world.rank == 0:
             folder.make_writable(loaded.origins["run.folder"].where("run.folder"))
-        orders = prepare(
-            config, fleet, cache=cache, on_plan=lambda plan: refuse_what_does_not_fit(plan, force=False)
-        )
+        orders = prepare(config, fleet, cache=cache, on_plan=lambda plan: refuse_what_does_not_fit(plan, force=False))
         if world.rank == 0:
             write_orders(folder, loaded, orders)
             render_plan_short(orders.plan.to_json(), Console())
@@ -64,7 +62,7 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World) -> Orders:
 
 
 def set_threads(orders: Orders, world: World) -> int:
-    """Explicit, whatever the launcher left in the environment (torchrun: one thread); inside the mask this rank was given."""
+    """Explicit, whatever the launcher left in the environment (torchrun: 1); inside the mask this rank was given."""
     import torch
 
     threads = orders.plan.threads_per_rank.value
@@ -93,7 +91,7 @@ def failures_as_events(events: EventWriter) -> Iterator[None]:
 
 @contextmanager
 def shown_by_rank_0(world: World, orders: Orders, folder: RunFolder) -> Iterator[Callable[[], None]]:
-    """Under a foreign launcher nobody watches the events: rank 0 shows them as plain lines. Yields what to call after a step."""
+    """Under a foreign launcher nobody watches the events: rank 0 shows them. Yields what to call after a step."""
     if world.identity.launcher == "coremill" or world.rank != 0:
         yield lambda: None
         return

@@ -1,6 +1,7 @@
 """Everything that is found out, fetched and checked before the first rank starts: bad input ends here.
 
-The launcher does it for the ranks it starts. Under torchrun or mpirun the first rank of each node does it for that node.
+The launcher does it for the ranks it starts. Under torchrun or mpirun the first rank of each node does it for that
+node.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The story of a run, top to bottom: config -> hardware -> plan -> data -> model -> engine -> train -> export -> report.
+"""The story of a run: config -> hardware -> plan -> data -> model -> engine -> train -> export -> report.
 
-`run_as_rank` is what a rank does, whoever started it. The first three stages and the data are usually behind it by then: coremill's own
-launcher (launcher.py, no torch) has done them and left orders; under torchrun or mpirun the ranks do them here, once per node.
-A rank writes events and nothing else; console and report only read those.
+`run_as_rank` is what a rank does, whoever started it. The first three stages and the data are usually behind it by
+then: coremill's own launcher (launcher.py, no torch) has done them and left orders; under torchrun or mpirun the ranks
+do them here, once per node. A rank writes events and nothing else; console and report only read those.
 """
 
 from __future__ import annotations

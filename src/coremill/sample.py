@@ -1,6 +1,6 @@
 """A completion by the exported model, in a process of its own: proof that the export loads, and something to look at.
 
-    python -m coremill.sample EXPORT_FOLDER TOKENS    prompt on stdin, JSON on stdout
+python -m coremill.sample EXPORT_FOLDER TOKENS    prompt on stdin, JSON on stdout
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def write_sample(export: Path, sample: SampleSection, run_folder: Path, environ:
         timeout=TIMEOUT_SECONDS,
     )
     if child.returncode != 0:
-        raise CoremillError("the exported model gave no completion", where=str(export), why=child.stderr.strip()[-2000:])
+        raise CoremillError(
+            "the exported model gave no completion", where=str(export), why=child.stderr.strip()[-2000:]
+        )
     with EventWriter(run_folder, 0) as events:
         events.write("sample", prompt=sample.prompt, completion=json.loads(child.stdout)["completion"])
 

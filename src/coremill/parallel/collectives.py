@@ -1,8 +1,8 @@
 """What coremill puts on the wire: gathers and sums that move what they must, asynchronously, in a dtype of their own.
 
-Gloo has no reduce-scatter: its own is a whole all-reduce, twice the bytes, and FSDP2 waits for it inside backward. Here a
-reduce-scatter is an all-to-all of the pieces followed by a local fp32 sum: half the bytes, a quarter as bf16, all peers at once, and
-backward goes on meanwhile. All sums are taken in rank order, so results repeat bit by bit.
+Gloo has no reduce-scatter: its own is a whole all-reduce, twice the bytes, and FSDP2 waits for it inside backward. Here
+a reduce-scatter is an all-to-all of the pieces followed by a local fp32 sum: half the bytes, a quarter as bf16, all
+peers at once, and backward goes on meanwhile. All sums are taken in rank order, so results repeat bit by bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-# Reductions in flight at once. Each holds a send and a receive buffer of one layer; two keep the wire busy while backward computes the next.
+# Reductions in flight at once. Each holds a send and a receive buffer of one layer; two keep the wire busy while
+# backward computes the next.
 MAX_IN_FLIGHT = 2
 
 
@@ -41,9 +42,13 @@ class WireMeter:
 
 
 class BufferPool:
-    """Buffers by size and dtype, used again instead of allocated per layer: fresh memory costs a page fault every 4 KiB."""
+    """Buffers by size and dtype, used again: fresh memory for every layer would cost a page fault every 4 KiB.
+
+    Only up to `keep_up_to_numel` elements: an embedding's buffer is needed once a step and would lie idle for the rest.
+    """
 
     def __init__(self) -> None:
+        self.keep_up_to_numel = 2**62
         self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
 
     def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -53,6 +58,8 @@ class BufferPool:
 
     def give(self, buffer: torch.Tensor) -> None:
         """Back for the next taker."""
+        if buffer.numel() > self.keep_up_to_numel:
+            return
         self._free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
 
 
@@ -73,7 +80,8 @@ class _Deferred(dist.Work):
 class Gather:
     """All-gather for FSDP2: always asynchronous, in the wire dtype.
 
-    FSDP2 asks for a synchronous gather on CPU, but waits on any Work it is given before it copies out: returning one is enough to overlap.
+    FSDP2 asks for a synchronous gather on CPU, but waits on any Work it is given before it copies out: returning one is
+    enough to overlap.
     """
 
     def __init__(self, meter: WireMeter, pool: BufferPool, wire_dtype: torch.dtype | None) -> None:
@@ -94,7 +102,8 @@ class Gather:
             work = dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=True)
             return _Deferred(lambda: self._meter.wait(work))
 
-        # Narrower on the wire: this rank's own part travels rounded too, so that all ranks compute with the same weights.
+        # Narrower on the wire: this rank's own part travels rounded too, so that all ranks compute with the same
+        # weights.
         piece = self._pool.take(input_tensor.numel(), self._wire_dtype)
         whole = self._pool.take(output_tensor.numel(), self._wire_dtype)
         piece.copy_(input_tensor)
@@ -166,12 +175,18 @@ def install(modules: Sequence[FSDPModule], gather: Gather, scatter_sum: ScatterS
 class SumOverRanks:
     """An all-reduce of one fp32 buffer in stages, for gradients that every rank needs whole.
 
-    fp32 wire: gloo's own ring. bf16 wire: all-to-all, fp32 sum, gather of the sums; gloo's bf16 ring would round at every hop and sum at
-    1.3 GB/s on one thread. `advance` moves an exchange on by one stage; all ranks call it in the same order.
+    fp32 wire: gloo's own ring. bf16 wire: all-to-all, fp32 sum, gather of the sums; gloo's bf16 ring would round at
+    every hop and sum at 1.3 GB/s on one thread. `advance` moves an exchange on by one stage; all ranks call it in the
+    same order.
     """
 
     def __init__(
-        self, buffer: torch.Tensor, group: dist.ProcessGroup, meter: WireMeter, pool: BufferPool, wire_dtype: torch.dtype
+        self,
+        buffer: torch.Tensor,
+        group: dist.ProcessGroup,
+        meter: WireMeter,
+        pool: BufferPool,
+        wire_dtype: torch.dtype,
     ) -> None:
         self._buffer = buffer
         self._group = group

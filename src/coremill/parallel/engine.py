@@ -1,7 +1,8 @@
 """The engine protocol: what the training loop asks of a way to share the work among ranks.
 
 The life of an engine: `place` a model that lies on the meta device, fill its parameters, `start`, then for each step
-`forward_backward` once per micro-batch, `reduce` once, optionally `scale_gradients`, the optimizer's step on `parameters`, `after_step`.
+`forward_backward` once per micro-batch, `reduce` once, optionally `scale_gradients`, the optimizer's step on
+`parameters`, `after_step`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""Replicate: the whole model on every rank, gradients summed over ranks while backward runs (torch's DDP with a hook of our own).
+"""Replicate: the whole model on every rank, gradients summed while backward runs (DDP with a hook of our own).
 
-One rank needs no wrapper at all. In bf16 the module computes with bf16 weights while fp32 masters are what the optimizer moves, and
-gradients are added up in fp32 over micro-batches and ranks, so no update is lost to rounding.
+One rank needs no wrapper at all. In bf16 the module computes with bf16 weights while fp32 masters are what the
+optimizer moves, and gradients are added up in fp32 over micro-batches and ranks, so no update is lost to rounding.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from coremill.model.slices import materialise
@@ -21,7 +22,8 @@ from coremill.parallel.collectives import BufferPool, SumOverRanks, WireMeter
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, sum_of_squares
 from coremill.world import World
 
-# Large enough that a bucket's exchange is bandwidth, not latency; small enough that the first one leaves early in backward.
+# Large enough that a bucket's exchange is bandwidth, not latency; small enough that the first one leaves early in
+# backward.
 BUCKET_MIB = 32
 
 
@@ -63,14 +65,18 @@ class ReplicateEngine:
             self._keep_masters()
         self._module: nn.Module = self._model
         if self._world.size > 1:
-            wrapped = DistributedDataParallel(
-                self._model,
-                bucket_cap_mb=BUCKET_MIB,
-                gradient_as_bucket_view=True,
-                broadcast_buffers=False,
-                init_sync=False,  # every rank has read the same weights
-            )
-            wrapped.register_comm_hook(None, self._exchange_bucket)  # type: ignore[arg-type]
+            with warnings.catch_warnings():
+                # torch 2.13 wants another name for broadcast_buffers that torch 2.11 does not know.
+                warnings.simplefilter("ignore", FutureWarning)
+                wrapped = DistributedDataParallel(
+                    self._model,
+                    bucket_cap_mb=BUCKET_MIB,
+                    gradient_as_bucket_view=True,
+                    broadcast_buffers=False,
+                    init_sync=False,  # every rank has read the same weights
+                )
+            # DDP compares annotations with classes, and ours are text: the lambda has none.
+            wrapped.register_comm_hook(None, lambda _, bucket: self._exchange_bucket(bucket))  # type: ignore[arg-type, return-value]
             self._module = wrapped
 
     @property
@@ -141,7 +147,7 @@ class ReplicateEngine:
             master_gradient.copy_(gradient)
             self._folded.add(weight)
 
-    def _exchange_bucket(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _exchange_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's hook: start this bucket's exchange, move the earlier ones on, end them all with the last bucket."""
         weights = cast(list[nn.Parameter], bucket.parameters())
         total = bucket.buffer()

@@ -1,7 +1,7 @@
 """Shard: every rank holds 1/N of weights, gradients and optimizer state (FSDP2, one group per decoder layer).
 
-Embedding and head are groups of their own, or one group where they are tied: as two groups torch 2.13 raises and 2.11 silently
-unties them. The mesh is explicit: on a machine that also has a GPU, FSDP2 would take the GPU by itself.
+Embedding and head are groups of their own, or one group where they are tied: as two groups torch 2.13 raises and 2.11
+silently unties them. The mesh is explicit: on a machine that also has a GPU, FSDP2 would take the GPU by itself.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class ShardEngine:
         self._keep_gathered = keep_gathered
         self._head_in_backward = head_in_backward
         self._meter = WireMeter()
-        pool = BufferPool()
-        self._gather = Gather(self._meter, pool, weight_wire_dtype)
-        self._scatter_sum = ScatterSum(self._meter, pool, gradient_wire_dtype)
+        self._pool = BufferPool()
+        self._gather = Gather(self._meter, self._pool, weight_wire_dtype)
+        self._scatter_sum = ScatterSum(self._meter, self._pool, gradient_wire_dtype)
         self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
         self._earlier: list[torch.Tensor] | None = None  # gradients of this step's earlier micro-batches
 
@@ -54,6 +54,9 @@ class ShardEngine:
             cast_forward_inputs=self._compute_dtype != torch.float32,
         )
         mesh = self._world.mesh()
+        # FSDP2 pads each parameter to a multiple of the ranks; 1 % covers that for any layer worth sharding.
+        largest_layer = max(sum(parameter.numel() for parameter in layer.parameters()) for layer in parts.layers)
+        self._pool.keep_up_to_numel = int(1.01 * largest_layer) + 4096 * self._world.size
         parameters_before = sum(parameter.numel() for parameter in model.parameters())
 
         def group(modules: nn.Module | list[nn.Module]) -> None:
@@ -88,7 +91,7 @@ class ShardEngine:
             (embedding if tied else head).set_unshard_in_backward(False)  # type: ignore[operator]
 
     def start(self) -> None:
-        """Have FSDP2 settle its storage, then take this rank's rows as plain tensors: the optimizer needs no DTensor dispatch."""
+        """Have FSDP2 settle its storage, then take this rank's rows as plain tensors: no DTensor dispatch."""
         assert isinstance(self._model, FSDPModule)
         self._model.unshard()
         self._model.reshard()
@@ -118,7 +121,7 @@ class ShardEngine:
         return float(loss.detach())
 
     def _set_aside(self) -> None:
-        """Add this micro-batch's gradients to the earlier ones; FSDP2 would add to results that are still on the wire."""
+        """Add this micro-batch's gradients to the earlier ones; FSDP2 would add to results still on the wire."""
         self._scatter_sum.flush()
         gradients = [parameter.grad.to_local() for _, parameter, _ in self._locals]  # type: ignore[union-attr]
         if self._earlier is None:

@@ -43,4 +43,7 @@ def _memory(document: Mapping[str, Any]) -> MemoryPlan:
 
 
 def _remedy(document: Mapping[str, Any]) -> Remedy:
-    return Remedy(**{name: tuple(value) if isinstance(value, list) else value for name, value in document.items()})
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
+    }
+    return Remedy(**values)

@@ -28,7 +28,7 @@ class CausalLm:
         self._head_loss: HeadLoss | None = None
 
     def prepare(self, model: nn.Module) -> LossPath:
-        """Put the chunked loss into the model's head where the head's output is the logits; call before the engine places the model."""
+        """Put the chunked loss into the head where its output is the logits; before the engine places the model."""
         reason = why_not_chunked(model)
         if reason is not None:
             return LossPath("logits", f"{reason}, so whole logits are made and the model's own arithmetic is kept")
@@ -58,10 +58,10 @@ class CausalLm:
 
 
 def why_not_chunked(model: nn.Module) -> str | None:
-    """Whether something happens to the logits after the head (Gemma 2's soft cap, Granite's and Cohere's scales); None if nothing does.
+    """What happens to the logits after the head (Gemma 2's soft cap, Granite's and Cohere's scales); None if nothing.
 
-    Instead of a list of model types: run the model's own forward with its trunk and its head replaced by constants, and see whether what
-    the head returned comes out untouched.
+    Instead of a list of model types: run the model's own forward with trunk and head replaced by constants, and see
+    whether what the head returned comes out untouched.
     """
     head = model.get_output_embeddings()  # type: ignore[operator]
     if not isinstance(head, nn.Linear):
@@ -69,13 +69,13 @@ def why_not_chunked(model: nn.Module) -> str | None:
     trunk: Any = getattr(model, str(model.base_model_prefix), None)
     if trunk is None or trunk is model:
         return "the model has no trunk apart from its head"
-    from transformers.modeling_outputs import BaseModelOutputWithPast
+    from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
     hidden = torch.zeros(1, 2, head.in_features)
     marker = torch.linspace(-40.0, 40.0, 2 * head.out_features).view(1, 2, head.out_features)
     originals = (trunk.__dict__.get("forward"), head.__dict__.get("forward"))
-    trunk.forward = lambda *args, **kwargs: BaseModelOutputWithPast(last_hidden_state=hidden)
-    head.forward = lambda value: marker  # type: ignore[method-assign]
+    trunk.forward = lambda *args, **kwargs: BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
+    head.forward = lambda input: marker  # type: ignore[method-assign, assignment]
     try:
         with torch.no_grad():
             logits = model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False).logits

@@ -1,11 +1,12 @@
 """The loss of next-token prediction: one definition, and a form of it that never holds all logits.
 
-The loss of a step is the sum of cross-entropies over the valid targets of the global batch, divided by their number, so it is the
-same number however the batch is split over ranks and accumulation steps. Callers pass `scale` = 1 / that number.
+The loss of a step is the sum of cross-entropies over the valid targets of the global batch, divided by their number, so
+it is the same number however the batch is split over ranks and accumulation steps. Callers pass `scale` = 1 / that
+number.
 
-A Llama-3 head turns 4096 hidden rows into 2.1 GB of fp32 logits. `HeadLoss` goes through the rows in chunks instead and computes
-the gradients of hidden states and weight on the way (three products per chunk, none repeated in backward), in the compute dtype
-with fp32 softmax: `F.linear_cross_entropy` of torch 2.13 would run all three in fp32 on CPUs.
+A Llama-3 head turns 4096 hidden rows into 2.1 GB of fp32 logits. `HeadLoss` goes through the rows in chunks instead and
+computes the gradients of hidden states and weight on the way (three products per chunk, none repeated in backward), in
+the compute dtype with fp32 softmax: `F.linear_cross_entropy` of torch 2.13 would run all three in fp32 on CPUs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch.nn import functional as F
 
 IGNORED = -100
 
-# One chunk of logits: small enough to stay near the last-level cache of a server CPU, tall enough that each product keeps its rate.
+# One chunk of logits: small enough to stay near the last-level cache of a server CPU, tall enough that each product
+# keeps its rate.
 CHUNK_BYTES = 64 * 2**20
 MIN_CHUNK_ROWS = 256
 
@@ -46,7 +48,12 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, scale: float
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        scale: float,
     ) -> torch.Tensor:
         rows = hidden.shape[0]
         chunk_rows = chunk_rows_for(weight.shape[0])
@@ -67,6 +74,7 @@ class _ChunkedLoss(torch.autograd.Function):
             chosen = log_probabilities.gather(1, column).squeeze(1)
             loss -= torch.where(valid, chosen, 0.0).sum(dtype=torch.float64)
             if not (wants_hidden or wants_weight or wants_bias):
+                del logits, log_probabilities
                 continue
             row_scale = valid.to(torch.float32).mul_(scale).unsqueeze(1)
             gradient = log_probabilities.exp_().mul_(row_scale).scatter_add_(1, column, -row_scale)
@@ -81,6 +89,8 @@ class _ChunkedLoss(torch.autograd.Function):
                     weight_gradient.addmm_(gradient.t(), part)
                 else:
                     weight_gradient += torch.mm(gradient.t(), part)
+            # Gone before the next chunk's are made, or three chunks would be there at once.
+            del logits, log_probabilities, gradient
         ctx.gradients = (
             hidden_gradient,
             None if weight_gradient is None else weight_gradient.to(weight.dtype),
@@ -100,8 +110,8 @@ class _ChunkedLoss(torch.autograd.Function):
 def chunked_loss(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Scaled sum of cross-entropies of `hidden @ weight.T + bias` against targets; [rows, width] hidden, [rows] targets."""
-    result: torch.Tensor = _ChunkedLoss.apply(hidden, weight, bias, targets, scale)
+    """Scaled sum of cross-entropies of `hidden @ weight.T + bias`; hidden is [rows, width], targets are [rows]."""
+    result: torch.Tensor = _ChunkedLoss.apply(hidden, weight, bias, targets, scale)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -115,7 +125,7 @@ class HeadLoss:
         self._head = head
         self._targets: torch.Tensor | None = None
         self._scale = 1.0
-        head.forward = self._forward  # type: ignore[method-assign]
+        head.forward = self._forward  # type: ignore[method-assign, assignment]
 
     def expect(self, labels: torch.Tensor, scale: float) -> None:
         """The next call of the head returns the loss against these labels."""

@@ -26,7 +26,9 @@ def test_equals_plain_cross_entropy_in_value_and_gradients(monkeypatch, bias, ro
     hidden, weight, bias_tensor, targets = _problem(rows, 24, 101, bias, torch.float32)
     inputs = [tensor for tensor in (hidden, weight, bias_tensor) if tensor is not None]
     scale = 1.0 / 37
-    plain = F.cross_entropy(F.linear(hidden, weight, bias_tensor), targets, ignore_index=IGNORED, reduction="sum") * scale
+    plain = (
+        F.cross_entropy(F.linear(hidden, weight, bias_tensor), targets, ignore_index=IGNORED, reduction="sum") * scale
+    )
     expected = torch.autograd.grad(plain, inputs)
     chunked = chunked_loss(hidden, weight, bias_tensor, targets, scale)
     actual = torch.autograd.grad(chunked * 3.0, inputs)
@@ -40,8 +42,13 @@ def test_bf16_gradients_are_summed_over_chunks_in_fp32(monkeypatch):
     monkeypatch.setattr(loss_module, "MIN_CHUNK_ROWS", 4)
     hidden, weight, _, targets = _problem(64, 16, 33, False, torch.bfloat16)
     chunked_loss(hidden, weight, None, targets, 1.0).backward()
-    reference_hidden, reference_weight = hidden.detach().float().requires_grad_(), weight.detach().float().requires_grad_()
-    reference = F.cross_entropy(F.linear(reference_hidden, reference_weight), targets, ignore_index=IGNORED, reduction="sum")
+    reference_hidden, reference_weight = (
+        hidden.detach().float().requires_grad_(),
+        weight.detach().float().requires_grad_(),
+    )
+    reference = F.cross_entropy(
+        F.linear(reference_hidden, reference_weight), targets, ignore_index=IGNORED, reduction="sum"
+    )
     reference.backward()
     # One rounding of the sum is 2**-9; sixteen roundings, one per chunk, would be several times that.
     error = (weight.grad.float() - reference_weight.grad).norm() / reference_weight.grad.norm()

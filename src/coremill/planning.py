@@ -1,0 +1,123 @@
+"""`coremill plan` and `coremill instances`: which fleet, which card, what to show. No torch, no weights, no data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from coremill.config.load import load_config
+from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.hardware.calibrate import calibration_of
+from coremill.hardware.facts import Fleet
+from coremill.hardware.instances import find_instances, fleet_of, fleet_of_hostfile, live_instances, table, this_machine
+from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
+from coremill.model import hub
+from coremill.model.source import resolve_model
+from coremill.plan.card import ModelCard, read_card_from_hub
+from coremill.plan.cost import compare_fleets, usd_per_million_tokens
+from coremill.plan.planner import make_plan
+from coremill.plan.types import Plan
+from coremill.prepare import card_for
+from coremill.report.plan_screen import render_plan
+from coremill.report.terminal import format_bytes, format_rate, format_seconds, format_usd, print_heading, print_rows
+
+
+def plan_once(
+    path: Path | None, settings: Sequence[str], fleet: str | None, *, as_json: bool, console: Console
+) -> None:
+    """One run on one fleet."""
+    config = load_config(path, settings).config
+    card = card_without_weights(config)
+    plan = make_plan(config, find_fleet(config, fleet), card)
+    if as_json:
+        print(json.dumps({**plan.to_json(), "model": asdict(card)}, indent=2))
+    else:
+        render_plan(plan.to_json(), asdict(card), console)
+
+
+def plan_on_fleets(
+    path: Path | None, settings: Sequence[str], fleets: Sequence[str], *, as_json: bool, console: Console
+) -> None:
+    """The same run on several fleets, ranked by cost and by time."""
+    config = load_config(path, settings).config
+    card = card_without_weights(config)
+    comparison = compare_fleets(config, [find_fleet(config, fleet) for fleet in fleets], card)
+    if as_json:
+        ranked = {"by_cost": comparison.by_cost, "by_time": comparison.by_time}
+        print(json.dumps({order: [plan.to_json() for plan in plans] for order, plans in ranked.items()}, indent=2))
+        return
+    columns = ("fleet", "fits", "memory/limit", "speed", "time", "$ per run", "$ per M tokens")
+    for heading, plans in (("Cheapest first", comparison.by_cost), ("Quickest first", comparison.by_time)):
+        print_heading(console, heading)
+        print_rows(console, "fleet", columns, [_row(plan) for plan in plans])
+
+
+def _row(plan: Plan) -> tuple[str, ...]:
+    hours = plan.hours()
+    return (
+        plan.fleet,
+        "yes" if plan.fits else "no",
+        f"{format_bytes(plan.memory.peak.total)} / {format_bytes(plan.memory.limit)}",
+        format_rate(plan.tokens_per_second),
+        format_seconds(None if hours is None else hours * 3600),
+        format_usd(plan.usd()),
+        format_usd(usd_per_million_tokens(plan)),
+    )
+
+
+def find_fleet(config: RunConfig, text: str | None) -> Fleet:
+    """`4xc7i.8xlarge`, a hostfile, what the config names, or this machine (measured once, then from the cache)."""
+    if text is None and config.fleet.instance is not None:
+        text = f"{config.fleet.nodes}x{config.fleet.instance}"
+    if text is not None and not Path(text).is_file():
+        return fleet_of(text)
+    node = probe_node()
+    messages = Console(stderr=True)
+    calibration = calibration_of(node, cache_folder(environment_snapshot()), progress=lambda line: messages.print(line))
+    return (
+        this_machine(node, calibration, nodes=config.fleet.nodes)
+        if text is None
+        else fleet_of_hostfile(text, node, calibration)
+    )
+
+
+def card_without_weights(config: RunConfig) -> ModelCard:
+    """From the folder, from a config, or from the hub's headers."""
+    model = config.model
+    if model.config is None and model.name != BUILT_IN and not hub.is_folder(model.name):
+        return read_card_from_hub(model.name, model.revision, pretrained=model.weights == "pretrained")
+    return card_for(config, resolve_model(model, cache=cache_folder(environment_snapshot())))
+
+
+def show_instances(*, family: str | None, efa: bool, live: bool, as_json: bool, console: Console) -> None:
+    """The table, or what EC2 says now."""
+    if live:
+        found = live_instances(pattern=f"{family}.*" if family else "*", efa=efa or None)
+    else:
+        found = find_instances(family=family, efa=efa or None)
+    if as_json:
+        print(json.dumps([instance.to_json() for instance in found], indent=2))
+        return
+    columns = ("type", "vCPU", "cores", "memory", "Gbit/s", "EFA", "pods get", "$/h")
+    rows = [
+        (
+            instance.name,
+            str(instance.vcpus),
+            str(instance.cores),
+            f"{instance.memory_mib / 1024:,.0f} GiB",
+            f"{instance.network_baseline_gbps:g}",
+            str(instance.efa_interfaces) if instance.efa else "no",
+            "" if instance.allocatable_memory_mib is None else f"{instance.allocatable_memory_mib / 1024:,.1f} GiB",
+            format_usd(instance.usd_per_hour),
+        )
+        for instance in found
+    ]
+    print_rows(console, "instance", columns, rows)
+    if not live:
+        console.print(
+            f"{len(found)} types; on-demand prices of {table().region}, {table().price_date}", highlight=False
+        )

@@ -1,0 +1,133 @@
+"""A whole training run inside one rank process, without launcher and files: for comparing engines and splits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import ceil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from coremill.data.packed import BOUNDARIES_FILE, FORMAT_VERSION, TOKENS_FILE, Manifest, PackedData
+
+
+def make_packed(folder: Path, *, rows: int, length: int, vocabulary: int, seed: int = 1) -> PackedData:
+    """Random rows with an end token (0) here and there, as prepare_data would leave them."""
+    folder.mkdir(parents=True)
+    tokens = np.random.default_rng(seed).integers(1, vocabulary, size=(rows, length)).astype(np.uint16)
+    tokens[:, length // 3] = 0
+    tokens.tofile(folder / TOKENS_FILE)
+    np.ones(rows, np.uint32).tofile(folder / BOUNDARIES_FILE)
+    manifest = Manifest(
+        version=FORMAT_VERSION,
+        key="test",
+        source="random",
+        tokenizer="none",
+        eos_id=0,
+        dtype="uint16",
+        sequence_length=length,
+        rows=rows,
+        tokens=rows * length,
+        dropped_tokens=0,
+        documents=2 * rows,
+        empty_documents=0,
+        highest_id=int(tokens.max()),
+        highest_token="x",
+    )
+    manifest.write(folder)
+    return PackedData(
+        folder=folder,
+        evaluation_folder=None,
+        key="test",
+        train_rows=rows,
+        evaluation_rows=0,
+        split_seed=0,
+        sequence_length=length,
+        tokens=rows * length,
+        dropped_tokens=0,
+        documents=2 * rows,
+        eos_id=0,
+        from_cache=False,
+        seconds=0.0,
+    )
+
+
+def train_here(
+    world: Any,
+    *,
+    model_folder: str,
+    data: dict[str, Any],
+    weights: str = "pretrained",
+    engine: str = "replicate",
+    dtype: str = "fp32",
+    wire_dtype: str = "fp32",
+    keep_gathered: bool = False,
+    checkpointing: bool = False,
+    rows_per_step: int = 8,
+    micro_batch_rows: int = 8,
+    steps: int = 20,
+    across_documents: bool = True,
+    learning_rate: float = 1e-3,
+    clip_norm: float | None = 1.0,
+    export_to: str | None = None,
+) -> dict[str, Any]:
+    """Losses, norms and wire use of a run on this rank."""
+    import json
+
+    import torch
+
+    from coremill.checkpoint.export import export_model
+    from coremill.config.schema import TrainSection
+    from coremill.data.loader import RowLoader
+    from coremill.model.build import build_on_meta
+    from coremill.model.load import fill_parameters
+    from coremill.model.source import ModelFolder
+    from coremill.parallel import make_engine
+    from coremill.tasks.causal_lm import CausalLm
+    from coremill.train.loop import train_steps
+    from coremill.train.optimizer import make_optimizer
+
+    torch.set_num_threads(1)
+    folder = Path(model_folder)
+    source = ModelFolder(folder, json.loads((folder / "config.json").read_text()), weights, str(folder))
+    plan: Any = SimpleNamespace(
+        engine=SimpleNamespace(value=engine),
+        dtype=SimpleNamespace(value=dtype),
+        wire_dtype=SimpleNamespace(value=wire_dtype),
+        keep_gathered=SimpleNamespace(value=keep_gathered),
+    )
+    task = CausalLm()
+    model = build_on_meta(source)
+    path = task.prepare(model)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    made = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
+    made.place(model)
+    report = fill_parameters(model, source, rank=world.rank, world_size=world.size, seed=3)
+    made.start()
+    settings = TrainSection(
+        steps=steps, learning_rate=learning_rate, warmup_steps=2, weight_decay=0.1, clip_norm=clip_norm
+    )
+    loader = RowLoader(
+        PackedData.from_json(data),
+        seed=5,
+        rows_per_step=rows_per_step,
+        rank=world.rank,
+        world_size=world.size,
+        micro_batch_rows=micro_batch_rows,
+        accumulation_steps=ceil(ceil(rows_per_step / world.size) / micro_batch_rows),
+        attention_across_documents=across_documents,
+    )
+    optimizer = make_optimizer(made.parameters(), settings)
+    results = [asdict(result) for result in train_steps(made, task, loader, optimizer, settings, steps=steps)]
+    if export_to is not None:
+        export_model(model, source, None, Path(export_to), world=world)
+    return {
+        "losses": [result["loss"] for result in results],
+        "norms": [result["gradient_norm"] for result in results],
+        "wire_bytes": [result["wire_bytes"] for result in results],
+        "loss_path": path.value,
+        "bytes_read": report.bytes_read,
+    }
