@@ -31,9 +31,8 @@ class CoremillError(Exception):
         self.do = do
 
     def __str__(self) -> str:
-        lines = [self.what]
-        lines += [f"  {label}: {text}" for label, text in (("where", self.where), ("why", self.why), ("do", self.do)) if
-        text] return "\n".join(lines)
+        details = (("where", self.where), ("why", self.why), ("do", self.do))
+        return "\n".join([self.what, *(f"  {label}: {text}" for label, text in details if text)])
 
 
 class InputError(CoremillError):

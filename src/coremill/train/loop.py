@@ -72,9 +72,9 @@ def train_steps(
             # Every rank holds the same totals, so all stop here, with the weights as they were.
             raise NonFinite(
                 f"step {step}: the loss is {totals.loss}, the gradient norm {totals.gradient_norm}",
-                why="the weights were left as they were before this step; going on would train on numbers that are
-                none", do="lower train.learning_rate, set train.clip_norm, or look at the rows " + ", ".join(str(row)
-                for row in work.row_ids[:8]),
+                why="the weights were left as they were before this step",
+                do="lower train.learning_rate, set train.clip_norm, or look at the rows "
+                + ", ".join(str(row) for row in work.row_ids[:8]),
             )
 
         if settings.clip_norm is not None and totals.gradient_norm > settings.clip_norm:
