@@ -30,10 +30,10 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World) -> Orders:
     """From coremill's launcher; under a foreign one prepared by the first rank of each node, with rank 0's plan."""
     if world.identity.launcher == "coremill":
         return Orders.read(folder.orders)
-    hosts = [world.hostnames[world.rank], *world.hostnames]
+    here = world.hostnames[world.rank]
     masks = world.gather(sorted(affinity_mask()))
     # Open MPI binds each rank to cores of its own: the node's ranks together show what the node gives us.
-    cpus = {cpu for host, mask in zip(hosts[1:], masks, strict=True) if host == hosts[0] for cpu in mask}
+    cpus = {cpu for host, mask in zip(world.hostnames, masks, strict=True) if host == here for cpu in mask}
 
     def prepare_node() -> dict[str, Any]:
         environ = environment_snapshot()
