@@ -1,0 +1,48 @@
+"""Data flows one way: a stage imports earlier stages only, and every module has its place in that order."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+
+from house import PACKAGE, ROOT, file_of, sources
+
+
+def layers() -> list[str]:
+    """The order in pyproject.toml, latest stage first."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = settings["contracts"]
+    return [layer.removeprefix("coremill.") for layer in contract["layers"]]
+
+
+def test_imports_point_backwards():
+    # A process of its own: import-linter turns off the loggers of the process it runs in.
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    outcome = subprocess.run(
+        [sys.executable, "-c", program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+def test_every_stage_has_a_layer():
+    entries = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert entries - {"__init__"} == set(layers())
+
+
+def test_the_architecture_page_draws_the_same_order():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (drawn,) = re.findall(r"^`(errors < [^`]*)`$", page, flags=re.MULTILINE)
+    assert [*reversed(layers())] == [*drawn.split(" < "), "__main__"]
+
+
+def test_imports_are_absolute():
+    relative = [
+        f"{file_of(module)}:{node.lineno}"
+        for module, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not relative, relative
