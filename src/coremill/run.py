@@ -45,7 +45,7 @@ def train_rank(
 
     from coremill.checkpoint.export import export_model
     from coremill.data.loader import RowLoader, evaluation_batches
-    from coremill.model.build import build_on_meta
+    from coremill.model.build import attention_of, build_on_meta
     from coremill.model.load import fill_parameters
     from coremill.parallel import DTYPES, make_engine
     from coremill.tasks.causal_lm import CausalLm
@@ -71,8 +71,8 @@ def train_rank(
 
     with phase(events, "build"):
         model = build_on_meta(orders.model, attention=config.model.attention)
-        loss_path = task.prepare(model)
-        events.write("choice", name="loss", value=loss_path.value, reason=loss_path.reason)
+        for name, choice in (("attention", attention_of(model, config.model.attention)), ("loss", task.prepare(model))):
+            events.write("choice", name=name, value=choice.value, reason=choice.reason)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()

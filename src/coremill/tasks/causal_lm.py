@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from coremill.data.loader import Batch
+from coremill.plan.types import Choice
 from coremill.train.loss import HeadLoss, logits_loss
-
-
-@dataclass(frozen=True)
-class LossPath:
-    """How the loss is computed, and why."""
-
-    value: str  # chunked, logits
-    reason: str
 
 
 class CausalLm:
@@ -27,13 +19,13 @@ class CausalLm:
     def __init__(self) -> None:
         self._head_loss: HeadLoss | None = None
 
-    def prepare(self, model: nn.Module) -> LossPath:
+    def prepare(self, model: nn.Module) -> Choice[str]:
         """Put the chunked loss into the head where its output is the logits; before the engine places the model."""
         reason = why_not_chunked(model)
         if reason is not None:
-            return LossPath("logits", f"{reason}, so whole logits are made and the model's own arithmetic is kept")
+            return Choice("logits", f"{reason}, so whole logits are made and the model's own arithmetic is kept")
         self._head_loss = HeadLoss(model.get_output_embeddings())  # type: ignore[operator]
-        return LossPath("chunked", "the head's output is the logits, so they are made and used a chunk at a time")
+        return Choice("chunked", "the head's output is the logits, so they are made and used a chunk at a time")
 
     @property
     def needs_head_in_backward(self) -> bool:
