@@ -17,7 +17,7 @@ from coremill.hardware.instances import find_instances, fleet_of, fleet_of_hostf
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
 from coremill.model import hub
 from coremill.model.source import resolve_model
-from coremill.plan.card import ModelCard, read_card_from_hub
+from coremill.plan.card import ModelCard
 from coremill.plan.cost import compare_fleets, usd_per_million_tokens
 from coremill.plan.planner import make_plan
 from coremill.plan.types import Plan
@@ -89,7 +89,8 @@ def card_without_weights(config: RunConfig) -> ModelCard:
     """From the folder, from a config, or from the hub's headers."""
     model = config.model
     if model.config is None and model.name != BUILT_IN and not hub.is_folder(model.name):
-        return read_card_from_hub(model.name, model.revision, pretrained=model.weights == "pretrained")
+        weights = model.weights == "pretrained"
+        return hub.card_on_hub(model.name, revision=model.revision, weights=weights, setting="model")
     return card_for(config, resolve_model(model, cache=cache_folder(environment_snapshot())))
 
 

@@ -111,6 +111,9 @@ def _rows(texts: Any, column: str, label: str, bytes_per_row: float) -> Iterator
 
 def _commit_on_hub(repository: str, revision: str | None) -> str:
     from huggingface_hub import HfApi
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()  # no hints to log in: what fails is said by us, once
 
     def ask() -> str:
         api = HfApi()

@@ -1,4 +1,4 @@
-"""Downloads from the Hugging Face hub: which files, and what to say when it does not work.
+"""Models on the Hugging Face hub: downloads, cards without weights, and what to say when it does not work.
 
 The hub is asked for the file list first, under a deadline: a missing network, a gated or unknown model and a
 pickle-only checkpoint are known within seconds, before a single weight has moved. Files go to the hub's own cache,
@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
-from coremill.plan.headers import INDEX_FILE, SINGLE_FILE, parse_index, pickle_files, pickle_refusal, weight_files
+from coremill.plan.card import ModelCard, card_of, read_card, read_config
+from coremill.plan.headers import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    TensorHeader,
+    parse_index,
+    pickle_files,
+    pickle_refusal,
+    weight_files,
+)
 
 # Configs and every form a tokenizer comes in; weights are chosen by name.
 SMALL_FILES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
@@ -41,10 +50,8 @@ def download(
 ) -> Path:
     """The folder of a hub repository in the hub's cache: configs, tokenizer and, if asked for, its safetensors."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
 
-    if not sys.stderr.isatty():
-        disable_progress_bars()
+    _quieten(bars=sys.stderr.isatty())
     try:
         info = _ask(name, revision)
         files, total_bytes = _choose_files(name, info, revision, weights)
@@ -63,6 +70,49 @@ def download(
         if problem is None:
             raise
         raise problem from None
+
+
+def card_on_hub(name: str, *, revision: str | None, weights: bool, setting: str) -> ModelCard:
+    """The card of a hub model: config.json, and of the weights only the headers, by range request."""
+    from huggingface_hub import HfApi, hf_hub_download
+
+    _quieten(bars=False)
+    try:
+        files, _ = _choose_files(name, _ask(name, revision), revision, weights)
+        if "config.json" not in files:
+            why = "it says what shape the model has"
+            raise InputError(f"{name} on the hub has no config.json", where=setting, why=why)
+        config = read_config(Path(hf_hub_download(name, "config.json", revision=revision)).parent)
+        metadata = HfApi().get_safetensors_metadata(name, revision=revision) if weights else None
+    except InputError:
+        raise
+    except Exception as error:
+        cached = _cached(name, revision, weights=False) if _is_unreachable(error) else None
+        if cached is not None:
+            return read_card(cached, name=name, pretrained=weights)
+        problem = explain(error, name, revision, setting)
+        if problem is None:
+            raise
+        raise problem from None
+    return card_of(config, None if metadata is None else _headers_of(metadata), name=name)
+
+
+def _headers_of(metadata: Any) -> dict[str, TensorHeader]:
+    """The hub client's description of safetensors files in our words; offsets count from the end of the header."""
+    return {
+        tensor: TensorHeader(tensor, info.dtype, tuple(info.shape), file, *info.data_offsets)
+        for file, description in metadata.files_metadata.items()
+        for tensor, info in description.tensors.items()
+    }
+
+
+def _quieten(*, bars: bool) -> None:
+    """What the hub's client would say by itself (retries, hints to log in) is said by us, once, or not at all."""
+    from huggingface_hub.utils import disable_progress_bars, logging
+
+    logging.set_verbosity_error()
+    if not bars:
+        disable_progress_bars()
 
 
 def explain(error: Exception, name: str, revision: str | None, setting: str) -> InputError | None:

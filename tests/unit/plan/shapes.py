@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -130,3 +131,38 @@ def fleet(*, nodes: int = 1, node: NodeFacts | None = None, rates: Calibration |
 def with_memory(some_fleet: Fleet, limit_bytes: int) -> Fleet:
     """The same machines under a memory limit."""
     return replace(some_fleet, node=replace(some_fleet.node, memory_limit_bytes=limit_bytes))
+
+
+def safetensors_bytes(tensors: dict[str, tuple[int, ...]], dtype: str = "BF16", pad: int = 0) -> bytes:
+    """A safetensors file without anything in its tensors worth reading."""
+    header: dict[str, Any] = {"__metadata__": {"note": "x" * pad}}
+    offset = 0
+    for name, shape in tensors.items():
+        size = 2
+        for rows in shape:
+            size *= rows
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(offset)
+
+
+def llama_tensors(*, tied_copy: bool = False) -> dict[str, tuple[int, ...]]:
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (250, 64), "model.norm.weight": (64,)}
+    for layer in range(3):
+        prefix = f"model.layers.{layer}."
+        tensors |= {
+            prefix + "self_attn.q_proj.weight": (64, 64),
+            prefix + "self_attn.k_proj.weight": (32, 64),
+            prefix + "self_attn.v_proj.weight": (32, 64),
+            prefix + "self_attn.o_proj.weight": (64, 64),
+            prefix + "self_attn.rotary_emb.inv_freq": (8,),
+            prefix + "mlp.gate_proj.weight": (176, 64),
+            prefix + "mlp.up_proj.weight": (176, 64),
+            prefix + "mlp.down_proj.weight": (64, 176),
+            prefix + "input_layernorm.weight": (64,),
+            prefix + "post_attention_layernorm.weight": (64,),
+        }
+    if tied_copy:
+        tensors["lm_head.weight"] = (250, 64)
+    return tensors

@@ -3,53 +3,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from coremill.errors import InputError
-from coremill.plan.card import read_card, read_card_from_hub
+from coremill.plan.card import read_card
 from coremill.plan.headers import TensorHeader
-from unit.plan.shapes import LLAMA_3_8B, TINY_CONFIGS
-
-
-def safetensors_bytes(tensors: dict[str, tuple[int, ...]], dtype: str = "BF16", pad: int = 0) -> bytes:
-    """A safetensors file without anything in its tensors worth reading."""
-    header: dict[str, Any] = {"__metadata__": {"note": "x" * pad}}
-    offset = 0
-    for name, shape in tensors.items():
-        size = 2
-        for rows in shape:
-            size *= rows
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(offset)
-
-
-def llama_tensors(*, tied_copy: bool = False) -> dict[str, tuple[int, ...]]:
-    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (250, 64), "model.norm.weight": (64,)}
-    for layer in range(3):
-        prefix = f"model.layers.{layer}."
-        tensors |= {
-            prefix + "self_attn.q_proj.weight": (64, 64),
-            prefix + "self_attn.k_proj.weight": (32, 64),
-            prefix + "self_attn.v_proj.weight": (32, 64),
-            prefix + "self_attn.o_proj.weight": (64, 64),
-            prefix + "self_attn.rotary_emb.inv_freq": (8,),
-            prefix + "mlp.gate_proj.weight": (176, 64),
-            prefix + "mlp.up_proj.weight": (176, 64),
-            prefix + "mlp.down_proj.weight": (64, 176),
-            prefix + "input_layernorm.weight": (64,),
-            prefix + "post_attention_layernorm.weight": (64,),
-        }
-    if tied_copy:
-        tensors["lm_head.weight"] = (250, 64)
-    return tensors
+from unit.plan.shapes import LLAMA_3_8B, TINY_CONFIGS, llama_tensors, safetensors_bytes
 
 
 def headers_of(tensors: dict[str, tuple[int, ...]]) -> dict[str, TensorHeader]:
@@ -116,93 +77,6 @@ def test_a_bad_config_is_one_clear_error(tmp_path: Path, text: str | None) -> No
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(InputError):
         read_card(tmp_path)
-
-
-class StandInHub(BaseHTTPRequestHandler):
-    """Enough of a model hub: files with ranges, names that do not exist, names that are gated."""
-
-    files: dict[str, bytes] = {}
-    bytes_sent = 0
-
-    def log_message(self, *args: Any) -> None:
-        """Quiet."""
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def _answer(self, *, with_body: bool) -> None:
-        name = self.path.split("?")[0]
-        if "/gated/" in name:
-            return self._refuse(403, "GatedRepo")
-        body = self.files.get(name.split("/resolve/main/")[-1]) if "/owner/model/" in name else None
-        if body is None:
-            return self._refuse(404, "EntryNotFound" if "/owner/model/" in name else "RepoNotFound")
-        total, status = len(body), 200
-        wanted = self.headers.get("Range")
-        if wanted:
-            first, last = wanted.removeprefix("bytes=").split("-")
-            body, status = body[int(first) : int(last) + 1], 206
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body) if with_body else total))
-        self.send_header("ETag", '"0123456789abcdef0123456789abcdef01234567"')
-        self.send_header("X-Repo-Commit", "0" * 40)
-        self.end_headers()
-        if with_body:
-            type(self).bytes_sent += len(body)
-            self.wfile.write(body)
-
-    def _refuse(self, status: int, code: str) -> None:
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[StandInHub]]:
-    import huggingface_hub.constants as constants
-    from huggingface_hub import hf_api
-
-    StandInHub.files, StandInHub.bytes_sent = {}, 0
-    server = ThreadingHTTPServer(("127.0.0.1", 0), StandInHub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hf_api.api, "endpoint", endpoint)
-    yield StandInHub
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def test_a_hub_model_is_read_by_range_requests(hub: type[StandInHub]) -> None:
-    hub.files = {
-        "config.json": json.dumps(TINY_CONFIGS["llama"]).encode(),
-        # A header longer than the first request brings, and far more weights than may be sent.
-        "model.safetensors": safetensors_bytes(
-            {**llama_tensors(tied_copy=True), "model.extra.weight": (4_000_000,)}, pad=200_000
-        ),
-    }
-    card = read_card_from_hub("owner/model")
-    assert card.parameters == read_card(config=TINY_CONFIGS["llama"]).parameters + 4_000_000
-    assert hub.bytes_sent < 1_000_000
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("gated/model", "gated"), ("nobody/nothing", "no model"), ("owner/model", "safetensors|config.json")],
-)
-def test_what_the_hub_refuses_is_one_clear_error(hub: type[StandInHub], name: str, message: str) -> None:
-    hub.files = {"config.json": b"{}"}
-    with pytest.raises(InputError, match=message):
-        read_card_from_hub(name)
 
 
 def test_planning_imports_no_torch() -> None:
