@@ -1,0 +1,140 @@
+"""What users and scripts rely on, pinned: commands, options, exit codes, JSON keys, files of a run, public names.
+
+A change here is a change of the contract: it belongs in CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+import pytest
+from commands import surface
+from house import PACKAGE, ROOT, sources
+
+import coremill
+from coremill import errors
+from coremill.cli import app
+
+COMMANDS = {
+    "coremill": ["--version"],
+    "coremill train": ["--dry-run", "--force", "--fresh", "--nproc", "--set", "CONFIG"],
+    "coremill plan": ["--compare", "--fleet", "--json", "--set", "CONFIG"],
+    "coremill doctor": ["--json", "--self-test/--no-self-test"],
+    "coremill instances": ["--efa", "--family", "--json", "--live"],
+    "coremill report": ["--html", "--json", "RUN"],
+    "coremill config": [],
+    "coremill config show": ["--json", "--set", "CONFIG"],
+    "coremill config schema": [],
+}
+
+EXIT_CODES = {
+    "CoremillError": 1,
+    "InputError": 78,
+    "ConfigError": 78,
+    "PeerLost": 69,
+    "NonFinite": 70,
+    "StorageError": 74,
+    "Stopped": 75,
+    "Interrupted": 130,
+}
+
+PLAN_KEYS = {
+    "fits",
+    "engine",
+    "dtype",
+    "ranks_per_node",
+    "threads_per_rank",
+    "memory_bytes_per_rank",
+    "wire_bytes_per_step_per_rank",
+    "step_seconds",
+    "tokens_per_second",
+    "usd_per_hour",
+    "hours",
+    "usd",
+}
+PLAN_MEMORY_KEYS = {"parameters", "gradients", "optimizer", "activations", "logits", "buffers", "total", "limit"}
+PLAN_CHOICES = ("engine", "dtype", "ranks_per_node", "threads_per_rank")
+
+REPORT_KEYS = {
+    "tokens_per_second",
+    "padding_fraction",
+    "model_flops_per_second",
+    "matmul_flops_per_second",
+    "utilization",
+    "load_seconds",
+    "bytes_read_per_rank",
+    "peak_rss_bytes_per_rank",
+    "peak_rss_bytes_at_load_per_rank",
+    "wire_bytes_per_step_per_rank",
+    "loss_first",
+    "loss_last",
+    "steps",
+    "seconds",
+    "goodput",
+    "plan",
+    "measured",
+}
+
+
+def test_commands_and_options():
+    assert surface() == COMMANDS
+
+
+def test_exit_codes():
+    classes = {name: kind for name, kind in vars(errors).items() if getattr(kind, "__module__", "") == errors.__name__}
+    assert {name: kind.exit_code for name, kind in classes.items()} == EXIT_CODES
+    assert all(issubclass(kind, errors.CoremillError) for kind in classes.values())
+
+
+def test_the_error_tree_is_drawn_as_it_is():
+    drawn = dict(re.findall(r"^[ |`-]*(\w+) +(\d+) ", errors.__doc__ or "", flags=re.MULTILINE))
+    assert {name: int(code) for name, code in drawn.items()} == EXIT_CODES
+
+
+def test_public_names():
+    # coremill is a command: the package offers its version, everything else may move.
+    assert {name for name in vars(coremill) if not name.startswith("_")} <= set(packages_and_modules())
+    assert re.fullmatch(r"\d+\.\d+\.\d+", coremill.__version__)
+
+
+def packages_and_modules() -> list[str]:
+    """What importing submodules leaves as attributes of the package."""
+    return [path.stem for path in PACKAGE.iterdir() if not path.name.startswith("_")]
+
+
+def test_plan_json_has_its_keys(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    app(["plan", "examples/tiny-from-scratch.yaml", "--fleet", "2xc7i.8xlarge", "--json"], standalone_mode=False)
+    plan = json.loads(capsys.readouterr().out)
+    assert set(plan) >= PLAN_KEYS
+    assert set(plan["memory_bytes_per_rank"]) >= PLAN_MEMORY_KEYS
+    assert set(plan["step_seconds"]) >= {"compute", "communication", "total"}
+    for name in PLAN_CHOICES:
+        assert set(plan[name]) == {"value", "reason"} and plan[name]["reason"], name
+
+
+def test_report_json_has_its_keys(capsys, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "tests" / "unit" / "report")
+    from fake_run import make_fake_run  # type: ignore[import-not-found]
+
+    app(["report", str(make_fake_run(tmp_path / "run")), "--json"], standalone_mode=False)
+    report = json.loads(capsys.readouterr().out)
+    assert set(report) >= REPORT_KEYS
+    for name in (key for key in REPORT_KEYS if key.endswith("_per_rank")):
+        assert len(report[name]) == 4, name
+
+
+def test_the_architecture_page_names_what_exists():
+    """Each `stage.module.name(...)` of its contract table is a function or class of that module."""
+    rows = re.findall(r"^\| \w+ \|.*\|(.*)\|$", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE)
+    named = {found for row in rows for found in re.findall(r"`((?:\w+\.)+\w+)(?:\(|`)", row)}
+    assert len(named) > 10
+    missing = []
+    for dotted in sorted(named):
+        module, _, name = f"coremill.{dotted}".rpartition(".")
+        defined = {getattr(node, "name", None) for node in ast.walk(sources().get(module, ast.Module([], [])))}
+        if name not in defined and f"coremill.{dotted}" not in sources():
+            missing.append(dotted)
+    assert not missing

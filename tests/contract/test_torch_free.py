@@ -1,0 +1,109 @@
+"""Planning, looking and launching cost no torch: a command answers in well under a second, a launcher stays small."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house import ROOT, sources
+
+PROBE = Path(__file__).with_name("torch_free_probe.py")
+
+# These modules compute, packages with all they hold. Every other one is importable without the heavy libraries.
+COMPUTING = (
+    "coremill.checkpoint.export",
+    "coremill.data.loader",
+    "coremill.model.build",
+    "coremill.model.initialise",
+    "coremill.model.load",
+    "coremill.model.names",
+    "coremill.model.read",
+    "coremill.model.slices",
+    "coremill.parallel",
+    "coremill.tasks.causal_lm",
+    "coremill.train.loop",
+    "coremill.train.loss",
+    "coremill.train.optimizer",
+)
+
+
+def probe(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(PROBE), *arguments], cwd=cwd, capture_output=True, text=True, timeout=120
+    )
+
+
+def modules_in(names: tuple[str, ...]) -> set[str]:
+    return {module for module in sources() for name in names if module == name or module.startswith(f"{name}.")}
+
+
+def test_modules_import_without_torch():
+    outcome = probe("modules", *sorted(set(sources()) - modules_in(COMPUTING)))
+    assert outcome.returncode == 0, outcome.stderr
+    assert json.loads(outcome.stdout) == {}
+
+
+def test_the_list_of_computing_modules_is_no_longer_than_it_must_be():
+    outcome = probe("modules", *sorted(modules_in(COMPUTING)))
+    assert set(json.loads(outcome.stdout)) == modules_in(COMPUTING)
+    assert [name for name in COMPUTING if name not in sources()] == []
+
+
+TINY = "examples/tiny-from-scratch.yaml"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("--version",),
+        ("train", "--help"),
+        ("config", "show", TINY),
+        ("config", "schema"),
+        ("instances", "--efa"),
+        ("plan", TINY, "--fleet", "2xc7i.8xlarge"),
+        ("plan", TINY, "--fleet", "2xc7i.8xlarge", "--fleet", "1xc7i.4xlarge", "--json"),
+    ],
+    ids=" ".join,
+)
+def test_commands_answer_without_torch(command):
+    outcome = probe("command", *command)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "ASKED" not in outcome.stderr
+    assert outcome.stdout.strip()
+
+
+def test_plan_of_a_folder_without_torch(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "vocab_size": 128256,
+                "hidden_size": 4096,
+                "intermediate_size": 14336,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 8192,
+            }
+        )
+    )
+    settings = ["--set", f"model.name={tmp_path}", "--set", "model.weights=random"]
+    outcome = probe("command", "plan", "examples/llama3-8b-wikitext.yaml", *settings, "--json")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "ASKED" not in outcome.stderr
+    plan = json.loads(outcome.stdout)
+    assert plan["fits"] and plan["engine"]["value"] == "shard"
+
+
+def test_report_without_torch(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tests" / "unit" / "report")
+    from fake_run import make_fake_run  # type: ignore[import-not-found]
+
+    folder = make_fake_run(tmp_path / "run")
+    for options in ([], ["--json"], ["--html", str(tmp_path / "page.html")]):
+        outcome = probe("command", "report", str(folder), *options)
+        assert outcome.returncode == 0, outcome.stderr
+        assert "ASKED" not in outcome.stderr
