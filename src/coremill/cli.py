@@ -59,18 +59,17 @@ def train(
     """
     from coremill.config.load import load_config
     from coremill.hardware.probe import environment_snapshot
+    from coremill.launcher import Options, launch
     from coremill.world import identify, identify_node
 
     environ = environment_snapshot()
     overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]
+    options = Options(dry_run=dry_run, fresh=fresh, force=force)
     identity = identify(environ)
     if identity is not None:
         from coremill.run import run_as_rank
 
-        raise typer.Exit(run_as_rank(config, overrides, identity))
-    from coremill.launcher import Options, launch
-
-    options = Options(dry_run=dry_run, fresh=fresh, force=force)
+        raise typer.Exit(run_as_rank(config, overrides, identity, options))
     raise typer.Exit(launch(load_config(config, overrides), options, identify_node(environ), Console()))
 
 

@@ -20,7 +20,7 @@ from coremill.hardware.facts import Calibration, Fleet, NodeFacts
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
 from coremill.launch.identity import NodeIdentity
-from coremill.launch.local import Outcome, run_local_ranks
+from coremill.launch.local import Outcome, describe_layout, run_local_ranks
 from coremill.launch.run_folder import RunFolder, differing_keys
 from coremill.plan.types import Plan
 from coremill.prepare import Orders, prepare
@@ -57,17 +57,15 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
         return 0
     environ = environment_snapshot()
     cache = cache_folder(environ)
-    fleet = local_fleet(config, node_identity, cache, console)
-
-    def show_plan(plan: Plan) -> None:
-        render_plan_short(plan.to_json(), console)
-        refuse_what_does_not_fit(plan, force=options.force)
-
     if not options.dry_run:
         folder.make_writable(loaded.origins["run.folder"].where("run.folder"))
-    orders = prepare_with_progress(config, fleet, cache, show_plan, console)
+
+    def find_fleet() -> Fleet:
+        return local_fleet(config, node_identity, cache, console)
+
+    orders = prepare_with_progress(config, find_fleet, cache, options, console)
     if options.dry_run:
-        say(console, f"dry run: {orders.plan.world_size} ranks would run {orders.steps} steps in {folder.path}")
+        say_dry_run(orders, folder, console)
         return 0
 
     write_orders(folder, loaded, orders)
@@ -127,6 +125,12 @@ def say(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
+def say_dry_run(orders: Orders, folder: RunFolder, console: Console) -> None:
+    """The last line where no rank is started."""
+    ranks = "1 rank" if orders.plan.world_size == 1 else f"{orders.plan.world_size} ranks"
+    say(console, f"dry run: {ranks} would run {orders.steps:,} steps in {folder.path}")
+
+
 def refuse_what_does_not_fit(plan: Plan, *, force: bool) -> None:
     """Better now than hours later, killed by the kernel."""
     if plan.fits or force:
@@ -144,21 +148,33 @@ def refuse_what_does_not_fit(plan: Plan, *, force: bool) -> None:
 
 
 def prepare_with_progress(
-    config: RunConfig, fleet: Fleet, cache: Path, on_plan: Callable[[Plan], None], console: Console
+    config: RunConfig, find_fleet: Callable[[], Fleet], cache: Path, options: Options, console: Console
 ) -> Orders:
-    """Download and tokenise with a bar each; a bar appears only when there is work."""
+    """Show the plan, download and tokenise with a bar each; a bar appears only when there is work."""
     bars: dict[str, AmountProgress] = {}
+
+    def show_plan(plan: Plan) -> None:
+        render_plan_short(plan.to_json(), console)
+        cost_of_crowding = describe_layout(plan)
+        if cost_of_crowding is not None:
+            say(console, cost_of_crowding)
+        refuse_what_does_not_fit(plan, force=options.force)
 
     def on_tokens(progress: Progress) -> None:
         words = WORDS_OF_STAGE[progress.stage]
         for earlier in [name for name in bars if name != words]:
             bars.pop(earlier).close()
-        counts = f"{progress.documents_done} documents, {progress.tokens} tokens" if progress.tokens else ""
+        counts = f"{progress.documents_done:,} documents, {progress.tokens:,} tokens" if progress.tokens else ""
         bars.setdefault(words, AmountProgress(words, console)).show(progress.bytes_done, progress.bytes_total, counts)
 
     try:
         return prepare(
-            config, fleet, cache=cache, on_plan=on_plan, on_tokens=on_tokens, on_model=lambda text: say(console, text)
+            config,
+            find_fleet,
+            cache=cache,
+            on_plan=show_plan,
+            on_tokens=on_tokens,
+            on_model=lambda text: say(console, text),
         )
     finally:
         for bar in bars.values():

@@ -3,62 +3,93 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from coremill.config.load import LoadedConfig
+from coremill.config.load import LoadedConfig, load_config
 from coremill.errors import CoremillError, InputError
-from coremill.hardware.calibrate import calibration_of
+from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import affinity_mask, cache_folder, environment_snapshot, probe_node
 from coremill.launch.run_folder import RunFolder
-from coremill.launcher import refuse_what_does_not_fit, write_orders
-from coremill.prepare import Orders, prepare
+from coremill.launcher import (
+    Options,
+    already_finished,
+    measured_rates,
+    prepare_with_progress,
+    say_dry_run,
+    write_orders,
+)
+from coremill.prepare import Orders
 from coremill.report.console import RunConsole
 from coremill.report.events import EventFollower, EventWriter
-from coremill.report.plan_screen import render_plan_short
 from coremill.report.summary import write_report
 from coremill.report.summary_screen import render_summary
 from coremill.sample import write_sample
 from coremill.world import World, as_peer_lost
 
 
-def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World) -> Orders:
-    """From coremill's launcher; under a foreign one prepared by the first rank of each node, with rank 0's plan."""
+def load_together(config_path: Path | None, overrides: Sequence[str], world: World) -> LoadedConfig:
+    """The run file; a bad one is said once, by the first rank of a node, before the others look at it."""
+
+    def check() -> None:
+        load_config(config_path, overrides)
+
+    world.once_per_node(check)
+    return load_config(config_path, overrides)
+
+
+def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: Options) -> Orders | None:
+    """From coremill's launcher, or, under a foreign one, prepared by the first rank of each node; the plan is rank 0's.
+
+    None where there is nothing to train: a dry run, or a run that is finished already.
+    """
     if world.identity.launcher == "coremill":
         return Orders.read(folder.orders)
     here = world.hostnames[world.rank]
     masks = world.gather(sorted(affinity_mask()))
     # Open MPI binds each rank to cores of its own: the node's ranks together show what the node gives us.
     cpus = {cpu for host, mask in zip(world.hostnames, masks, strict=True) if host == here for cpu in mask}
+    # One rank speaks for the run; off the terminal, for its output travels through the launcher's pipes.
+    console = Console(force_terminal=False, quiet=world.rank != 0)
+    asks = world.rank == 0 and not options.dry_run
+    if world.broadcast(
+        world.once_per_node(lambda: asks and not options.fresh and already_finished(loaded.config, folder, console))
+    ):
+        return None
 
     def prepare_node() -> dict[str, Any]:
-        environ = environment_snapshot()
-        cache = cache_folder(environ)
-        node = probe_node(mask=cpus)
-        fleet = this_machine(node, calibration_of(node, cache), nodes=world.nodes)
-        ranks = {"parallel": loaded.config.parallel.model_copy(update={"ranks_per_node": world.local_size})}
-        config = loaded.config.model_copy(update=ranks)
         if loaded.config.fleet.nodes not in (1, world.nodes):
             raise InputError(
                 f"the config wants {loaded.config.fleet.nodes} nodes, the launcher started {world.nodes}",
                 where=loaded.origins["fleet.nodes"].where("fleet.nodes"),
                 do=f"start {loaded.config.fleet.nodes} nodes, or --set fleet.nodes={world.nodes}",
             )
-        if world.rank == 0:
+        if asks:
             folder.make_writable(loaded.origins["run.folder"].where("run.folder"))
-        orders = prepare(config, fleet, cache=cache, on_plan=lambda plan: refuse_what_does_not_fit(plan, force=False))
-        if world.rank == 0:
+        cache = cache_folder(environment_snapshot())
+        node = probe_node(mask=cpus)
+
+        def find_fleet() -> Fleet:
+            return this_machine(node, measured_rates(node, cache, console), nodes=world.nodes)
+
+        ranks = {"parallel": loaded.config.parallel.model_copy(update={"ranks_per_node": world.local_size})}
+        orders = prepare_with_progress(loaded.config.model_copy(update=ranks), find_fleet, cache, options, console)
+        if asks:
             write_orders(folder, loaded, orders)
-            render_plan_short(orders.plan.to_json(), Console())
         return orders.to_json()
 
     document = world.once_per_node(prepare_node)
     document["plan"] = world.broadcast(document["plan"])
-    return Orders.from_json(document)
+    orders = Orders.from_json(document)
+    if options.dry_run:
+        say_dry_run(orders, folder, console)
+        return None
+    return orders
 
 
 def set_threads(orders: Orders, world: World) -> int:

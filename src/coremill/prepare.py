@@ -14,7 +14,7 @@ from typing import Any
 
 from coremill.config.schema import RunConfig
 from coremill.data.packed import PackedData, Progress
-from coremill.data.prepare import prepare_data, require_rows_for_ranks
+from coremill.data.prepare import check_sources, prepare_data, require_rows_for_ranks
 from coremill.hardware.facts import Fleet
 from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
 from coremill.plan.card import ModelCard, read_card
@@ -67,17 +67,21 @@ def card_for(config: RunConfig, model: ModelFolder) -> ModelCard:
 
 def prepare(
     config: RunConfig,
-    fleet: Fleet,
+    find_fleet: Callable[[], Fleet],
     *,
     cache: Path,
     on_plan: Callable[[Plan], None],
     on_tokens: Callable[[Progress], None] | None = None,
     on_model: Callable[[str], None] | None = None,
 ) -> Orders:
-    """Resolve the model, plan, tokenise; `on_plan` may refuse before the data is touched."""
+    """Resolve the model, plan, tokenise; `on_plan` may refuse before the data is touched.
+
+    The machine may have to be measured first, for 20 s or more: what is wrong with the files is said before that.
+    """
     model = resolve_model(config.model, cache=cache, progress=on_model)
     card = card_for(config, model)
-    plan = make_plan(config, fleet, card)
+    check_sources(config.data, max_positions=card.max_positions)
+    plan = make_plan(config, find_fleet(), card)
     on_plan(plan)
     tokenizer = resolve_tokenizer(config, model, cache=cache, progress=on_model, training_progress=on_tokens)
     data = prepare_data(

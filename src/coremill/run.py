@@ -13,23 +13,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from coremill.config.load import LoadedConfig, load_config
+from coremill.config.load import LoadedConfig
 from coremill.hardware.probe import affinity_mask
 from coremill.hardware.process_memory import peak_rss_bytes, reset_peak, rss_bytes
 from coremill.launch.run_folder import RunFolder
-from coremill.muster import close_run, failures_as_events, orders_for, set_threads, shown_by_rank_0
+from coremill.launcher import Options
+from coremill.muster import close_run, failures_as_events, load_together, orders_for, set_threads, shown_by_rank_0
 from coremill.prepare import Orders
 from coremill.report.events import EventWriter
 from coremill.report.phases import phase
 from coremill.world import RankIdentity, World, join_world
 
 
-def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: RankIdentity) -> int:
+def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: RankIdentity, options: Options) -> int:
     """Join the others, get orders, train; any failure is written as an event before the process ends with its code."""
-    loaded = load_config(config_path, overrides)
-    folder = RunFolder(Path(loaded.config.run.folder or f"runs/{loaded.name}").absolute())
     with join_world(identity) as world:
-        orders = orders_for(loaded, folder, world)
+        loaded = load_together(config_path, overrides, world)
+        folder = RunFolder(Path(loaded.config.run.folder or f"runs/{loaded.name}").absolute())
+        orders = orders_for(loaded, folder, world, options)
+        if orders is None:  # a dry run, or finished earlier
+            return 0
         with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
             with shown_by_rank_0(world, orders, folder) as show:
                 train_rank(loaded, orders, world, folder, events, show)

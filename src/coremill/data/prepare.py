@@ -19,7 +19,7 @@ from coremill.data.cache import build_once
 from coremill.data.child_process import run_in_child
 from coremill.data.hub import PREFIX as HUB_PREFIX
 from coremill.data.packed import FORMAT_VERSION, Manifest, PackedData, Progress, read_manifest, require_id_in_vocabulary
-from coremill.data.sources import TextSource, identity_of, resolve_source, stamps_of
+from coremill.data.sources import TextSource, identity_of, open_text, resolve_source, stamps_of
 from coremill.data.tokenizer_files import tokenizer_identity
 from coremill.errors import InputError
 
@@ -72,6 +72,17 @@ def prepare_data(
         from_cache=all(packing.from_cache for packing in packings),
         seconds=time.perf_counter() - started,
     )
+
+
+def check_sources(section: DataSection, *, max_positions: int | None) -> None:
+    """Find what can be wrong with the data in a second: names, the length of rows, the first row of local files."""
+    _require_positions(section, max_positions)
+    for source in (
+        resolve_source(section.source, column=section.column, split=section.split),
+        _evaluation_source(section),
+    ):
+        if source is not None and source.kind in ("txt", "jsonl", "parquet"):
+            next(open_text(source).pieces, None)
 
 
 def require_rows_for_ranks(data: PackedData, world_size: int) -> None:
