@@ -165,7 +165,9 @@ def prepare_with_progress(
         for earlier in [name for name in bars if name != words]:
             bars.pop(earlier).close()
         counts = f"{progress.documents_done:,} documents, {progress.tokens:,} tokens" if progress.tokens else ""
-        bars.setdefault(words, AmountProgress(words, console)).show(progress.bytes_done, progress.bytes_total, counts)
+        if words not in bars:  # making one puts it on the screen
+            bars[words] = AmountProgress(words, console)
+        bars[words].show(progress.bytes_done, progress.bytes_total, counts)
 
     try:
         return prepare(

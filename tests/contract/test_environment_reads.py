@@ -8,7 +8,7 @@ from house import file_of, sources
 
 READERS = {"world.py", "hardware/probe.py"}
 # Libraries take these from the environment and from nowhere else, in a process that has no other use for it.
-WRITERS = {"data/tokenise_child.py": "threads of the tokenizer library, offline mode of the hub's; a process of its own"}
+WRITERS = {"data/tokenise_child.py": "threads of the tokenizer library, offline mode of the hub's; in its own process"}
 NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 
