@@ -48,6 +48,7 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_SECONDS = 300.0
 HEARTBEAT_SECONDS = 2.0
 HEARING_SECONDS = 3.0  # a failing rank waits this long for the others to hear why
+FOLLOWING_SECONDS = 2.0  # torchrun and mpirun name the rank that ends first: let it be the one that failed
 
 
 class PeerFailed(CoremillError):
@@ -223,9 +224,11 @@ class World:
             pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)
 
     def _follow(self, failed_rank: int) -> None:
-        """Under coremill's launcher standard error is this rank's log: say there why it ends."""
+        """Under coremill's launcher standard error is this rank's log: say there why it ends. Others get a moment."""
         if self.identity.launcher == "coremill":
             print(follower_line(self.rank, failed_rank), file=sys.stderr, flush=True)
+        else:
+            time.sleep(FOLLOWING_SECONDS)
 
     def close(self) -> None:
         """Leave together: no rank takes its sockets away while another still reads from them."""

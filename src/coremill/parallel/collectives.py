@@ -20,6 +20,9 @@ from torch.distributed.fsdp import FSDPModule
 # backward computes the next.
 MAX_IN_FLIGHT = 2
 
+# Newer torch warns, on the user's screen, about the name that older torch knows.
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
 
 class WireMeter:
     """Counts what one rank sends and how long its compute threads stand waiting."""
@@ -99,7 +102,7 @@ class Gather:
         peers = group.size() - 1
         if self._wire_dtype is None or output_tensor.dtype == self._wire_dtype:
             self._meter.bytes_sent += peers * input_tensor.numel() * input_tensor.element_size()
-            work = dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=True)
+            work = all_gather(output_tensor, input_tensor, group=group, async_op=True)
             return _Deferred(lambda: self._meter.wait(work))
 
         # Narrower on the wire: this rank's own part travels rounded too, so that all ranks compute with the same
@@ -108,7 +111,7 @@ class Gather:
         whole = self._pool.take(output_tensor.numel(), self._wire_dtype)
         piece.copy_(input_tensor)
         self._meter.bytes_sent += peers * piece.numel() * piece.element_size()
-        work = dist.all_gather_into_tensor(whole, piece, group=group, async_op=True)
+        work = all_gather(whole, piece, group=group, async_op=True)
 
         def widen() -> None:
             self._meter.wait(work)
@@ -212,7 +215,7 @@ class SumOverRanks:
         self._meter.wait(self._work)
         piece = self._send[: self._piece_numel]  # free again: it has been sent
         piece.copy_(torch.sum(self._receive.view(self._ranks, -1), dim=0, dtype=torch.float32))
-        self._work = dist.all_gather_into_tensor(self._receive, piece, group=self._group, async_op=True)
+        self._work = all_gather(self._receive, piece, group=self._group, async_op=True)
 
     def _spread(self) -> None:
         self._meter.wait(self._work)
