@@ -138,3 +138,19 @@ def test_the_architecture_page_names_what_exists():
         if name not in defined and f"coremill.{dotted}" not in sources():
             missing.append(dotted)
     assert not missing
+
+
+def test_the_architecture_page_lists_every_kind_of_event():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed = set(re.findall(r"^\| `(\w+)` \|", page[page.index("### Events") :], flags=re.MULTILINE))
+    written = {
+        node.args[0].value
+        for tree in sources().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", None) == "write"
+        and node.keywords
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert listed == written
