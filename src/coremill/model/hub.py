@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
+from coremill.model.causal import require_causal
 from coremill.plan.card import ModelCard, card_of, read_card, read_config
 from coremill.plan.headers import (
     INDEX_FILE,
@@ -94,6 +95,7 @@ def card_on_hub(name: str, *, revision: str | None, weights: bool, setting: str)
         if problem is None:
             raise
         raise problem from None
+    require_causal(config, description=name, where=f"{name}/config.json on the hub")
     return card_of(config, None if metadata is None else _headers_of(metadata), name=name)
 
 

@@ -21,6 +21,7 @@ from coremill.data.packed import Progress as TrainingProgress
 from coremill.data.tokenizer_files import TOKENIZER_FILES
 from coremill.errors import InputError
 from coremill.model import hub
+from coremill.model.causal import require_causal
 from coremill.plan.headers import read_headers
 
 Progress = Callable[[str], None]
@@ -58,6 +59,12 @@ class ModelFolder:
 
 def resolve_model(section: ModelSection, *, cache: Path, progress: Progress | None = None) -> ModelFolder:
     """Find, download or write the model's folder, and check its files."""
+    model = _find_model(section, cache, progress)
+    require_causal(model.config, description=model.description, where=f"{model.folder}/config.json")
+    return model
+
+
+def _find_model(section: ModelSection, cache: Path, progress: Progress | None) -> ModelFolder:
     if section.config is not None:
         folder = _write_config(section.config, cache, "config")
         return ModelFolder(folder, _read_config(folder), "random", f"a {section.config.get('model_type')} config")

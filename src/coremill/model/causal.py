@@ -1,0 +1,67 @@
+"""Whether transformers knows a model as a causal language model, told without importing it.
+
+The answer is needed before any rank starts, and importing transformers' models costs torch, seconds and 400 MB. Its
+tables of names are plain literals in one file; they are read from there (60 ms). Should that file look different one
+day, nothing is refused here and a rank says it later.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coremill.errors import InputError
+
+_CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+_MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
+
+
+def require_causal(config: Mapping[str, Any], *, description: str, where: str) -> None:
+    """Refuse a config.json that is no causal language model."""
+    tables = _tables()
+    family = str(config["model_type"])
+    if not tables:
+        return
+    if family not in tables[_CAUSAL]:
+        own_code = "auto_map" in config
+        raise InputError(
+            f"{description} is no causal language model that transformers knows",
+            where=where,
+            why=f"model_type is {family}" + (", and its own code would have to be run" if own_code else ""),
+            do="use a model whose code is part of transformers: code that comes with a model is never run"
+            if own_code
+            else "use a model that predicts the next token: Llama, Qwen, Mistral, Gemma, GPT-2, Phi and the like",
+        )
+    encoder = tables[_MASKED].get(family, "").endswith("MaskedLM")
+    if encoder and not config.get("is_decoder"):
+        raise InputError(
+            f"{description} is an encoder, not a causal language model",
+            where=where,
+            why=f"a {family} model sees the tokens it is to predict, unless its config sets is_decoder",
+            do="use a model that predicts the next token: Llama, Qwen, Mistral, Gemma, GPT-2, Phi and the like",
+        )
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, str]]:
+    """Class names by model_type, for both kinds; empty where they cannot be found."""
+    package = importlib.util.find_spec("transformers")
+    if package is None or package.origin is None:
+        return {}
+    try:
+        source = (Path(package.origin).parent / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
+        found = {
+            statement.targets[0].id: dict(ast.literal_eval(statement.value.args[0]))
+            for statement in ast.parse(source).body
+            if isinstance(statement, ast.Assign)
+            and isinstance(statement.targets[0], ast.Name)
+            and statement.targets[0].id in (_CAUSAL, _MASKED)
+            and isinstance(statement.value, ast.Call)
+        }
+    except (OSError, SyntaxError, ValueError, TypeError, IndexError):
+        return {}
+    return found if {_CAUSAL, _MASKED} == set(found) else {}

@@ -1,0 +1,36 @@
+"""Causal language models are told from others without importing transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coremill.errors import InputError
+from coremill.model import causal
+from tiny_models import FAMILIES, MERGED_FAMILIES
+
+
+def require(**config: Any) -> None:
+    causal.require_causal(config, description="the model", where="config.json")
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *MERGED_FAMILIES])
+def test_every_tested_family_passes(family: str) -> None:
+    require(**(FAMILIES | MERGED_FAMILIES)[family])
+
+
+def test_what_is_none_is_refused_with_the_reason() -> None:
+    with pytest.raises(InputError, match="no causal language model(?s:.)*model_type is vit"):
+        require(model_type="vit")
+    with pytest.raises(InputError, match="code that comes with a model is never run"):
+        require(model_type="brandnew", auto_map={"AutoModelForCausalLM": "modeling.Brandnew"})
+    with pytest.raises(InputError, match="encoder(?s:.)*is_decoder"):
+        require(model_type="bert")
+    require(model_type="bert", is_decoder=True)
+    require(model_type="bart", is_encoder_decoder=True)
+
+
+def test_tables_that_cannot_be_read_refuse_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(causal, "_tables", dict)
+    require(model_type="vit")
