@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from coremill.errors import CoremillError, PeerLost
+from coremill.errors import CoremillError, PeerLost, Stopped
 from coremill.launch.followers import follower_line
 from coremill.launch.identity import NodeIdentity, RankIdentity, identify, identify_node
 from coremill.launch.lost import as_peer_lost, peer_errors
@@ -228,7 +228,8 @@ class World:
         if self.identity.launcher == "coremill":
             print(follower_line(self.rank, failed_rank), file=sys.stderr, flush=True)
         else:
-            time.sleep(FOLLOWING_SECONDS)
+            with contextlib.suppress(Stopped):  # they end the others with SIGTERM: there is nothing to add to that
+                time.sleep(FOLLOWING_SECONDS)
 
     def close(self) -> None:
         """Leave together: no rank takes its sockets away while another still reads from them."""

@@ -57,7 +57,8 @@ def download(
         info = _ask(name, revision)
         files, total_bytes = _choose_files(name, info, revision, weights)
         if progress is not None:
-            progress(f"{name}: {len(files)} files, {total_bytes / 1e9:.2f} GB, from the hub or its cache")
+            size = f"{total_bytes / 1e9:.2f} GB" if total_bytes >= 1e9 else f"{total_bytes / 1e6:.1f} MB"
+            progress(f"{name}: {len(files)} files, {size}, from the hub or its cache")
         # By branch, not by commit: only so does the cache remember what the branch meant, for days without a hub.
         return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except InputError:

@@ -61,6 +61,8 @@ def resolve_model(section: ModelSection, *, cache: Path, progress: Progress | No
     """Find, download or write the model's folder, and check its files."""
     model = _find_model(section, cache, progress)
     require_causal(model.config, description=model.description, where=f"{model.folder}/config.json")
+    if model.weights == "pretrained":
+        read_headers(model.folder)
     return model
 
 
@@ -84,10 +86,7 @@ def _find_model(section: ModelSection, cache: Path, progress: Progress | None) -
             setting="model",
         )
         description = section.name if section.revision is None else f"{section.name} at {section.revision}"
-    config = _read_config(folder)
-    if wants_weights:
-        read_headers(folder)
-    return ModelFolder(folder, config, section.weights, description)
+    return ModelFolder(folder, _read_config(folder), section.weights, description)
 
 
 def resolve_tokenizer(
