@@ -55,8 +55,13 @@ def train(
     """Train a model: plan, tokenise, start ranks, watch them, export, report.
 
     Under torchrun, mpirun or in a Kubeflow pod the same command acts as one rank (or starts one node's ranks).
-    Exit codes: 0 done, 69 a peer was lost, 70 non-finite numbers, 74 storage, 78 bad config or input, 130 Ctrl-C.
+    A run that was stopped or killed goes on from its newest whole checkpoint with the same command.
+    Exit codes: 0 done, 69 a peer was lost, 70 non-finite numbers, 74 storage, 75 stopped on request and saved, 78 bad
+    config or input, 130 ended at once by a second Ctrl-C.
     """
+    from coremill.launch.stop import REQUESTS
+
+    REQUESTS.listen()  # before anything slow is imported
     from coremill.config.load import load_config
     from coremill.hardware.probe import environment_snapshot
     from coremill.launcher import Options, launch
@@ -104,6 +109,14 @@ def doctor(
     from coremill.doctor import examine
 
     raise typer.Exit(examine(as_json=as_json, run_self_test=self_test, console=Console()))
+
+
+@app.command()
+def stop(run: Annotated[Path, typer.Argument(help="run folder", show_default=False)]) -> None:
+    """Ask a run to save and end; the next train goes on from there."""
+    from coremill.launcher import stop_run
+
+    stop_run(run, Console())
 
 
 @app.command()

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
+from coremill.checkpoint.continuation import clear_checkpoints, fixed_keys, newest_checkpoint, refuse_another_run
+from coremill.config.durations import seconds_of
 from coremill.config.load import LoadedConfig, load_config
 from coremill.config.schema import RunConfig
 from coremill.config.show import show
 from coremill.data.packed import Progress
-from coremill.errors import InputError
+from coremill.errors import InputError, Stopped
 from coremill.hardware.calibrate import calibration_of
 from coremill.hardware.facts import Calibration, Fleet, NodeFacts
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
 from coremill.launch.identity import NodeIdentity
 from coremill.launch.local import Outcome, describe_layout, run_local_ranks
-from coremill.launch.run_folder import RunFolder, differing_keys
+from coremill.launch.run_folder import RunFolder
+from coremill.launch.stop import ask_to_stop, forget_request
 from coremill.plan.types import Plan
 from coremill.prepare import Orders, prepare
 from coremill.report.console import AmountProgress, RunConsole, show_error
 from coremill.report.events import EventFollower, read_events, reset_events
 from coremill.report.plan_screen import render_plan_short
-from coremill.report.summary import write_report
+from coremill.report.summary import summarise, write_report
 from coremill.report.summary_screen import render_summary
 from coremill.sample import write_sample
 
@@ -59,6 +63,7 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     cache = cache_folder(environ)
     if not options.dry_run:
         folder.make_writable(loaded.origins["run.folder"].where("run.folder"))
+        forget_request(folder.path)
 
     def find_fleet() -> Fleet:
         return local_fleet(config, node_identity, cache, console)
@@ -68,8 +73,9 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
         say_dry_run(orders, folder, console)
         return 0
 
-    write_orders(folder, loaded, orders)
-    outcome = watch_ranks(orders, folder, environ, node_identity, console)
+    write_orders(folder, loaded, orders, fresh=options.fresh)
+    began = time.time()
+    outcome = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
     if outcome.exit_code == 0 and config.sample.prompt and config.run.export and not_a_follower(node_identity):
         write_sample(folder.export, config.sample, folder.path, environ)
     if not_a_follower(node_identity):
@@ -77,28 +83,41 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
         if outcome.exit_code == 0:
             render_summary(summary, console)
     if outcome.exit_code != 0:
-        explain_failure(outcome, folder)
+        explain_failure(outcome, folder, since=began, console=console)
     return outcome.exit_code
 
 
 def already_finished(config: RunConfig, folder: RunFolder, console: Console) -> bool:
-    """A finished run of the same config says so; of another config it is never overwritten unasked."""
-    if not folder.is_finished():
-        return False
-    earlier = load_config(folder.config).config.model_dump(mode="json")
-    # The folder may be named in one and be the default in the other; it is the same folder, or we would not be here.
-    differing = [key for key in differing_keys(earlier, config.model_dump(mode="json")) if key != "run.folder"]
-    if differing:
+    """A finished run says so, and one of another config is not overwritten unasked; an unfinished one goes on."""
+    finished = folder.is_finished()
+    if finished and (differing := fixed_keys(load_config(folder.config).config.model_dump(mode="json"), config)):
         raise InputError(
             f"{folder.path} holds a finished run of another config",
             where=", ".join(differing),
             why="a finished run is not overwritten unasked",
             do="set run.folder to a new folder, or start anew with --fresh",
         )
-    say(
-        console, f"{folder.path} holds this run, finished; coremill report {folder.path} shows it, --fresh runs it anew"
-    )
-    return True
+    checkpoint = newest_checkpoint(config, folder.path)
+    if finished and not (checkpoint and config.train.steps and config.train.steps > checkpoint.step):
+        text = f"{folder.path} holds this run, finished"
+        say(console, f"{text}; coremill report {folder.path} shows it, --fresh runs it anew")
+        return True
+    if checkpoint is not None:
+        refuse_another_run(config, checkpoint)
+        say(console, f"continuing from step {checkpoint.step}: {checkpoint.folder}")
+    elif folder.config.is_file():
+        say(console, f"{folder.path} holds an unfinished run without a whole checkpoint: it starts anew")
+    return False
+
+
+def stop_run(run: Path, console: Console) -> None:
+    """Ask a run that is going to save and end."""
+    state = summarise(run)["state"]
+    if state != "running":
+        say(console, f"{run} is not running: {state}")
+        return
+    ask_to_stop(run)
+    say(console, f"{run} was asked to stop: it saves the step it is in and ends; the same command goes on from there")
 
 
 def local_fleet(config: RunConfig, node_identity: NodeIdentity | None, cache: Path, console: Console) -> Fleet:
@@ -183,10 +202,14 @@ def prepare_with_progress(
             bar.close()
 
 
-def write_orders(folder: RunFolder, loaded: LoadedConfig, orders: Orders) -> None:
-    """What the ranks and later readers find in the run folder."""
-    folder.clear()
-    reset_events(folder.path)
+def write_orders(folder: RunFolder, loaded: LoadedConfig, orders: Orders, *, fresh: bool) -> None:
+    """What the ranks and later readers find in the run folder; a run that goes on keeps what it said so far."""
+    if fresh:
+        clear_checkpoints(loaded.config, folder.path)
+    goes_on = newest_checkpoint(loaded.config, folder.path) is not None
+    folder.clear(keep_events=goes_on)
+    if not goes_on:
+        reset_events(folder.path)
     settled = replace(
         loaded,
         config=loaded.config.model_copy(
@@ -199,10 +222,15 @@ def write_orders(folder: RunFolder, loaded: LoadedConfig, orders: Orders) -> Non
 
 
 def watch_ranks(
-    orders: Orders, folder: RunFolder, environ: dict[str, str], node_identity: NodeIdentity | None, console: Console
+    config: RunConfig,
+    orders: Orders,
+    folder: RunFolder,
+    environ: dict[str, str],
+    node_identity: NodeIdentity | None,
+    console: Console,
 ) -> Outcome:
     """Start this node's ranks and show their events until they end."""
-    follower = EventFollower(folder.path)
+    follower = EventFollower(folder.path, since=time.time())
     with RunConsole(orders.steps, orders.plan.to_json(), console) as screen:
         outcome = run_local_ranks(
             argv=[sys.executable, "-m", "coremill", "train", str(folder.config)],
@@ -211,6 +239,8 @@ def watch_ranks(
             log_folder=folder.logs,
             on_tick=lambda: screen.update(follower.poll()),
             identity_base=node_identity,
+            stop_grace_seconds=seconds_of(config.checkpoint.grace),
+            on_stop=lambda request: screen.note(f"{request}: saving, then stopping; Ctrl-C again ends at once"),
         )
         screen.update(follower.poll())
     return outcome
@@ -221,11 +251,14 @@ def not_a_follower(node_identity: NodeIdentity | None) -> bool:
     return node_identity is None or node_identity.node_rank == 0
 
 
-def explain_failure(outcome: Outcome, folder: RunFolder) -> None:
+def explain_failure(outcome: Outcome, folder: RunFolder, *, since: float, console: Console) -> None:
     """The first failing rank's own words, once; its traceback only where the failure is not the user's input."""
-    errors = [
-        event for event in read_events(folder.path) if event.kind == "error" and event.rank == outcome.failed_rank
-    ]
+    errors = [event for event in read_events(folder.path) if event.kind == "error" and event.time >= since]
+    if outcome.exit_code == Stopped.exit_code:
+        said = [event.get("message") for event in errors if event.get("exit_code") == Stopped.exit_code]
+        say(console, said[0] if said else f"{outcome.message}; the same command goes on from the last checkpoint")
+        return
+    errors = [event for event in errors if event.rank == outcome.failed_rank]
     if errors:
         show_error(errors[0].get("message"), outcome.failed_rank, errors[0].get("traceback"))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,11 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from coremill.config.load import LoadedConfig, load_config
-from coremill.errors import CoremillError, InputError
+from coremill.errors import CoremillError, InputError, Stopped
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import affinity_mask, cache_folder, environment_snapshot, probe_node
 from coremill.launch.run_folder import RunFolder
+from coremill.launch.stop import forget_request
 from coremill.launcher import (
     Options,
     already_finished,
@@ -31,6 +33,8 @@ from coremill.report.summary import write_report
 from coremill.report.summary_screen import render_summary
 from coremill.sample import write_sample
 from coremill.world import World, as_peer_lost
+
+MEETING_SECONDS = 3.0
 
 
 def load_together(config_path: Path | None, overrides: Sequence[str], world: World) -> LoadedConfig:
@@ -71,6 +75,7 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
             )
         if asks:
             folder.make_writable(loaded.origins["run.folder"].where("run.folder"))
+            forget_request(folder.path)
         cache = cache_folder(environment_snapshot())
         node = probe_node(mask=cpus)
 
@@ -80,7 +85,7 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
         ranks = {"parallel": loaded.config.parallel.model_copy(update={"ranks_per_node": world.local_size})}
         orders = prepare_with_progress(loaded.config.model_copy(update=ranks), find_fleet, cache, options, console)
         if asks:
-            write_orders(folder, loaded, orders)
+            write_orders(folder, loaded, orders, fresh=options.fresh)
         return orders.to_json()
 
     document = world.once_per_node(prepare_node)
@@ -114,7 +119,7 @@ def failures_as_events(events: EventWriter) -> Iterator[None]:
         events.write(
             "error",
             message=str(failure) if known else f"{type(failure).__name__}: {failure}",
-            traceback=None if isinstance(failure, InputError) else traceback.format_exc(),
+            traceback=None if isinstance(failure, InputError | Stopped) else traceback.format_exc(),
             exit_code=failure.exit_code if isinstance(failure, CoremillError) else 1,
         )
         raise
@@ -126,7 +131,8 @@ def shown_by_rank_0(world: World, orders: Orders, folder: RunFolder) -> Iterator
     if world.identity.launcher == "coremill" or world.rank != 0:
         yield lambda: None
         return
-    follower = EventFollower(folder.path)
+    # Ranks met a moment ago: what is older than that was said by an earlier attempt.
+    follower = EventFollower(folder.path, since=time.time() - MEETING_SECONDS)
     with RunConsole(orders.steps, orders.plan.to_json(), Console(force_terminal=False)) as screen:
         yield lambda: screen.update(follower.poll())
         screen.update(follower.poll())

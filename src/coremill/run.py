@@ -46,7 +46,11 @@ def train_rank(
     """Build, load, train, evaluate, export: the stages that need torch."""
     import torch
 
+    from coremill.checkpoint.continuation import checkpoint_folder
     from coremill.checkpoint.export import export_model
+    from coremill.checkpoint.resume import find_origin
+    from coremill.checkpoint.saver import Saver
+    from coremill.checkpoint.snapshot import Training, restore_parameters, restore_progress
     from coremill.data.loader import RowLoader, evaluation_batches
     from coremill.model.build import attention_of, build_on_meta
     from coremill.model.load import fill_parameters
@@ -82,15 +86,18 @@ def train_rank(
         engine = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
         engine.place(model)
 
+    here = {"rank": world.rank, "world_size": world.size}
     with phase(events, "load") as before:
-        loaded_weights = fill_parameters(
-            model, orders.model, rank=world.rank, world_size=world.size, seed=config.train.seed
-        )
+        origin = find_origin(checkpoint_folder(config, folder.path), world, events)
+        if origin.checkpoint is not None:
+            loaded_weights = restore_parameters(model, origin.checkpoint, **here)
+        else:
+            loaded_weights = fill_parameters(model, orders.model, seed=config.train.seed, **here)
         events.write("load", **asdict(loaded_weights), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
     engine.start()
     optimizer = make_optimizer(engine.parameters(), config.train)
 
-    batch_shape = {"rank": world.rank, "world_size": world.size, "micro_batch_rows": plan.micro_batch_rows.value}
+    batch_shape = {**here, "micro_batch_rows": plan.micro_batch_rows.value}
     across = config.data.attention_across_documents
     loader = RowLoader(
         orders.data,
@@ -101,6 +108,11 @@ def train_rank(
         attention_across_documents=across,
         **batch_shape,
     )
+
+    training = Training(engine, model, optimizer, loader)
+    if origin.checkpoint is not None:
+        restore_progress(origin.checkpoint, training, **here)
+    saver = Saver(config, folder.path, origin, plan.memory, orders.steps, world, training, events)
 
     def evaluate(step: int) -> None:
         with phase(events, "evaluate"):
@@ -115,14 +127,20 @@ def train_rank(
 
     every = config.evaluation.every_steps
     reset_peak()
-    for result in train_steps(engine, task, loader, optimizer, config.train, steps=orders.steps):
-        events.write("step", **asdict(result), rss_bytes=rss_bytes(), peak_rss_bytes=peak_rss_bytes())
-        if orders.data.evaluation_rows and (result.step == orders.steps or (every and result.step % every == 0)):
-            evaluate(result.step)
-        show()
+    with saver:
+        steps = {"first_step": origin.step + 1, "steps": orders.steps}
+        for result in train_steps(engine, task, loader, optimizer, config.train, **steps, agreement=saver):
+            events.write("step", **asdict(result), rss_bytes=rss_bytes(), peak_rss_bytes=peak_rss_bytes())
+            saver.after_step(result.step)
+            if orders.data.evaluation_rows and every and result.step % every == 0 and result.step != orders.steps:
+                evaluate(result.step)
+            show()
+    if orders.data.evaluation_rows:
+        evaluate(orders.steps)
+    show()
 
     if config.run.export:
-        del optimizer
+        del optimizer, training, saver
         with phase(events, "export"):
             exported = export_model(
                 model, orders.model, orders.tokenizer, folder.export, world=world, dtype=DTYPES[plan.dtype.value]

@@ -22,6 +22,7 @@ COMMANDS = {
     "coremill train": ["--dry-run", "--force", "--fresh", "--nproc", "--set", "CONFIG"],
     "coremill plan": ["--compare", "--fleet", "--json", "--set", "CONFIG"],
     "coremill doctor": ["--json", "--self-test/--no-self-test"],
+    "coremill stop": ["RUN"],
     "coremill instances": ["--efa", "--family", "--json", "--live"],
     "coremill report": ["--html", "--json", "RUN"],
     "coremill config": [],

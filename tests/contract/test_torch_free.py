@@ -15,6 +15,8 @@ PROBE = Path(__file__).with_name("torch_free_probe.py")
 # These modules compute, packages with all they hold. Every other one is importable without the heavy libraries.
 COMPUTING = (
     "coremill.checkpoint.export",
+    "coremill.checkpoint.saver",
+    "coremill.checkpoint.snapshot",
     "coremill.data.loader",
     "coremill.model.build",
     "coremill.model.initialise",

@@ -10,7 +10,6 @@ LATER_KEYS = {
     "lora": "training with adapters comes in a later release; this one trains all weights",
     "compile": "compilation comes in a later release; this one runs the model as it is",
     "numerics": "settings for non-finite numbers come in a later release",
-    "checkpoint": "saving and continuing comes in a later release; this one leaves the trained model in RUN/export",
     "kubernetes": "manifests come in a later release; this one runs where it is started, also in a pod",
     "parallel.deepspeed": "this engine comes in a later release; engine: shard keeps 1/N of the model on each rank too",
     "train.samples_per_step": "it belongs to question answering and classification, which come in a later release",
@@ -139,7 +138,18 @@ _FOREIGN = (
         ("train.activation_checkpointing",),
     ),
     Foreign("eval_steps", _SAME, "set evaluation.every_steps", ("evaluation.every_steps",)),
-    Foreign("save_steps save_strategy resume_from_checkpoint", LATER_KEYS["checkpoint"], "remove it"),
+    Foreign(
+        "save_steps save_strategy save_interval",
+        _SAME,
+        "set checkpoint.every to a time (10m) or to steps (100steps)",
+        ("checkpoint.every",),
+    ),
+    Foreign("save_total_limit", _SAME, "set checkpoint.keep", ("checkpoint.keep",)),
+    Foreign(
+        "resume_from_checkpoint",
+        "the same command goes on from the newest whole checkpoint by itself",
+        "remove it; --fresh starts anew",
+    ),
     Foreign("output_dir", "a run leaves one folder", "set run.folder", ("run.folder",)),
     Foreign("use_cpu no_cuda", "coremill computes on CPUs by itself", "remove it"),
 )

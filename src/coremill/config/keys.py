@@ -28,6 +28,7 @@ class Key:
     bounds: Mapping[str, float]  # JSON Schema's names: minimum, exclusiveMinimum, maximum, exclusiveMaximum
     default: Any
     description: str
+    form: str | None = None  # of a text that has one, in words
 
     @property
     def dotted(self) -> str:
@@ -47,7 +48,7 @@ class Key:
             "integer": "a whole number" + self._range(),
             "number": "a number" + self._range(),
             "boolean": "true or false",
-            "string": "text",
+            "string": self.form or "text",
             "object": "a mapping",
             "null": "null",
         }
@@ -135,4 +136,5 @@ def _key(name: str, section: str, rules: Mapping[str, Any]) -> Key:
             kinds.add(part["type"])
         bounds |= {word: part[word] for word in part if word.lower().endswith(("minimum", "maximum"))}
     description = rules.get("description", "")
-    return Key(name, section, tuple(choices), frozenset(kinds), bounds, rules.get("default"), description)
+    default, form = rules.get("default"), rules.get("x-form")
+    return Key(name, section, tuple(choices), frozenset(kinds), bounds, default, description, form)

@@ -107,6 +107,8 @@ def _remedy(key: Key, value: Any) -> str:
             return f"remove the quotes: {value.strip()}" if _is_number(value) else "write digits, without unit or comma"
         if "boolean" in key.kinds:
             return "write true or false, without quotes"
+        if key.form:
+            return f"write {key.form}"
         if "string" in key.kinds:
             return "use characters that UTF-8 has" if value else "give a text that is not empty"
         return f"give {key.takes}"

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from coremill.config.durations import DURATION_PATTERN, INTERVAL_PATTERN
+
 AUTO: Final = "auto"
 BUILT_IN: Final = "built-in"
 
@@ -113,6 +115,25 @@ class FleetSection(Section):
     instance: str | None = Field(None, description="AWS instance type, for planning and pricing")
 
 
+class CheckpointSection(Section):
+    """When and where the state of the run is saved; the same command goes on from the newest whole checkpoint."""
+
+    folder: str | None = Field(None, description="left out: RUN/checkpoints; several machines need one that all see")
+    every: str = Field(
+        "10m",
+        pattern=INTERVAL_PATTERN,
+        json_schema_extra={"x-form": "a time (30s, 10m, 1h), a number of steps (100steps) or never"},
+        description="how often to save, besides after the last step; never: only when asked to stop",
+    )
+    keep: PositiveInt = Field(2, description="so many whole checkpoints stay, older ones are removed")
+    grace: str = Field(
+        "2m",
+        pattern=DURATION_PATTERN,
+        json_schema_extra={"x-form": "a time (30s, 2m, 1h)"},
+        description="how long ranks may take to save when asked to stop",
+    )
+
+
 class EvaluationSection(Section):
     """When to evaluate, and on how much."""
 
@@ -152,6 +173,7 @@ class RunConfig(Section):
     parallel: ParallelSection = Field(default_factory=lambda: ParallelSection())
     device: Literal["cpu"] = Field("cpu", description="where to compute")
     fleet: FleetSection = Field(default_factory=lambda: FleetSection())
+    checkpoint: CheckpointSection = Field(default_factory=lambda: CheckpointSection())
     evaluation: EvaluationSection = Field(default_factory=lambda: EvaluationSection())
     sample: SampleSection = Field(default_factory=lambda: SampleSection())
     run: RunSection = Field(default_factory=lambda: RunSection())

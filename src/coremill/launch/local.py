@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from coremill.errors import PeerLost
+from coremill.errors import PeerLost, Stopped
 from coremill.launch.environment import (
     Setting,
     cpus_for_rank,
@@ -74,12 +74,15 @@ def run_local_ranks(
     on_tick: Callable[[], None] = lambda: None,
     identity_base: NodeIdentity | None = None,
     grace_seconds: float = GRACE_SECONDS,
+    stop_grace_seconds: float | None = None,
+    on_stop: Callable[[str], None] = lambda reason: None,
 ) -> Outcome:
     """Run `argv` as `plan.ranks_per_node` ranks until all have ended; no process is left whichever way this returns.
 
     `environ` is what the ranks inherit. `on_tick` is called about five times a second. With `identity_base` the ranks
-    are those of one node of several. Call it from the main thread: only there can signals be caught, and ranks die with
-    the thread that started them.
+    are those of one node of several. After a failure the other ranks have `grace_seconds` to end; after a request to
+    stop, all have `stop_grace_seconds` (left out: as many) to save, and `on_stop` is called once with its name. Call
+    it from the main thread: only there can signals be caught, and ranks die with the thread that started them.
     """
     kills_before = memory_kills()
     ranks: list[_Rank] = []
@@ -87,7 +90,8 @@ def run_local_ranks(
     with _StopRequests() as stop:
         try:
             settings = _start(ranks, argv, plan, environ, log_folder, identity_base)
-            culprit = _watch(ranks, stop, on_tick, grace_seconds)
+            stop_grace = grace_seconds if stop_grace_seconds is None else stop_grace_seconds
+            culprit = _watch(ranks, stop, on_tick, on_stop, grace_seconds, stop_grace)
         finally:
             for rank in ranks:
                 rank.kill()
@@ -226,7 +230,14 @@ def _start(
     return settings
 
 
-def _watch(ranks: list[_Rank], stop: _StopRequests, on_tick: Callable[[], None], grace_seconds: float) -> _Rank | None:
+def _watch(
+    ranks: list[_Rank],
+    stop: _StopRequests,
+    on_tick: Callable[[], None],
+    on_stop: Callable[[str], None],
+    grace_seconds: float,
+    stop_grace_seconds: float,
+) -> _Rank | None:
     """Wait for all ranks; returns the one to blame, if any failed."""
     culprit: _Rank | None = None
     kill_at: float | None = None
@@ -236,10 +247,14 @@ def _watch(ranks: list[_Rank], stop: _StopRequests, on_tick: Callable[[], None],
             rank.poll()
         now = time.monotonic()
         running = [rank for rank in ranks if rank.is_running]
-        if culprit is None and stop.first is None:
+        # A rank may be asked to stop without us; then all save and leave, and one that has not joined yet is asked too.
+        stopping = stop.first is not None or any(rank.exit_code == Stopped.exit_code for rank in ranks)
+        if culprit is None and not stopping:
             culprit = _blamed(ranks, now)
-        if (culprit is not None or stop.first is not None) and kill_at is None:
-            kill_at = now + grace_seconds
+        if (culprit is not None or stopping) and kill_at is None:
+            kill_at = now + (stop_grace_seconds if culprit is None else grace_seconds)
+            if stop.first is not None and running:
+                on_stop("Ctrl-C" if stop.first == signal.SIGINT else stop.first.name)
             for rank in running:
                 rank.ask_to_end()
         if stop.at_once or (kill_at is not None and now >= kill_at):
@@ -272,6 +287,11 @@ def _outcome(
     exit_code, message, number = 0, "", None
     if culprit is not None:
         exit_code, message, number = _explained(culprit, kills)
+    elif Stopped.exit_code in codes and not stop.at_once:
+        exit_code, message = Stopped.exit_code, "stopped on request"
+    elif (failed := _failed_while_stopping(ranks)) is not None and not stop.at_once:
+        culprit = failed
+        exit_code, message, number = _explained(culprit, kills)
     elif stop.first is not None and any(codes):
         # A second Ctrl-C ends with Ctrl-C's code, whatever the first request was.
         exit_code = 128 + (signal.SIGINT if stop.at_once else stop.first)
@@ -287,6 +307,12 @@ def _outcome(
         log_file=None if culprit is None else culprit.log_file,
         settings=settings,
     )
+
+
+def _failed_while_stopping(ranks: list[_Rank]) -> _Rank | None:
+    """A rank that was asked to end and ended badly for a reason of its own, as its exit code says."""
+    failed = [rank for rank in ranks if (rank.exit_code or 0) > 0 and not rank.only_followed]
+    return min(failed, key=lambda rank: rank.ended_at, default=None)
 
 
 def _explained(culprit: _Rank, kills: int) -> tuple[int, str, int | None]:

@@ -1,6 +1,6 @@
 """The folder a run leaves: what lies where, and whether it may be written.
 
-    RUN/  config.yaml  plan.json  orders.json  events/  logs/  export/  report.json  report.html
+    RUN/  config.yaml  plan.json  orders.json  events/  logs/  checkpoints/  export/  report.json  report.html
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class RunFolder:
                 do="set run.folder to a folder you may write, or change its permissions",
             ) from error
 
-    def clear(self) -> None:
-        """Remove what an earlier run left, and nothing else that may lie there."""
-        for name in ("events", "logs", "export"):
+    def clear(self, *, keep_events: bool = False) -> None:
+        """Remove what an earlier run left, and nothing else that may lie there; a run that goes on keeps its events."""
+        for name in ("logs", "export") if keep_events else ("events", "logs", "export"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         for name in ("config.yaml", "plan.json", "orders.json", "report.json", "report.html"):
             (self.path / name).unlink(missing_ok=True)

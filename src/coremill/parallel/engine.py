@@ -7,12 +7,14 @@ The life of an engine: `place` a model that lies on the meta device, fill its pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import nn
+
+from coremill.model.slices import RowSlice
 
 LossFunction = Callable[[nn.Module], torch.Tensor]
 
@@ -23,6 +25,7 @@ class StepTotals:
 
     loss: float  # of the global batch
     gradient_norm: float  # over all parameters, summed in double: independent of the sharding
+    votes: tuple[float, ...] = ()  # of all ranks, added up
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,17 @@ class Engine(Protocol):
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
         """What the optimizer updates on this rank: names and fp32 tensors whose .grad is set after `reduce`."""
 
+    def slices(self) -> list[RowSlice]:
+        """Every parameter with the rows this rank holds, possibly none; `local` is the tensor that `parameters` has."""
+
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch: loss and gradients; the last one of a step sends what has to be sent."""
 
-    def reduce(self, loss: float) -> StepTotals:
-        """Finish the exchange of gradients; this rank's loss in, the global loss and gradient norm out."""
+    def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
+        """Finish the exchange of gradients; this rank's loss in, the global loss and gradient norm out.
+
+        `votes` travel along in the same exchange, so that ranks agree on something every step at no cost.
+        """
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply all gradients (clipping)."""

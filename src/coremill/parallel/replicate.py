@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import cast
@@ -17,7 +18,7 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from coremill.model.slices import materialise
+from coremill.model.slices import RowSlice, materialise, model_name
 from coremill.parallel.collectives import BufferPool, SumOverRanks, WireMeter
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, sum_of_squares
 from coremill.world import World
@@ -88,6 +89,13 @@ class ReplicateEngine:
         """The fp32 weights: the module's own, or the masters."""
         return [(name, self._masters.get(weight, weight)) for name, weight in self._model.named_parameters()]
 
+    def slices(self) -> list[RowSlice]:
+        """All rows of everything."""
+        return [
+            RowSlice(model_name(name), tuple(weight.shape), 0, weight.shape[0] if weight.dim() else 1, weight)
+            for name, weight in self.parameters()
+        ]
+
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; DDP's hook sends buckets during the last one's backward."""
         has_peers = self._world.size > 1
@@ -97,10 +105,11 @@ class ReplicateEngine:
             loss.backward()
         return float(loss.detach())
 
-    def reduce(self, loss: float) -> StepTotals:
+    def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """The exchange ended with backward; every rank holds the same gradients."""
         squares = sum_of_squares(weight.grad for _, weight in self.parameters() if weight.grad is not None)
-        return StepTotals(loss=self._world.sums([loss])[0], gradient_norm=squares**0.5)
+        total_loss, *total_votes = self._world.sums([loss, *votes])
+        return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
 
     def scale_gradients(self, factor: float) -> None:
         """In place."""

@@ -6,13 +6,15 @@ silently unties them. The mesh is explicit: on a machine that also has a GPU, FS
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from coremill.model.build import find_layers
-from coremill.model.slices import materialise
+from coremill.model.slices import RowSlice, materialise, model_name, rows_of_rank
 from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, WireMeter, install
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, sum_of_squares
 from coremill.world import World
@@ -108,6 +110,18 @@ class ShardEngine:
         """This rank's rows; parameters with fewer rows than ranks may have none here."""
         return [(name, local) for name, _, local in self._locals if local.numel()]
 
+    def slices(self) -> list[RowSlice]:
+        """This rank's rows of everything."""
+        return [
+            RowSlice(
+                model_name(name),
+                tuple(parameter.shape),
+                *rows_of_rank(parameter.shape[0], self._world.rank, self._world.size),
+                local,
+            )
+            for name, parameter, local in self._locals
+        ]
+
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; gathered weights stay through accumulation where the plan keeps them."""
         assert isinstance(self._model, FSDPModule)
@@ -130,7 +144,7 @@ class ShardEngine:
             torch._foreach_add_(self._earlier, gradients)
         self._model.zero_grad(set_to_none=True)
 
-    def reduce(self, loss: float) -> StepTotals:
+    def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """Wait for the last sums; norms of all ranks' rows add up to the whole."""
         self._scatter_sum.flush()
         if self._earlier is not None:
@@ -139,8 +153,8 @@ class ShardEngine:
             gradients = [parameter.grad.to_local() for _, parameter, _ in self._locals]  # type: ignore[union-attr]
         for (_, _, local), gradient in zip(self._locals, gradients, strict=True):
             local.grad = gradient
-        total_loss, squares = self._world.sums([loss, sum_of_squares(gradients)])
-        return StepTotals(loss=total_loss, gradient_norm=squares**0.5)
+        total_loss, squares, *total_votes = self._world.sums([loss, sum_of_squares(gradients), *votes])
+        return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
 
     def scale_gradients(self, factor: float) -> None:
         """In place."""

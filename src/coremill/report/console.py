@@ -101,6 +101,10 @@ class RunConsole:
         """Lines that stay: milestones once, evaluations, the export; on a plain stream steps too."""
         if event.kind == "evaluation" and event is self.tally.evaluations.get(int(event.number("step"))):
             self._evaluation(event)
+        elif event.kind == "save":
+            self._save(event)
+        elif event.kind in ("resume", "passed_over") and event.rank == 0:
+            print_line(self.console, str(event.get("text")))
         elif event.kind == "export":
             size, seconds = format_bytes(event.get("bytes")), format_seconds(event.get("seconds"))
             print_line(self.console, f"exported to {event.get('folder')} ({size} in {seconds})")
@@ -147,6 +151,16 @@ class RunConsole:
         cost = f"{format_count(event.get('tokens'))} tokens in {format_seconds(event.get('seconds'))}"
         text = f"evaluation at step {int(event.number('step'))}: loss {loss}, perplexity {perplexity} ({cost})"
         print_line(self.console, text)
+
+    def _save(self, event: Event) -> None:
+        """A save by the word of rank 0; a failed one once per reason, for every rank tells it."""
+        step = int(event.number("step"))
+        if not event.get("saved"):
+            self._once(f"save {step} {event.get('reason')}", f"step {step} was not saved: {event.get('reason')}")
+        elif event.rank == 0:
+            each = " per rank" if self.tally.world_size > 1 else ""
+            size, seconds = format_bytes(event.get("bytes")), format_seconds(event.get("seconds"))
+            print_line(self.console, f"saved step {step} ({size}{each} in {seconds})")
 
     def _plain_step(self, event: Event) -> None:
         step = int(event.number("step"))

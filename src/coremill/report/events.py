@@ -146,12 +146,13 @@ class EventFollower:
     """Reads what was appended since the last look; files of ranks that start later are picked up when they appear."""
 
     run_folder: Path
+    since: float = 0.0  # unix seconds; what was said before, by an earlier attempt, is passed over
     _positions: dict[Path, _Position] = field(default_factory=dict)
 
     def poll(self) -> list[Event]:
         """New whole lines of all ranks, by time."""
         events = [event for path in _event_files(self.run_folder) for event in self._read_new(path)]
-        return sorted(events, key=_by_time)
+        return sorted((event for event in events if event.time >= self.since), key=_by_time)
 
     def _read_new(self, path: Path) -> Iterator[Event]:
         try:

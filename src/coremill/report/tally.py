@@ -120,6 +120,8 @@ class RunTally:
         rank.warming_up = True
         rank.ended = False
         rank.phases_done = []
+        # A new attempt: what made the last one end is over.
+        self.errors = [error for error in self.errors if error.rank != rank.rank]
 
     def _phase(self, rank: RankTally, event: Event) -> None:
         name = str(event.get("name", ""))
@@ -183,7 +185,9 @@ class RunTally:
     @property
     def world_size(self) -> int:
         """Ranks of the run: as they say themselves, else as planned, else as many as were heard."""
-        said = max((int(rank.start.get("world_size") or 0) for rank in self.ranks.values()), default=0)
+        started = [rank for rank in self.ranks.values() if rank.start_time is not None]
+        latest = max(started, key=lambda rank: rank.start_time or 0.0, default=None)  # attempts may differ in size
+        said = 0 if latest is None else int(latest.start.get("world_size") or 0)
         return said or int(self.plan.get("world_size") or 0) or len(self.ranks)
 
     def steady_steps(self, last: int | None = None) -> list[StepRecord]:
@@ -251,7 +255,8 @@ class RunTally:
     @property
     def finished(self) -> bool:
         """Every rank said that it ended."""
-        return len(self.ranks) >= max(1, self.world_size) and all(rank.ended for rank in self.ranks.values())
+        ranks = [rank for rank in self.ranks.values() if rank.rank < max(1, self.world_size)]
+        return len(ranks) >= max(1, self.world_size) and all(rank.ended for rank in ranks)
 
     @property
     def cause(self) -> Event | None:
@@ -260,7 +265,7 @@ class RunTally:
         def order(event: Event) -> tuple[int, float]:
             return {69: 2, 75: 1, 130: 1}.get(int(event.number("exit_code")), 0), event.time
 
-        return min(self.errors, key=order, default=None)
+        return min((error for error in self.errors if error.rank < max(1, self.world_size)), key=order, default=None)
 
 
 _HANDLERS: dict[str, Callable[[RunTally, RankTally, Event], None]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,16 @@ class Task(Protocol):
 
     def loss(self, module: nn.Module, batch: Batch, scale: float) -> torch.Tensor:
         """Sum over the batch's valid targets times scale."""
+
+
+class Agreement(Protocol):
+    """Something ranks agree on every step, inside the exchange that a step makes anyway (stopping, saving)."""
+
+    def votes(self, step: int) -> Sequence[float]:
+        """What this rank says in this step; always equally many numbers."""
+
+    def hear(self, totals: Sequence[float]) -> None:
+        """The same numbers added up over all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +62,7 @@ def train_steps(
     *,
     steps: int,
     first_step: int = 1,
+    agreement: Agreement | None = None,
 ) -> Iterator[StepResult]:
     """Run steps first_step..steps, yielding each one's numbers."""
     for step in range(first_step, steps + 1):
@@ -66,7 +77,7 @@ def train_steps(
                 lambda module, batch=batch, scale=scale: task.loss(module, batch, scale),  # type: ignore[misc]
                 is_last=index == len(work.batches) - 1,
             )
-        totals = engine.reduce(loss)
+        totals = engine.reduce(loss, agreement.votes(step) if agreement else ())
         have_gradients = time.perf_counter()
         if not (math.isfinite(totals.loss) and math.isfinite(totals.gradient_norm)):
             # Every rank holds the same totals, so all stop here, with the weights as they were.
@@ -84,6 +95,8 @@ def train_steps(
             group["lr"] = learning_rate
         optimizer.step()
         engine.after_step()
+        if agreement:
+            agreement.hear(totals.votes)
         ended = time.perf_counter()
 
         wire = engine.wire_use()

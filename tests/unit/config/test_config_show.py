@@ -46,7 +46,7 @@ def values_for(key: Key) -> st.SearchStrategy[Any]:
         "integer": st.integers(int(low) + 1, 10**6),
         "number": st.floats(1e-12, 0.999) if "exclusiveMaximum" in key.bounds else numbers,
         "boolean": st.booleans(),
-        "string": texts,
+        "string": texts if key.form is None else st.sampled_from(["30s", "10m", "1.5h"]),
         "object": st.dictionaries(texts, trees, max_size=3).map(lambda shape: {**shape, "model_type": "llama"}),
         "null": st.none(),
     }

@@ -1,0 +1,67 @@
+"""Whether a run begins or goes on, told from its folder and its checkpoints before any rank starts. No torch here.
+
+What decides is the checkpoint folder, not the run folder: where that was lost with its machine, the run still goes on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coremill.checkpoint.manifest import Checkpoint, Unusable, refuse_writable_by_others, survey
+from coremill.checkpoint.store import Store
+from coremill.config.schema import RunConfig
+from coremill.errors import InputError
+from coremill.launch.run_folder import differing_keys
+
+# A run is the same run with other machines, another end and another rhythm of saving; with other data it is not.
+MAY_CHANGE = ("train.steps", "checkpoint.", "parallel.", "fleet.", "run.")
+
+
+def checkpoint_folder(config: RunConfig, run_folder: Path) -> Path:
+    """Where the checkpoints of a run lie."""
+    named = config.checkpoint.folder
+    return run_folder / "checkpoints" if named is None else Path(named).absolute()
+
+
+def newest_checkpoint(config: RunConfig, run_folder: Path) -> Checkpoint | None:
+    """The newest one whose structure is sound; ranks still hash its files before they use it."""
+    folder = checkpoint_folder(config, run_folder)
+    refuse_writable_by_others(folder, "checkpoint.folder")
+    return next(iter(survey(folder).sound), None)
+
+
+def refuse_another_run(config: RunConfig, checkpoint: Checkpoint) -> None:
+    """A checkpoint of another config is not continued: the numbers would be of neither run."""
+    try:
+        earlier = checkpoint.state()["config"]
+    except (Unusable, ValueError, KeyError):
+        return  # the ranks will pass it over by name
+    differing = fixed_keys(earlier, config)
+    if differing:
+        raise InputError(
+            f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: the config has changed",
+            where=", ".join(differing),
+            why="at a continuation only train.steps, checkpoint, parallel, fleet and run may change",
+            do="bring the old values back, set run.folder to a new folder, or start anew with --fresh",
+        )
+    if config.train.steps is not None and config.train.steps < checkpoint.step:
+        raise InputError(
+            f"train.steps is {config.train.steps}, but {checkpoint.step} steps are done already",
+            where="train.steps",
+            do=f"set train.steps to {checkpoint.step} or more, or start anew with --fresh",
+        )
+
+
+def fixed_keys(earlier: dict[str, object], config: RunConfig) -> list[str]:
+    """Keys that differ although they may not."""
+    differing = differing_keys(earlier, config.model_dump(mode="json"))
+    return [key for key in differing if not f"{key}.".startswith(tuple(_dotted(name) for name in MAY_CHANGE))]
+
+
+def clear_checkpoints(config: RunConfig, run_folder: Path) -> None:
+    """Forget the earlier run: it starts anew."""
+    Store(checkpoint_folder(config, run_folder), "cleared").clear()
+
+
+def _dotted(name: str) -> str:
+    return name if name.endswith(".") else f"{name}."

@@ -1,0 +1,312 @@
+"""Saves while training goes on, and stops when asked: the part of a rank that keeps a run safe.
+
+In every step rank 0 says whether a save is due, and every rank whether it was asked to stop; the numbers travel in the
+exchange a step makes anyway, so all ranks save and stop after the same step. The copy of the state is taken between two
+steps; a thread writes it. Ranks tell rank 0 through the store what they wrote; rank 0 commits, or nobody's part counts.
+A failed save is told on every rank and tried again at the next occasion: a full disk does not end a training run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coremill import __version__
+from coremill.checkpoint.manifest import Manifest, StoredFile
+from coremill.checkpoint.resume import EventSink, Origin
+from coremill.checkpoint.snapshot import Snapshot, Training, file_name, take_snapshot, updates_done
+from coremill.checkpoint.store import NotSaved, Store
+from coremill.config.durations import interval_of
+from coremill.config.schema import RunConfig
+from coremill.errors import NonFinite, Stopped, StorageError
+from coremill.launch.stop import REQUESTS, StopRequests, forget_request, request_file
+from coremill.plan.types import Choice, MemoryPlan
+from coremill.world import World
+
+POLL_SECONDS = 0.02
+SLOWEST_POLL_SECONDS = 0.5
+
+
+def way_to_save(memory: MemoryPlan, copy_bytes: int) -> Choice[str]:
+    """Whether a copy of this rank's state fits beside everything else, so that training need not wait for the disk."""
+    room = memory.limit - memory.steady_step.total
+    size = f"a copy of a rank's state ({copy_bytes / 1e9:.2f} GB) "
+    beside = f"the {max(0, room) / 1e9:.2f} GB that training leaves of the memory limit"
+    if copy_bytes <= room:
+        return Choice("background", f"{size}fits into {beside}")
+    return Choice("streamed", f"{size}does not fit into {beside}, so training waits while it is written")
+
+
+@dataclass(frozen=True)
+class _Save:
+    """One save under way on this rank."""
+
+    number: int
+    step: int
+    snapshot: Snapshot
+    state: dict[str, Any]
+    began: float
+
+
+class Saver:
+    """Use as a context around the training loop, pass as its `agreement`, and call `after_step` for every step."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_folder: Path,
+        origin: Origin,
+        memory: MemoryPlan,
+        steps: int,
+        world: World,
+        training: Training,
+        events: EventSink,
+        requests: StopRequests = REQUESTS,
+    ) -> None:
+        self._config, self._run_folder, self._origin, self._steps = config, run_folder, origin, steps
+        self._world, self._training, self._events, self._requests = world, training, events, requests
+        self._store: Store = origin.store
+        self._interval = interval_of(config.checkpoint.every)
+        self._bad = origin.bad
+        self._number = 0
+        self._thread: threading.Thread | None = None
+        self._last_saved = origin.step  # the newest checkpoint that is whole
+        self._last_failure: str | None = None
+        self._last_occasion = time.monotonic()
+        self._stop_agreed = self._save_agreed = self._disk_full = False
+        self._shortage: str | None = None  # in words, on rank 0
+        self._shapes = {piece.name: piece.shape for piece in training.engine.slices()}
+        self._state_bytes = 12 * sum(math.prod(shape) for shape in self._shapes.values())
+        self._way = way_to_save(memory, self._state_bytes // world.size)
+
+    # --- around the loop ---
+
+    def __enter__(self) -> Saver:
+        self._requests.between_steps()
+        self._events.write("choice", name="checkpoint", value=self._way.value, reason=self._way.reason)
+        if self._origin.unsaved_because:
+            self._tell_failure(self._origin.step, self._origin.unsaved_because)
+        if self._world.sum(float(self._requests.reason is not None)):
+            self._raise_stopped(self._origin.step, saved=False)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the save under way where all ranks are still there to finish it."""
+        if kind is None:
+            self._wait()
+            if self._world.sum(float(self._requests.reason is not None)):
+                self._save_and_stop(self._steps)
+            self._requests.at_once()
+        elif issubclass(kind, NonFinite):
+            self._wait()
+            self._world.barrier()
+
+    # --- what ranks agree on in every step ---
+
+    def votes(self, step: int) -> Sequence[float]:
+        """Asked to stop; a save is due; a save is due but the disk is too full."""
+        asked = self._requests.reason is not None
+        due = False
+        self._shortage = None
+        if self._world.rank == 0:
+            asked = asked or request_file(self._run_folder).exists()
+            due = self._is_due(step)
+            if due or asked:
+                self._shortage = self._store.shortage(self._state_bytes)
+        return float(asked), float(due and not self._shortage), float(bool(self._shortage))
+
+    def hear(self, totals: Sequence[float]) -> None:
+        """The votes of all ranks."""
+        self._stop_agreed, self._save_agreed, self._disk_full = (total > 0 for total in totals)
+
+    def after_step(self, step: int) -> None:
+        """Save where that was agreed; raises Stopped, after saving, where that was."""
+        if self._stop_agreed:
+            self._save_and_stop(step)
+        if self._disk_full:
+            self._last_occasion = time.monotonic()
+            self._tell_failure(step, self._shortage or "the disk is too full, says rank 0")
+        elif self._save_agreed:
+            self._last_occasion = time.monotonic()
+            self._begin(step, in_background=self._way.value == "background")
+
+    def _is_due(self, step: int) -> bool:
+        interval = self._interval
+        if self._origin.unsaved_because or step == self._last_saved or (not interval.steps and not interval.seconds):
+            return False
+        if step == self._steps:
+            return True
+        if interval.steps is not None:
+            return step % interval.steps == 0
+        under_way = self._thread is not None and self._thread.is_alive()
+        return not under_way and time.monotonic() - self._last_occasion >= (interval.seconds or 0.0)
+
+    def _save_and_stop(self, step: int) -> None:
+        self._wait()
+        failure = self._origin.unsaved_because or (self._shortage_on_any_rank() if self._disk_full else None)
+        if failure:
+            self._tell_failure(step, failure)
+        elif self._last_saved != step:
+            self._begin(step, in_background=False)
+        # Rank 0 serves the store: it leaves only when everybody has heard how the save ended.
+        self._world.barrier()
+        self._raise_stopped(step, saved=self._last_saved == step)
+
+    def _shortage_on_any_rank(self) -> str:
+        return str(self._world.broadcast(self._shortage or "the disk is too full"))
+
+    def _raise_stopped(self, step: int, *, saved: bool) -> None:
+        if self._world.rank == 0:
+            forget_request(self._run_folder)
+        error: Stopped | StorageError
+        if saved:
+            error = Stopped(
+                f"stopped on request after step {step}, which is saved",
+                where=str(self._store.folder),
+                do="the same command goes on from there",
+            )
+        elif step == self._origin.step:
+            error = Stopped("stopped on request before a step was done", do="the same command goes on from there")
+        else:
+            error = StorageError(
+                f"stopped on request after step {step}, which could not be saved",
+                where=str(self._store.folder),
+                why=self._last_failure,
+                do=f"the same command goes on after step {self._last_saved}",
+            )
+        error.silent = self._world.rank != 0
+        raise error
+
+    # --- one save ---
+
+    def _begin(self, step: int, *, in_background: bool) -> None:
+        """Take the copy and have it written; at most one save is under way."""
+        self._wait()
+        began = time.perf_counter()
+        self._number += 1
+        world = self._world
+        snapshot = take_snapshot(self._training, rank=world.rank, world_size=world.size, copy=in_background)
+        state = {
+            "step": step,
+            "updates": updates_done(self._training.optimizer),
+            "loader": self._training.loader.state(),
+            "seed": self._config.train.seed,
+            "config": self._config.model_dump(mode="json"),
+        }
+        save = _Save(self._number, step, snapshot, state, began)
+        if in_background:
+            self._thread = threading.Thread(
+                target=self._write, args=(save, time.perf_counter() - began), name="coremill-save", daemon=True
+            )
+            self._thread.start()
+        else:
+            self._write(save, None)
+
+    def _wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(self, save: _Save, blocked_seconds: float | None) -> None:
+        """Write this rank's file, let rank 0 commit, tell how it ended."""
+        partial = self._store.partial(save.step, save.number)
+        report: dict[str, Any]
+        try:
+            self._store.begin(save.step, save.number)
+            path = partial / file_name(self._world.rank, self._world.size)
+            report = asdict(self._store.write_tensors(path, save.snapshot.tensors, save.snapshot.rows))
+        except (OSError, NotSaved) as error:
+            report = {"error": f"rank {self._world.rank}: {_words(error)}"}
+        size = save.snapshot.bytes
+        try:
+            failure = self._agree(save, partial, report)
+        except RuntimeError:  # the store is gone, and with it the run: the main thread says so
+            return
+        seconds = time.perf_counter() - save.began
+        if failure is not None:
+            self._tell_failure(save.step, failure)
+            return
+        self._last_saved = save.step
+        self._events.write(
+            "save",
+            step=save.step,
+            saved=True,
+            bytes=size,
+            seconds=seconds,
+            blocked_seconds=seconds if blocked_seconds is None else blocked_seconds,
+            folder=str(self._store.folder),
+        )
+
+    def _agree(self, save: _Save, partial: Path, report: dict[str, Any]) -> str | None:
+        """Rank 0 hears every rank and decides; returns why the save failed, None where it is whole."""
+        store, prefix = self._world.store, f"save/{save.number}"
+        if self._world.rank != 0:
+            store.set(f"{prefix}/{self._world.rank}", json.dumps(report))
+            _wait_for(store, [f"{prefix}/outcome"])
+            outcome = json.loads(store.get(f"{prefix}/outcome"))
+            return outcome["failure"]  # type: ignore[no-any-return]
+        keys = [f"{prefix}/{rank}" for rank in range(1, self._world.size)]
+        _wait_for(store, keys)
+        reports = [report, *(json.loads(store.get(key)) for key in keys)]
+        failure = next((each["error"] for each in reports if "error" in each), None)
+        if failure is None:
+            failure = self._commit(save, partial, reports)
+        if failure is not None:
+            self._store.abandon(partial)
+        store.set(f"{prefix}/outcome", json.dumps({"failure": failure}))
+        for key in keys:
+            store.delete_key(key)
+        return failure
+
+    def _commit(self, save: _Save, partial: Path, reports: Sequence[dict[str, Any]]) -> str | None:
+        manifest = Manifest(
+            step=save.step,
+            attempt=self._store.attempt,
+            world_size=self._world.size,
+            engine=self._training.engine.name,
+            parameters=self._shapes,
+            files=tuple(StoredFile(**report) for report in reports),
+            versions={"coremill": __version__, "torch": torch.__version__, "python": sys.version.split()[0]},
+        )
+        try:
+            self._store.commit(partial, manifest, save.state)
+        except OSError as error:
+            return _words(error)
+        self._bad -= {f"step-{save.step:08d}"}
+        try:
+            self._store.prune(self._config.checkpoint.keep, self._bad)
+        except OSError as error:  # the new checkpoint is whole; older ones simply stay
+            print(f"coremill: old checkpoints stay: {_words(error)}", file=sys.stderr, flush=True)
+        return None
+
+    def _tell_failure(self, step: int, reason: str) -> None:
+        self._last_failure = reason
+        self._events.write("save", step=step, saved=False, reason=reason)
+        line = f"coremill: rank {self._world.rank}: step {step} was not saved: {reason}; training goes on"
+        print(line, file=sys.stderr, flush=True)
+
+
+def _wait_for(store: Any, keys: Sequence[str]) -> None:
+    """Poll: a blocking wait would hold the store's lock against the main thread."""
+    pause = POLL_SECONDS
+    left = list(keys)
+    while left:
+        left = [key for key in left if not store.check([key])]
+        if left:
+            time.sleep(pause)
+            pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+    return str(error)

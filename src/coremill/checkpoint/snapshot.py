@@ -1,0 +1,222 @@
+"""Between a rank's memory and the files of a checkpoint: which rows it writes, and how rows come back to any ranks.
+
+A file holds rows [start, stop) of every parameter and of its two AdamW moments, all fp32. Ranks that hold everything
+(replicate) write their part of the rows only, by the rule ranks that share (shard) hold theirs by, so a checkpoint is
+the same whichever engine made it, and any number of ranks of either engine reads it by byte range.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from coremill.checkpoint.export import STORED_NAMES
+from coremill.checkpoint.manifest import Checkpoint
+from coremill.checkpoint.store import StoredTensor
+from coremill.data.loader import RowLoader
+from coremill.data.order import order_key
+from coremill.errors import InputError
+from coremill.model.load import LoadReport
+from coremill.model.read import TensorReader
+from coremill.model.slices import RowSlice, model_name, named_tensors, rows_of_rank, slice_of
+from coremill.parallel.engine import Engine
+from coremill.plan.headers import TensorHeader, read_file_header
+
+WEIGHTS, BUFFERS, RNG = "parameters", "buffers", "rng/torch"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def file_name(rank: int, world_size: int) -> str:
+    """Of one rank's tensors."""
+    return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What has a state that must survive."""
+
+    engine: Engine
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: RowLoader
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one rank writes: tensors, copied or where they lie, and the rows they are."""
+
+    tensors: list[StoredTensor]
+    rows: dict[str, tuple[int, int]]
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors."""
+        return sum(tensor.data.nbytes for tensor in self.tensors)
+
+
+@torch.no_grad()
+def take_snapshot(training: Training, *, rank: int, world_size: int, copy: bool) -> Snapshot:
+    """This rank's part of the state as it is now; with `copy` training may go on at once."""
+    tensors: list[StoredTensor] = []
+    rows: dict[str, tuple[int, int]] = {}
+
+    def add(name: str, tensor: torch.Tensor) -> None:
+        kept = tensor.detach().clone() if copy else tensor.detach().contiguous()
+        data = memoryview(kept.view(-1).view(torch.uint8).numpy()).cast("B")  # type: ignore[arg-type]
+        tensors.append(StoredTensor(name, STORED_NAMES[tensor.dtype], tuple(tensor.shape), data))
+
+    for piece in training.engine.slices():
+        start, stop = rows_of_rank(piece.shape[0] if piece.shape else 1, rank, world_size)
+        if start == stop:
+            continue
+        rows[piece.name] = (start, stop)
+        state = training.optimizer.state.get(piece.local, {})
+        for group, tensor in ((WEIGHTS, piece.local), *((moment, state.get(moment)) for moment in MOMENTS)):
+            if tensor is not None:
+                part = tensor[start - piece.start : stop - piece.start] if piece.shape else tensor
+                add(f"{group}/{piece.name}", part)
+    if rank == 0:
+        for name, buffer in _buffers(training.model).items():
+            add(f"{BUFFERS}/{name}", buffer.reshape(1) if buffer.dim() == 0 else buffer)
+    add(RNG, torch.get_rng_state())
+    return Snapshot(tensors, rows)
+
+
+def updates_done(optimizer: torch.optim.Optimizer) -> int:
+    """How often the optimizer has moved its parameters: AdamW's bias correction depends on it."""
+    return int(max((float(state["step"]) for state in optimizer.state.values()), default=0.0))
+
+
+class CheckpointReader:
+    """Reads rows of a checkpoint, whichever files they lie in."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._files: dict[str, dict[str, TensorHeader]] = {}
+        self._reader = TensorReader(checkpoint.folder)
+
+    def __enter__(self) -> CheckpointReader:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._reader.__exit__(*error)
+
+    @property
+    def bytes_read(self) -> int:
+        """Of tensors, so far."""
+        return self._reader.bytes_read
+
+    def has(self, group: str, name: str) -> bool:
+        """Whether the checkpoint holds this tensor; parameters that were never moved have no moments."""
+        files = [file.name for file in self.checkpoint.manifest.files if name in file.rows]
+        return bool(files) and all(f"{group}/{name}" in self._headers(file) for file in files)
+
+    def read(self, group: str, piece: RowSlice, target: torch.Tensor) -> None:
+        """The rows of `piece` into `target`."""
+        for file in self.checkpoint.manifest.files:
+            held = file.rows.get(piece.name)
+            if held is None:
+                continue
+            start, stop = max(held[0], piece.start), min(held[1], piece.stop)
+            if start < stop:
+                header = self._headers(file.name)[f"{group}/{piece.name}"]
+                part = target[start - piece.start : stop - piece.start] if piece.shape else target
+                self._reader.read_rows(header, start - held[0], stop - held[0], part)
+
+    def read_whole(self, file: str, name: str) -> torch.Tensor | None:
+        """A tensor that one file holds alone."""
+        header = self._headers(file).get(name)
+        return None if header is None else self._reader.read_whole(header)
+
+    def _headers(self, file: str) -> dict[str, TensorHeader]:
+        if file not in self._files:
+            self._files[file] = read_file_header(self.checkpoint.folder / file)
+        return self._files[file]
+
+
+@torch.no_grad()
+def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, world_size: int) -> LoadReport:
+    """Fill a placed module from a checkpoint: this rank's rows only."""
+    started = time.perf_counter()
+    slices = [
+        slice_of(model_name(name), parameter, rank, world_size) for name, parameter in model.named_parameters()
+    ]
+    _check_shapes(slices, checkpoint)
+    with CheckpointReader(checkpoint) as reader:
+        for piece in slices:
+            reader.read(WEIGHTS, piece, piece.local)
+        first_file = file_name(0, checkpoint.manifest.world_size)
+        for name, buffer in _buffers(model).items():
+            stored = reader.read_whole(first_file, f"{BUFFERS}/{name}")
+            if stored is not None:
+                buffer.copy_(stored.view(buffer.shape))
+        bytes_read = reader.bytes_read
+    return LoadReport(
+        bytes_read=bytes_read,
+        tensor_bytes=4 * sum(torch.Size(piece.shape).numel() for piece in slices),
+        seconds=time.perf_counter() - started,
+        largest_slice_bytes=max((piece.bytes for piece in slices), default=0),
+        initialised=(),
+        unexpected=(),
+        converted=(),
+    )
+
+
+@torch.no_grad()
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, slices: Sequence[RowSlice], checkpoint: Checkpoint, updates: int
+) -> None:
+    """Give AdamW its moments back."""
+    with CheckpointReader(checkpoint) as reader:
+        for piece in slices:
+            if not piece.local.numel() or not reader.has(MOMENTS[0], piece.name):
+                continue
+            state: dict[str, torch.Tensor] = {"step": torch.tensor(float(updates), dtype=torch.float32)}
+            for moment in MOMENTS:
+                state[moment] = torch.empty_like(piece.local, requires_grad=False)
+                reader.read(moment, piece, state[moment])
+            optimizer.state[piece.local] = state
+
+
+def restore_progress(checkpoint: Checkpoint, training: Training, *, rank: int, world_size: int) -> None:
+    """Everything but the parameters: moments, place in the data, random numbers."""
+    state = checkpoint.state()
+    restore_optimizer(training.optimizer, training.engine.slices(), checkpoint, state["updates"])
+    training.loader.restore(state["loader"])
+    restore_rng(checkpoint, rank=rank, world_size=world_size, seed=state["seed"])
+
+
+def restore_rng(checkpoint: Checkpoint, *, rank: int, world_size: int, seed: int) -> None:
+    """Go on with the same random numbers where the ranks are the same; else with new ones that depend on the step."""
+    if checkpoint.manifest.world_size == world_size:
+        with CheckpointReader(checkpoint) as reader:
+            state = reader.read_whole(file_name(rank, world_size), RNG)
+        assert state is not None
+        torch.set_rng_state(state)
+    else:
+        torch.manual_seed(order_key(seed, checkpoint.step, rank) % 2**63)
+
+
+def _check_shapes(slices: Sequence[RowSlice], checkpoint: Checkpoint) -> None:
+    wanted = {piece.name: piece.shape for piece in slices}
+    stored = dict(checkpoint.manifest.parameters)
+    if wanted == stored:
+        return
+    differing = sorted(name for name in {*wanted, *stored} if wanted.get(name) != stored.get(name))
+    raise InputError(
+        f"the checkpoint is of another model: {differing[0]} has shape {stored.get(differing[0])} in it,"
+        f" {wanted.get(differing[0])} in the model",
+        where=str(checkpoint.folder),
+        why=f"{len(differing)} parameters differ",
+        do="bring the old model back, name another run.folder, or start anew with --fresh",
+    )
+
+
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that belong to the saved state, which few models have."""
+    return {name: tensor for name, tensor in named_tensors(model).items() if not isinstance(tensor, nn.Parameter)}

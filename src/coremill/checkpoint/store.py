@@ -1,0 +1,196 @@
+"""Puts checkpoints on disk so that one is either whole or not there, whatever is killed and whenever. No torch here.
+
+    partial = store.begin(50, 1)       every rank: a fresh hidden folder
+    file = store.write_tensors(...)    every rank: its own file, written, hashed on the way, fsynced
+    store.commit(...)                  rank 0: state, manifest, fsync, rename to step-00000050, fsync of the parent
+    store.prune(2)                     rank 0: only then older ones go, each renamed out of sight before it is deleted
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coremill.checkpoint.manifest import (
+    MANIFEST_FILE,
+    STATE_FILE,
+    Checkpoint,
+    Manifest,
+    StoredFile,
+    step_folder_name,
+    step_folders,
+    survey,
+)
+
+PARTIAL_PREFIX = ".partial-"
+DISCARDED_PREFIX = ".discarded-"
+# Large enough for full disk speed, small enough that hash and check find the piece still in the cache.
+PIECE_BYTES = 2 * 2**20
+# Beyond the tensors: headers, state, manifest, and what file systems keep for themselves.
+SPARE_BYTES = 8 * 2**20
+
+
+class NotSaved(Exception):
+    """A save failed; the text says why. Training goes on."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """What goes into a file: a name, a type in the words of safetensors, a shape, and the memory it lies in."""
+
+    name: str
+    dtype: str  # F32 or U8
+    shape: tuple[int, ...]
+    data: memoryview  # of bytes
+
+
+class Store:
+    """A folder of checkpoints, as one attempt of a run sees it."""
+
+    def __init__(self, folder: Path, attempt: str) -> None:
+        self.folder = folder
+        self.attempt = attempt  # agreed by all ranks, new with every start of the run
+
+    def make(self) -> None:
+        """Create the folder, writable by us alone whatever the umask."""
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.chmod(0o755)
+
+    def partial(self, step: int, number: int) -> Path:
+        """Where save `number` of this attempt is written: a name nobody used before."""
+        return self.folder / f"{PARTIAL_PREFIX}{step_folder_name(step)}-{self.attempt}-{number}"
+
+    def begin(self, step: int, number: int) -> Path:
+        """Every rank calls it; whoever comes first makes the folder."""
+        partial = self.partial(step, number)
+        with contextlib.suppress(FileExistsError):
+            partial.mkdir(mode=0o755)
+            partial.chmod(0o755)
+        return partial
+
+    def write_tensors(
+        self, path: Path, tensors: Sequence[StoredTensor], rows: Mapping[str, tuple[int, int]]
+    ) -> StoredFile:
+        """One safetensors file in a single pass over the memory; raises NotSaved for numbers that are none."""
+        entries: dict[str, Any] = {"__metadata__": {"format": "coremill"}}
+        position = 0
+        for tensor in tensors:
+            end = position + tensor.data.nbytes
+            entries[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [position, end]}
+            position = end
+        header = json.dumps(entries, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % 8)
+        with _HashedFile(path) as file:
+            file.write(memoryview(len(header).to_bytes(8, "little") + header))
+            for tensor in tensors:
+                for start in range(0, tensor.data.nbytes, PIECE_BYTES):
+                    piece = tensor.data[start : start + PIECE_BYTES]
+                    if tensor.dtype == "F32" and not np.isfinite(np.frombuffer(piece, np.float32)).all():
+                        raise NotSaved(f"{tensor.name} holds numbers that are not finite")
+                    file.write(piece)
+        return StoredFile(path.name, file.bytes, file.digest.hexdigest(), dict(rows))
+
+    def commit(self, partial: Path, manifest: Manifest, state: Mapping[str, Any]) -> Checkpoint:
+        """Make a written folder a checkpoint; before the rename nothing of it counts, after it everything does."""
+        with _HashedFile(partial / STATE_FILE) as file:
+            file.write(memoryview(json.dumps(state, indent=1, sort_keys=True, allow_nan=False).encode()))
+        entry = StoredFile(STATE_FILE, file.bytes, file.digest.hexdigest(), {})
+        whole = Manifest(**{**vars(manifest), "files": (*manifest.files, entry)})
+        with _HashedFile(partial / MANIFEST_FILE) as file:
+            file.write(memoryview(whole.to_text().encode()))
+        _sync_folder(partial)
+        target = self.folder / step_folder_name(manifest.step)
+        if target.exists():  # an unusable one, or one that was passed over: this step was done again
+            self._discard(target)
+        partial.rename(target)
+        _sync_folder(self.folder)
+        return Checkpoint(target, whole)
+
+    def abandon(self, partial: Path) -> None:
+        """A failed save leaves nothing behind."""
+        shutil.rmtree(partial, ignore_errors=True)
+
+    def prune(self, keep: int, bad: frozenset[str] = frozenset()) -> None:
+        """Let older checkpoints go; `keep` sound ones stay, and those in `bad` are not counted as such."""
+        sound = [checkpoint for checkpoint in survey(self.folder).sound if checkpoint.folder.name not in bad]
+        kept = sound[:keep]
+        if len(kept) < keep:
+            return
+        names = {checkpoint.folder.name for checkpoint in kept}
+        for path in step_folders(self.folder):
+            # Unusable ones go too once enough newer sound ones are there; a higher step is never touched.
+            if path.name not in names and int(path.name.removeprefix("step-")) < kept[0].step:
+                self._discard(path)
+
+    def sweep(self) -> None:
+        """Remove what killed attempts left half-written; called once at the start, before any save of this attempt."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.folder):
+                if name.startswith((PARTIAL_PREFIX, DISCARDED_PREFIX)) and self.attempt not in name:
+                    shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove every checkpoint: the run starts anew."""
+        for path in step_folders(self.folder):
+            self._discard(path)
+        self.sweep()
+
+    def shortage(self, needed_bytes: int) -> str | None:
+        """Why a save of that size would not fit on the disk; None: it fits."""
+        free = shutil.disk_usage(self.folder).free
+        needed = needed_bytes + SPARE_BYTES
+        if free >= needed:
+            return None
+        return f"the disk is too full: {needed:,} bytes needed, {free:,} free in {self.folder}"
+
+    def _discard(self, path: Path) -> None:
+        """Out of sight in one move, then deleted: half a checkpoint is never seen under its name."""
+        hidden = path.with_name(f"{DISCARDED_PREFIX}{path.name}-{self.attempt}")
+        shutil.rmtree(hidden, ignore_errors=True)
+        path.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+class _HashedFile:
+    """A new file, hashed while it is written, on the disk when the block ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.digest = hashlib.sha256()
+        self.bytes = 0
+
+    def __enter__(self) -> _HashedFile:
+        # O_EXCL: nothing that lies there already is ever written over.
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        return self
+
+    def write(self, data: memoryview) -> None:
+        self.digest.update(data)
+        self.bytes += data.nbytes
+        while data.nbytes:
+            data = data[os.write(self._descriptor, data) :]
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

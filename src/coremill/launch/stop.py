@@ -1,0 +1,89 @@
+"""Requests to stop: SIGTERM, Ctrl-C, or `coremill stop RUN`, which leaves a file in the run folder.
+
+`listen()` comes before anything slow is imported. Until the first step and after the last one there is nothing to
+save, and a request ends the process at once (exit 75). In between it is only noted: the ranks agree on a step, save it
+and leave together. A second Ctrl-C ends at once (130); a second SIGTERM changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from coremill.errors import Interrupted, Stopped
+
+REQUEST_FILE = "stop-request.json"
+# torchrun and mpirun pass the terminal's Ctrl-C on to ranks that have already had it: one press, two signals.
+SAME_PRESS_SECONDS = 1.0
+
+
+class StopRequests:
+    """What this process was asked, and whether it may wait for the end of a step."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None  # None: nobody asked
+        self._noted_only = False
+        self._first_time = 0.0
+
+    def listen(self) -> None:
+        """Take SIGTERM and Ctrl-C from now on; a signal that is ignored (nohup) stays so."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, self._take)
+
+    def between_steps(self) -> None:
+        """From here on requests are noted and wait for the end of a step."""
+        self._noted_only = True
+
+    def at_once(self) -> None:
+        """From here on requests end the process at once; one that came meanwhile does so now."""
+        self._noted_only = False
+        if self.reason is not None:
+            self._stop()
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT and self.reason is not None:
+            if time.monotonic() - self._first_time > SAME_PRESS_SECONDS:
+                raise Interrupted("ended at once", do="the same command goes on from the last checkpoint")
+            return
+        if self.reason is None:
+            self.reason = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+            self._first_time = time.monotonic()
+            if not self._noted_only:
+                self._stop()
+
+    def _stop(self) -> NoReturn:
+        raise Stopped(
+            f"stopped on request ({self.reason}); there was nothing to save",
+            do="the same command goes on from the last checkpoint, or from the start where there is none",
+        )
+
+
+REQUESTS = StopRequests()
+
+
+def request_file(run_folder: Path) -> Path:
+    """Where `coremill stop` leaves its request."""
+    return run_folder / REQUEST_FILE
+
+
+def ask_to_stop(run_folder: Path) -> None:
+    """Leave a request; the run sees it at the end of the step it is in."""
+    path = request_file(run_folder)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(json.dumps({"time": time.time(), "pid": os.getpid()}) + "\n")
+    fresh.replace(path)
+
+
+def forget_request(run_folder: Path) -> None:
+    """A request is for the run that was going when it was made, not for the next one."""
+    with contextlib.suppress(OSError):
+        request_file(run_folder).unlink(missing_ok=True)
