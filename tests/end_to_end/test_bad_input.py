@@ -1,0 +1,197 @@
+"""Bad input through the real command line: exit code 78, one message, no rank started, no process left."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from end_to_end.scene import RUN_FILE, Ended, Scene
+from end_to_end.stand_in_hub import serve_gated_hub
+from tiny_models import make_config_folder
+
+NOBODY_LISTENS = "http://127.0.0.1:9"  # the discard port: refused at once
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "coremill"]
+
+
+def nothing(_: Scene) -> None:
+    pass
+
+
+def unknown_key(scene: Scene) -> None:
+    scene.path("unknown.yaml").write_text(RUN_FILE.replace("learning_rate", "learning_rat"))
+
+
+def wrong_type(scene: Scene) -> None:
+    scene.path("type.yaml").write_text(RUN_FILE.replace("steps: 8", "steps: many").replace("256", "[256]"))
+
+
+def pickle_only(scene: Scene) -> None:
+    folder = copied_model(scene, "pickle")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def truncated(scene: Scene) -> None:
+    weights = copied_model(scene, "truncated") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def no_tokenizer(scene: Scene) -> None:
+    folder = copied_model(scene, "mute")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def small_vocabulary(scene: Scene) -> None:
+    shutil.copytree(scene.path("model"), scene.path("small"))
+    make_config_folder(scene.path("small"), "llama", vocab_size=60)
+
+
+def encoder(scene: Scene) -> None:
+    make_config_folder(scene.path("encoder"), "llama", model_type="bert")
+
+
+def pictures(scene: Scene) -> None:
+    make_config_folder(scene.path("pictures"), "llama", model_type="vit")
+
+
+def huge_model(scene: Scene) -> None:
+    make_config_folder(
+        scene.path("huge"), "llama", hidden_size=1 << 15, intermediate_size=1 << 17, num_hidden_layers=99
+    )
+
+
+def empty_text(scene: Scene) -> None:
+    scene.path("empty.jsonl").write_text("")
+
+
+def short_text(scene: Scene) -> None:
+    scene.path("short.jsonl").write_text('{"text": "' + "mill" * 10 + '"}\n')
+
+
+def file_in_the_way(scene: Scene) -> None:
+    scene.path("occupied").write_text("a file")
+
+
+def copied_model(scene: Scene, name: str) -> Path:
+    return Path(shutil.copytree(scene.path("model"), scene.path(name)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is wrong, and what is said about it."""
+
+    message: str  # regular expression; "..." stands for anything
+    settings: tuple[str, ...] = ()
+    file: str = "run.yaml"
+    words: tuple[str, ...] = ()
+    prepare: Callable[[Scene], None] = nothing
+    hub: str | None = NOBODY_LISTENS  # None: the gated one
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["train", self.file, *self.words, *(word for item in self.settings for word in ("--set", item))]
+
+
+CASES = {
+    "unknown key": Case(
+        "unknown key train.learning_rat...unknown.yaml:9...did you mean train.learning_rate",
+        file="unknown.yaml",
+        prepare=unknown_key,
+    ),
+    "wrong type": Case(
+        "2 problems...train.steps must be a whole number...'many'...type.yaml:7...train.tokens_per_step...type.yaml:8",
+        file="type.yaml",
+        prepare=wrong_type,
+    ),
+    "no run file": Case("there is no file absent.yaml", file="absent.yaml"),
+    "missing model folder": Case("no such model folder: nowhere/at/all", ("model=nowhere/at/all",)),
+    "gated model": Case("gated/model is gated...hf auth login", ("model=gated/model",), hub=None),
+    "gated dataset": Case("gated/text is gated...hf auth login", ("data.source=hf://gated/text",), hub=None),
+    "unreachable hub, model": Case("the hub cannot be reached...check the network", ("model=some/model",)),
+    "unreachable hub, tokenizer": Case("the hub cannot be reached...where: ...tokenizer", ("tokenizer=some/words",)),
+    "unreachable hub, dataset": Case("cannot reach the Hugging Face hub", ("data.source=hf://some/text",)),
+    "pickle-only checkpoint": Case(
+        r"only a pickle checkpoint \(pytorch_model.bin\)...python -c", ("model=pickle",), prepare=pickle_only
+    ),
+    "truncated safetensors": Case("model.safetensors is damaged...", ("model=truncated",), prepare=truncated),
+    "no tokenizer": Case("has no tokenizer of its own...built-in", ("model=mute",), prepare=no_tokenizer),
+    "an encoder": Case("encoder, not a causal language model...bert", ("model=encoder",), prepare=encoder),
+    "no language model": Case("no causal language model...vit", ("model=pictures",), prepare=pictures),
+    "no such text": Case("no file matches...absent/", ("data.source=absent/*.jsonl",)),
+    "empty dataset": Case("empty.jsonl", ("data.source=empty.jsonl",), prepare=empty_text),
+    "missing column": Case("'body'...text", ("data.column=body",)),
+    "fewer rows than ranks": Case(
+        "fewer rows than there are ranks: 1 rows?, 2 ranks",
+        ("data.source=short.jsonl", "data.evaluation_fraction=0"),
+        words=("--nproc", "2"),
+        prepare=short_text,
+    ),
+    "token ids beyond the embedding": Case(
+        "embedding...60", ("model.name=small", "model.weights=random"), prepare=small_vocabulary
+    ),
+    "rows longer than the model's positions": Case(
+        "rows of 128 tokens are longer than the model's 64 positions", ("data.sequence_length=128",)
+    ),
+    "less than a row in a step": Case("train.tokens_per_step...16...32", ("train.tokens_per_step=16",)),
+    "run folder cannot be made": Case("run folder /proc/run is not writable", ("run.folder=/proc/run",)),
+    "a file in the way of the run folder": Case(
+        "run folder ...occupied is not writable", ("run.folder=occupied",), prepare=file_in_the_way
+    ),
+    "more memory than there is": Case(
+        "does not fit...GB...--force",
+        ("model.name=huge", "model.weights=random", "tokenizer=model"),
+        prepare=huge_model,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def gated_hub() -> Iterator[str]:
+    with serve_gated_hub() as address:
+        yield address
+
+
+def environ(case: Case, gated_hub: str) -> dict[str, str]:
+    return {"HF_ENDPOINT": case.hub or gated_hub, "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
+
+
+def said(text: str, message: str) -> bool:
+    return re.search(message.replace("...", "(?s:.)*?"), text) is not None
+
+
+def assert_no_rank_started(scene: Scene, done: Ended) -> None:
+    assert not done.left
+    assert not list(scene.folder.rglob("rank-*"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_message_and_78(scene: Scene, gated_hub: str, name: str) -> None:
+    case = CASES[name]
+    case.prepare(scene)
+    command = [sys.executable, "-m", "coremill", *case.arguments]
+    done = scene.start(command, environ(case, gated_hub)).end(timeout_seconds=30)
+    assert done.code == 78, str(done)
+    assert said(done.err, case.message), str(done)
+    first, *rest = done.err.splitlines()
+    assert first.startswith("coremill: "), str(done)
+    assert all(line.startswith(("  ", "- ")) for line in rest), str(done)  # details of the message, nothing else
+    assert_no_rank_started(scene, done)
+
+
+@pytest.mark.parametrize("name", ["no run file", "missing column", "token ids beyond the embedding"])
+def test_under_torchrun_it_is_said_once(scene: Scene, gated_hub: str, name: str) -> None:
+    case = CASES[name]
+    if not scene.path("small").exists():
+        small_vocabulary(scene)
+    done = scene.run([*TORCHRUN, *case.arguments], environ(case, gated_hub))
+    assert done.code != 0
+    assert said(done.err, case.message), str(done)
+    assert done.err.count("coremill: ") == 1, str(done)
+    assert re.search(r"rank +: 0 .*\n.*exitcode +: 78", done.err), str(done)  # torchrun's own words on who failed
+    assert_no_rank_started(scene, done)
