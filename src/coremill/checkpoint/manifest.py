@@ -195,7 +195,7 @@ def refuse_writable_by_others(folder: Path, where: str) -> None:
     """Whoever can write checkpoints decides what is trained: the folder must be ours alone."""
     try:
         _check_owner(folder)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except Unusable as error:
         raise InputError(
