@@ -22,6 +22,17 @@ class Setting:
     reason: str
 
 
+# A step frees and takes the same gigabytes again and again; given back to the kernel, every page is faulted in and
+# zeroed anew. Kept, a 50 M model in bf16 on 16 AMX cores ran 7,781 instead of 5,872 tokens/s with the same peak (glibc);
+# in fp32 on two Neoverse-N1 cores a step took 4 % less CPU time for 5 % more memory (mimalloc, in torch's ARM builds).
+_KEPT = "memory freed within a step is kept for the next one instead of being faulted in anew"
+KEEP_MEMORY = (
+    Setting("MALLOC_MMAP_THRESHOLD_", str(2**32), _KEPT),
+    Setting("MALLOC_TRIM_THRESHOLD_", str(2**46), _KEPT),
+    Setting("MIMALLOC_PURGE_DELAY", "-1", _KEPT),
+)
+
+
 def node_of_launcher(plan: Plan, base: NodeIdentity | None, port: int) -> NodeIdentity:
     """The node this launcher starts ranks on; without a description it is the only one."""
     if base is not None and base.nodes > 1:
@@ -36,6 +47,7 @@ def shared_settings(plan: Plan, environ: Mapping[str, str], node: NodeIdentity) 
     wanted = [
         Setting("OMP_NUM_THREADS", str(plan.threads_per_rank.value), plan.threads_per_rank.reason),
         Setting("PYTHONUNBUFFERED", "1", "the last lines of a rank that is killed reach its log"),
+        *KEEP_MEMORY,
     ]
     if node.nodes == 1:
         device = interface_towards(None)
