@@ -101,8 +101,11 @@ class ParallelSection(Section):
     dtype: Literal["auto", "fp32", "bf16"] = Field(AUTO, description="arithmetic of the model; auto measures this CPU")
     wire_dtype: Literal["auto", "fp32", "bf16"] = Field(
         AUTO,
-        description="what travels between ranks; auto: gradients as bf16 with fp32 sums, weights in the compute dtype;"
-        " bf16: both; fp32: all exact",
+        description="what travels between ranks; fp32: all exact, auto's choice on one machine; between machines auto"
+        " sends gradients as bf16 with fp32 sums and weights in the compute dtype; bf16: both",
+    )
+    keep_gathered: Literal["auto"] | bool = Field(
+        AUTO, description="shard: keep gathered weights through backward and accumulation: fewer bytes, more memory"
     )
     ranks_per_node: AutoOrPositiveInt = Field(AUTO, description="processes per machine; auto: one per NUMA node")
     threads_per_rank: AutoOrPositiveInt = Field(AUTO, description="OpenMP threads per rank; auto: its physical cores")

@@ -1,4 +1,4 @@
-"""bf16 or fp32: decided by what the CPU has and what was measured, never by a tutorial."""
+"""bf16 or fp32, in arithmetic and on the wire: decided by what the CPU has and what was measured, not by a tutorial."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from coremill.plan.types import Choice
 from coremill.plan.words import rate
 
 Dtype = Literal["fp32", "bf16"]
+WireDtype = Literal["auto", "fp32", "bf16"]
 
 # bf16 products without bf16 units, against fp32: 0.09 and 30 GFLOP/s on one Neoverse-N1 core.
 EMULATED_SLOWDOWN = 300.0
@@ -57,3 +58,14 @@ def bf16_flops_per_second(calibration: Calibration) -> float:
 def matmul_flops_per_second(calibration: Calibration, dtype: Dtype) -> float:
     """The rate of one dtype, for planning: a dtype the user insists on has a rate even where it is emulated."""
     return calibration.fp32_matmul_flops_per_second if dtype == "fp32" else bf16_flops_per_second(calibration)
+
+
+def choose_wire_dtype(asked: WireDtype, dtype: Dtype, *, nodes: int, world_size: int) -> Choice[WireDtype]:
+    """Exact where ranks share a machine; between machines gradients travel as bf16 and are summed in fp32."""
+    if asked != "auto":
+        return Choice(asked, "set by you")
+    if world_size == 1:
+        return Choice("fp32", "one rank: nothing travels")
+    if nodes == 1:
+        return Choice("fp32", "ranks share a machine: rounding would save no time, and losses stay those of one rank")
+    return Choice("auto", f"gradients as bf16, summed in fp32: half the bytes between machines; weights in {dtype}")

@@ -15,7 +15,7 @@ from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
 from coremill.plan.card import ModelCard
-from coremill.plan.dtype import Dtype, choose_dtype, matmul_flops_per_second
+from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
 from coremill.plan.layout import Layout, lay_out
 from coremill.plan.memory import gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
@@ -57,7 +57,9 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         fleet.node, ranks=_fixed(config.parallel.ranks_per_node), threads=_fixed(config.parallel.threads_per_rank)
     )
     dtype = choose_dtype(config.parallel.dtype, fleet.node, fleet.calibration)
-    candidates = list(_candidates(config, fleet, card, layout, dtype.value))
+    world_size = fleet.nodes * layout.ranks_per_node.value
+    wire_dtype = choose_wire_dtype(config.parallel.wire_dtype, dtype.value, nodes=fleet.nodes, world_size=world_size)
+    candidates = list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
     chosen = _choose(candidates)
     arrangement = chosen.arrangement
     rows_per_step = config.train.tokens_per_step // config.data.sequence_length
@@ -67,7 +69,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         nodes=fleet.nodes,
         engine=Choice(arrangement.engine, _engine_reason(config, card, chosen)),
         dtype=dtype,
-        wire_dtype=Choice(config.parallel.wire_dtype, _wire_reason(config, arrangement)),
+        wire_dtype=wire_dtype,
         ranks_per_node=layout.ranks_per_node,
         threads_per_rank=layout.threads_per_rank,
         cpus_of_rank=layout.cpus_of_rank,
@@ -80,7 +82,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         activation_checkpointing=Choice(
             arrangement.activation_checkpointing, _checkpointing_reason(config, chosen, candidates)
         ),
-        keep_gathered=Choice(arrangement.keep_gathered, _keep_reason(chosen)),
+        keep_gathered=Choice(arrangement.keep_gathered, _keep_reason(config, chosen)),
         memory=chosen.memory,
         wire_bytes_per_step_per_rank=chosen.traffic.total,
         step_seconds=chosen.seconds,
@@ -118,7 +120,9 @@ def check_inputs(config: RunConfig, card: ModelCard) -> None:
         )
 
 
-def _candidates(config: RunConfig, fleet: Fleet, card: ModelCard, layout: Layout, dtype: Dtype) -> Iterator[Candidate]:
+def _candidates(
+    config: RunConfig, fleet: Fleet, card: ModelCard, layout: Layout, dtype: Dtype, wire_dtype: WireDtype
+) -> Iterator[Candidate]:
     """Every arrangement the user's settings leave open."""
     ranks_per_node = layout.ranks_per_node.value
     world_size = fleet.nodes * ranks_per_node
@@ -132,14 +136,14 @@ def _candidates(config: RunConfig, fleet: Fleet, card: ModelCard, layout: Layout
     checkpointings = (False, True) if fixed_checkpointing == "auto" else (bool(fixed_checkpointing),)
     most_tokens = MOST_TOKENS_PER_FORWARD if fleet.node.has_bf16_units else MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS
     for engine in engines:
-        keeps = (False, True) if engine == "shard" and world_size > 1 else (False,)
+        keeps = _keep_choices(config) if engine == "shard" and world_size > 1 else (False,)
         for checkpointing in checkpointings:
             for keep in keeps:
                 for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens):
                     arrangement = Arrangement(
                         engine=engine,
                         dtype=dtype,
-                        wire_dtype=config.parallel.wire_dtype,
+                        wire_dtype=wire_dtype,
                         nodes=fleet.nodes,
                         ranks_per_node=ranks_per_node,
                         threads_per_rank=layout.threads_per_rank.value,
@@ -165,6 +169,11 @@ def price(card: ModelCard, arrangement: Arrangement, fleet: Fleet, limit_bytes_p
         traffic=traffic,
         seconds=step_seconds(card, arrangement, fleet, traffic),
     )
+
+
+def _keep_choices(config: RunConfig) -> tuple[bool, ...]:
+    fixed = config.parallel.keep_gathered
+    return (False, True) if fixed == "auto" else (fixed,)
 
 
 def _row_choices(rank_rows: int, length: int, fixed: int | None, most_tokens: int) -> list[int]:
@@ -209,14 +218,6 @@ def _engine_reason(config: RunConfig, card: ModelCard, chosen: Candidate) -> str
         f"the whole model with gradients and moments, {size(state)}, and its activations do not fit into the {limit}"
         f" of a rank: each holds 1/{arrangement.world_size}"
     )
-
-
-def _wire_reason(config: RunConfig, arrangement: Arrangement) -> str:
-    if arrangement.world_size == 1:
-        return "one rank: nothing travels"
-    if config.parallel.wire_dtype != "auto":
-        return "set by you"
-    return f"gradients as bf16, summed in fp32; weights in {arrangement.dtype}"
 
 
 def _micro_batch_reason(config: RunConfig, chosen: Candidate, candidates: list[Candidate]) -> str:
@@ -269,12 +270,14 @@ def _checkpointing_reason(config: RunConfig, chosen: Candidate, candidates: list
     return f"larger micro-batches with fewer exchanges: {seconds:.1f} s per step against {quickest:.1f} s without"
 
 
-def _keep_reason(chosen: Candidate) -> str:
+def _keep_reason(config: RunConfig, chosen: Candidate) -> str:
     arrangement = chosen.arrangement
     if arrangement.engine == "replicate":
         return "replicate: weights are always whole"
     if arrangement.world_size == 1:
         return "one rank: nothing is gathered"
+    if config.parallel.keep_gathered != "auto":
+        return "set by you"
     if arrangement.keep_gathered:
         return "memory allows it: weights are gathered once per step and gradients sent once"
     return "weights are given back after use: keeping them does not fit or brings nothing"

@@ -145,7 +145,7 @@ def test_replicate_gives_way_to_shard_when_memory_ends() -> None:
     two = {"parallel": {"ranks_per_node": 2}}
     wide = plan(**two)
     assert wide.engine.value == "replicate"
-    tight = plan(with_memory(fleet(), int(2.6 * GIB)), **two)
+    tight = plan(with_memory(fleet(), int(2.2 * GIB)), **two)
     assert tight.engine.value == "shard" and tight.fits
     assert "do not fit" in tight.engine.reason
 
@@ -160,17 +160,33 @@ def test_checkpointing_only_when_it_must() -> None:
 
 
 def test_wire_bytes_by_engine_and_dtype() -> None:
-    def wire(engine: str, wire_dtype: str, **train: Any) -> int:
-        parallel = {"ranks_per_node": 4, "engine": engine, "wire_dtype": wire_dtype}
-        return plan(parallel=parallel, train=train).wire_bytes_per_step_per_rank
+    def wire(engine: str, wire_dtype: str, nodes: int = 1, **train: Any) -> int:
+        parallel = {"ranks_per_node": 4 // nodes, "engine": engine, "wire_dtype": wire_dtype}
+        return plan(fleet(nodes=nodes), parallel=parallel, train=train).wire_bytes_per_step_per_rank
 
     count = SMALL.parameters
     assert wire("replicate", "fp32") == pytest.approx(2 * 3 / 4 * 4 * count)
-    assert wire("replicate", "auto") == pytest.approx(2 * 3 / 4 * 2 * count)
+    assert wire("replicate", "auto", nodes=4) == pytest.approx(2 * 3 / 4 * 2 * count)
     # Memory is plenty: gathered once in fp32, gradients once.
     assert wire("shard", "fp32") == pytest.approx(3 / 4 * 8 * count)
-    assert wire("shard", "auto") == pytest.approx(3 / 4 * 6 * count)
+    assert wire("shard", "auto", nodes=4) == pytest.approx(3 / 4 * 6 * count)
     assert wire("shard", "bf16") == pytest.approx(3 / 4 * 4 * count)
+
+
+def test_the_wire_is_exact_inside_a_machine_and_narrow_between_machines() -> None:
+    assert plan().wire_dtype.value == "fp32" and "nothing travels" in plan().wire_dtype.reason
+    shared = plan(parallel={"ranks_per_node": 2})
+    assert shared.wire_dtype.value == "fp32" and "share a machine" in shared.wire_dtype.reason
+    apart = plan(fleet(nodes=2))
+    assert apart.wire_dtype.value == "auto" and "half the bytes" in apart.wire_dtype.reason
+    asked = plan(parallel={"ranks_per_node": 2, "wire_dtype": "bf16"})
+    assert asked.wire_dtype.value == "bf16" and asked.wire_dtype.reason == "set by you"
+
+
+def test_keeping_gathered_weights_can_be_fixed() -> None:
+    for fixed in (True, False):
+        made = plan(parallel={"ranks_per_node": 2, "engine": "shard", "keep_gathered": fixed})
+        assert made.keep_gathered.value is fixed and made.keep_gathered.reason == "set by you"
 
 
 def test_what_does_not_fit_comes_with_remedies_that_do() -> None:

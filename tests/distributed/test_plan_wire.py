@@ -1,0 +1,85 @@
+"""The plan's bytes on the wire, held to what the engines' own counters say, on real ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import ranks
+from coremill.plan.card import read_card
+from coremill.plan.traffic import traffic_of
+from coremill.plan.types import Arrangement
+from tiny_models import make_config_folder, tiny_config
+from training import make_packed, train_here
+
+LENGTH, ROWS_PER_STEP = 16, 8
+# Wider than the smallest test models: padding each parameter to a multiple of the ranks is then what it is in a real
+# model, next to nothing.
+SHAPE = {"hidden_size": 64, "intermediate_size": 160, "vocab_size": 512, "num_hidden_layers": 3}
+FAMILIES = ("llama", "llama-tied", "gemma2")  # gemma2: whole logits, so backward needs the head again
+
+CASES: dict[str, dict[str, Any]] = {
+    "replicate": {"engine": "replicate", "wire_dtype": "fp32"},
+    "replicate-narrow": {"engine": "replicate", "wire_dtype": "auto"},
+    "replicate-narrow-two-passes": {"engine": "replicate", "wire_dtype": "auto", "passes": 2},
+    "shard": {"engine": "shard", "wire_dtype": "fp32"},
+    "shard-narrow-two-passes": {"engine": "shard", "wire_dtype": "auto", "passes": 2},
+    "shard-narrower-checkpointing": {"engine": "shard", "wire_dtype": "bf16", "checkpointing": True},
+    "shard-keep": {"engine": "shard", "wire_dtype": "fp32", "keep_gathered": True},
+    "shard-narrow-keep-two-passes": {"engine": "shard", "wire_dtype": "auto", "keep_gathered": True, "passes": 2},
+    "shard-bf16-arithmetic": {"engine": "shard", "dtype": "bf16", "wire_dtype": "auto"},
+    "shard-bf16-arithmetic-exact-gradients": {"engine": "shard", "dtype": "bf16", "wire_dtype": "fp32"},
+}
+
+
+def bytes_by_case(world: Any, cases: dict[str, dict[str, Any]], common: dict[str, Any]) -> dict[str, int]:
+    """What this rank sends in the second step of each case; all in one process, for starting ranks takes longest."""
+    return {name: train_here(world, **common, **settings)["wire_bytes"][1] for name, settings in cases.items()}
+
+
+def _settings(case: dict[str, Any], world_size: int) -> dict[str, Any]:
+    rest = {key: value for key, value in case.items() if key != "passes"}
+    return {**rest, "micro_batch_rows": ROWS_PER_STEP // world_size // case.get("passes", 1)}
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Bytes by family, case and rank."""
+    world_size: int = request.param
+    folder = tmp_path_factory.mktemp("plan-wire")
+    data = make_packed(folder / "data", rows=32, length=LENGTH, vocabulary=500).to_json()
+    cases = {name: _settings(case, world_size) for name, case in CASES.items()}
+    found: dict[str, Any] = {"world_size": world_size}
+    for family in FAMILIES:
+        make_config_folder(folder / family, family, **SHAPE)
+        common = {"model_folder": str(folder / family), "data": data, "weights": "random", "steps": 2}
+        common["rows_per_step"] = ROWS_PER_STEP
+        found[family] = ranks.run_ranks(bytes_by_case, world_size, cases=cases, common=common)
+    return found
+
+
+def _planned(family: str, world_size: int, settings: dict[str, Any]) -> int:
+    arrangement = Arrangement(
+        engine=settings["engine"],
+        dtype=settings.get("dtype", "fp32"),
+        wire_dtype=settings["wire_dtype"],
+        nodes=1,
+        ranks_per_node=world_size,
+        threads_per_rank=1,
+        sequence_length=LENGTH,
+        micro_batch_rows=settings["micro_batch_rows"],
+        accumulation_steps=ROWS_PER_STEP // world_size // settings["micro_batch_rows"],
+        activation_checkpointing=settings.get("checkpointing", False),
+        keep_gathered=settings.get("keep_gathered", False),
+        attention="sdpa",
+    )
+    return traffic_of(read_card(config=tiny_config(family, **SHAPE)), arrangement).total
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_planned_bytes_are_those_the_engines_count(measured: dict[str, Any], family: str, name: str) -> None:
+    world_size = measured["world_size"]
+    planned = _planned(family, world_size, _settings(CASES[name], world_size))
+    assert [rank[name] for rank in measured[family]] == pytest.approx([planned] * world_size, rel=0.03)
