@@ -20,6 +20,7 @@ from typing import Any
 
 from coremill.errors import InputError
 from coremill.hardware.facts import Calibration, Core, Fleet, NodeFacts
+from coremill.hardware.hostfile import read_hostfile
 
 # Per physical core, training shapes, all cores of a 16-core Emerald Rapids Xeon busy: 3.8 to 4.8 TFLOP/s in bf16 (AMX)
 # and 1.3 to 1.6 in fp32 (AVX-512). Sapphire and Granite Rapids are given the same.
@@ -36,7 +37,6 @@ FLOW_BITS_PER_SECOND = 5e9
 # Physical cores per socket, by what the family name begins with; the first match counts. From the vendors' pages.
 _CORES_PER_SOCKET = (("r7iz", 32), ("u7i", 56), (r"[a-z]+7i", 48), (r"[a-z]+8i", 96))
 _FLEET = re.compile(r"\s*(?:(\d+)\s*[x*]\s*)?([a-z0-9-]+\.[a-z0-9-]+)\s*$", re.IGNORECASE)
-_HOST_SLOTS = re.compile(r"(?:slots\s*=\s*|:)(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,28 +247,6 @@ def fleet_of_hostfile(path: str | Path, node: NodeFacts, calibration: Calibratio
     return (
         fleet if len(hosts) == 1 else Fleet(**{**_fields(fleet), "name": f"{len(hosts)} x hosts of {Path(path).name}"})
     )
-
-
-def read_hostfile(path: str | Path) -> dict[str, int | None]:
-    """Hosts in order with their slots, where given; a host named twice counts once, its slots added."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"the hostfile {path} cannot be read", where="--hostfile", why=error.strerror) from error
-    hosts: dict[str, int | None] = {}
-    for line in lines:
-        text = line.split("#")[0].strip()
-        if not text:
-            continue
-        name = re.split(r"[\s:]", text)[0]
-        slots = _HOST_SLOTS.search(text)
-        count = int(slots.group(1)) if slots else None
-        hosts[name] = count if name not in hosts else (hosts[name] or 1) + (count or 1)
-    if not hosts:
-        raise InputError(
-            f"the hostfile {path} names no host", where="--hostfile", do="one host per line, like `node1 slots=2`"
-        )
-    return hosts
 
 
 def _fields(fleet: Fleet) -> dict[str, Any]:

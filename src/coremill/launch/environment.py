@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from coremill.launch.identity import LAUNCHER_PID, LOOPBACK, STORE_FD, NodeIdentity
 from coremill.launch.sockets import interface_towards
+from coremill.plan.layout import Layout
 from coremill.plan.types import Plan
 
 
@@ -33,7 +34,7 @@ KEEP_MEMORY = (
 )
 
 
-def node_of_launcher(plan: Plan, base: NodeIdentity | None, port: int) -> NodeIdentity:
+def node_of_launcher(plan: Plan | Layout, base: NodeIdentity | None, port: int) -> NodeIdentity:
     """The node this launcher starts ranks on; without a description it is the only one."""
     if base is not None and base.nodes > 1:
         return base
@@ -42,7 +43,7 @@ def node_of_launcher(plan: Plan, base: NodeIdentity | None, port: int) -> NodeId
     )
 
 
-def shared_settings(plan: Plan, environ: Mapping[str, str], node: NodeIdentity) -> tuple[Setting, ...]:
+def shared_settings(plan: Plan | Layout, environ: Mapping[str, str], node: NodeIdentity) -> tuple[Setting, ...]:
     """What all ranks of this node share besides their rank variables."""
     wanted = [
         Setting("OMP_NUM_THREADS", str(plan.threads_per_rank.value), plan.threads_per_rank.reason),
@@ -53,7 +54,7 @@ def shared_settings(plan: Plan, environ: Mapping[str, str], node: NodeIdentity) 
         device = interface_towards(None)
         if device is not None:
             wanted.append(Setting("GLOO_SOCKET_IFNAME", device, "all ranks are on this machine: nothing leaves it"))
-    return tuple(_yielding(setting, environ) for setting in wanted)
+    return tuple(yielding(setting, environ) for setting in wanted)
 
 
 def rank_environment(
@@ -87,7 +88,7 @@ def rank_environment(
     return kept
 
 
-def cpus_for_rank(plan: Plan, local_rank: int, inherited: frozenset[int]) -> frozenset[int] | None:
+def cpus_for_rank(plan: Plan | Layout, local_rank: int, inherited: frozenset[int]) -> frozenset[int] | None:
     """The mask to give a rank; None where it would not narrow the inherited one, which is never widened."""
     if local_rank >= len(plan.cpus_of_rank):
         return None
@@ -95,7 +96,7 @@ def cpus_for_rank(plan: Plan, local_rank: int, inherited: frozenset[int]) -> fro
     return cpus if cpus and cpus != inherited else None
 
 
-def describe_layout(plan: Plan) -> str | None:
+def describe_layout(plan: Plan | Layout) -> str | None:
     """One line on what it costs where ranks ask for more threads than they have CPUs; None where they do not."""
     ranks, threads = plan.ranks_per_node.value, plan.threads_per_rank.value
     cpus = len({cpu for rank in plan.cpus_of_rank for cpu in rank})
@@ -110,7 +111,8 @@ def describe_layout(plan: Plan) -> str | None:
     )
 
 
-def _yielding(setting: Setting, environ: Mapping[str, str]) -> Setting:
+def yielding(setting: Setting, environ: Mapping[str, str]) -> Setting:
+    """The setting, or what the user has set instead."""
     theirs = environ.get(setting.variable)
     if not theirs:
         return setting

@@ -31,6 +31,7 @@ from coremill.launch.identity import NodeIdentity
 from coremill.launch.memory_kills import memory_kills, memory_note
 from coremill.launch.process import die_with_parent, wrapped
 from coremill.launch.sockets import listen_on_loopback
+from coremill.plan.layout import Layout
 from coremill.plan.types import Plan
 
 __all__ = ["Outcome", "Setting", "describe_layout", "die_with_parent", "run_local_ranks"]
@@ -68,7 +69,7 @@ class Outcome:
 def run_local_ranks(
     *,
     argv: Sequence[str],
-    plan: Plan,
+    plan: Plan | Layout,
     environ: Mapping[str, str],
     log_folder: Path,
     on_tick: Callable[[], None] = lambda: None,
@@ -76,6 +77,8 @@ def run_local_ranks(
     grace_seconds: float = GRACE_SECONDS,
     stop_grace_seconds: float | None = None,
     on_stop: Callable[[str], None] = lambda reason: None,
+    settings: tuple[Setting, ...] | None = None,
+    serves_store: bool = True,
 ) -> Outcome:
     """Run `argv` as `plan.ranks_per_node` ranks until all have ended; no process is left whichever way this returns.
 
@@ -83,19 +86,22 @@ def run_local_ranks(
     are those of one node of several. After a failure the other ranks have `grace_seconds` to end; after a request to
     stop, all have `stop_grace_seconds` (left out: as many) to save, and `on_stop` is called once with its name. Call
     it from the main thread: only there can signals be caught, and ranks die with the thread that started them.
+
+    `settings` replaces what a training run's ranks share. With `serves_store` false rank 0 opens MASTER_PORT itself, as
+    programs other than coremill do.
     """
     kills_before = memory_kills()
     ranks: list[_Rank] = []
     log_folder.mkdir(parents=True, exist_ok=True)
     with _StopRequests() as stop:
         try:
-            settings = _start(ranks, argv, plan, environ, log_folder, identity_base)
+            shared = _start(ranks, argv, plan, environ, log_folder, identity_base, settings, serves_store)
             stop_grace = grace_seconds if stop_grace_seconds is None else stop_grace_seconds
             culprit = _watch(ranks, stop, on_tick, on_stop, grace_seconds, stop_grace)
         finally:
             for rank in ranks:
                 rank.kill()
-    return _outcome(ranks, culprit, stop, settings, memory_kills() - kills_before)
+    return _outcome(ranks, culprit, stop, shared, memory_kills() - kills_before)
 
 
 class _Rank:
@@ -189,10 +195,12 @@ class _StopRequests:
 def _start(
     ranks: list[_Rank],
     argv: Sequence[str],
-    plan: Plan,
+    plan: Plan | Layout,
     environ: Mapping[str, str],
     log_folder: Path,
     identity_base: NodeIdentity | None,
+    settings: tuple[Setting, ...] | None,
+    serves_store: bool,
 ) -> tuple[Setting, ...]:
     """Start all ranks into `ranks`, which the caller cleans up even if this fails half-way."""
     local_size = plan.ranks_per_node.value
@@ -203,10 +211,13 @@ def _start(
     listener = listen_on_loopback()
     with listener:
         node = node_of_launcher(plan, identity_base, listener.getsockname()[1])
-        settings = shared_settings(plan, environ, node)
+        if settings is None:
+            settings = shared_settings(plan, environ, node)
+        if not serves_store:
+            listener.close()
         for local_rank in range(local_size):
             rank = node.node_rank * local_size + local_rank
-            store_fd = listener.fileno() if rank == 0 and node.nodes == 1 else None
+            store_fd = listener.fileno() if rank == 0 and node.nodes == 1 and serves_store else None
             log_file = log_folder / f"rank-{rank:05d}.log"
             with log_file.open("wb") as log:
                 process = subprocess.Popen(

@@ -10,6 +10,7 @@ import pytest
 
 from coremill.errors import InputError
 from coremill.hardware.facts import Calibration
+from coremill.hardware.hostfile import read_hostfile
 from coremill.hardware.instances import (
     all_instances,
     find_instances,
@@ -17,7 +18,6 @@ from coremill.hardware.instances import (
     fleet_of_hostfile,
     instance_named,
     live_instances,
-    read_hostfile,
     table,
     table_document,
     this_machine,
@@ -122,6 +122,9 @@ def test_hostfiles_of_both_kinds(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# ours\nnode1 slots=2\nnode2:4\n\nnode3  # spare\nnode1\n")
     assert read_hostfile(path) == {"node1": 3, "node2": 4, "node3": None}
+    path.write_text("alice@10.0.0.1 slots = 2 max_slots=4\n[fd00::1]:3\nfd00::2\nnode-4.example.org\n")
+    assert read_hostfile(path) == {"alice@10.0.0.1": 2, "fd00::1": 3, "fd00::2": None, "node-4.example.org": None}
+    path.write_text("node1\nnode2\nnode3\n")
     node = fleet_of("c7i.8xlarge").node
     made = fleet_of_hostfile(path, node, measured())
     assert made.nodes == 3 and made.calibration.source == "measured"
@@ -130,6 +133,17 @@ def test_hostfiles_of_both_kinds(tmp_path: Path) -> None:
         fleet_of_hostfile(path, node, measured())
     with pytest.raises(InputError):
         fleet_of_hostfile(tmp_path / "absent", node, measured())
+
+
+@pytest.mark.parametrize(
+    "line", ["node1 slots=two", "node1:0", "node1, node2", "-n 4", "node1 node2", "slots=2", "node1:"]
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(f"node0\n{line}\n")
+    with pytest.raises(InputError) as caught:
+        read_hostfile(path)
+    assert "line 2" in str(caught.value)
 
 
 def test_this_machine_has_no_link_and_no_price() -> None:
