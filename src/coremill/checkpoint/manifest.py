@@ -63,7 +63,7 @@ class Manifest:
         return json.dumps({**document, "sha256": _digest(document)}, indent=1, sort_keys=True) + "\n"
 
     @staticmethod
-    def from_text(text: str | bytes) -> Manifest:
+    def from_text(text: bytes) -> Manifest:
         """The inverse; raises Unusable where a single character was changed."""
         try:
             document = json.loads(text)
@@ -76,7 +76,7 @@ class Manifest:
         if document["version"] != VERSION:
             raise Unusable(f"it has format version {document['version']}, this coremill reads {VERSION}")
         try:
-            return Manifest(
+            manifest = Manifest(
                 step=document["step"],
                 attempt=document["attempt"],
                 world_size=document["world_size"],
@@ -95,6 +95,9 @@ class Manifest:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Unusable(f"{MANIFEST_FILE} lacks something: {error}") from None
+        if manifest.to_text().encode() != text:  # a lost line end changes no value, but nobody has it who did not write
+            raise Unusable(f"{MANIFEST_FILE} was altered: it is not the text that was written")
+        return manifest
 
 
 @dataclass(frozen=True)

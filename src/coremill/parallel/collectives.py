@@ -20,6 +20,10 @@ from torch.distributed.fsdp import FSDPModule
 # backward computes the next.
 MAX_IN_FLIGHT = 2
 
+# With more ranks a ring adds numbers in an order that depends on their place in the buffer, and DDP arranges its buffers
+# anew after the first step: a run that goes on from a checkpoint would differ in the last bit from one never stopped.
+RING_RANKS = 2
+
 # Newer torch warns, on the user's screen, about the name that older torch knows.
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
@@ -178,9 +182,9 @@ def install(modules: Sequence[FSDPModule], gather: Gather, scatter_sum: ScatterS
 class SumOverRanks:
     """An all-reduce of one fp32 buffer in stages, for gradients that every rank needs whole.
 
-    fp32 wire: gloo's own ring. bf16 wire: all-to-all, fp32 sum, gather of the sums; gloo's bf16 ring would round at
-    every hop and sum at 1.3 GB/s on one thread. `advance` moves an exchange on by one stage; all ranks call it in the
-    same order.
+    Two ranks on an fp32 wire: gloo's own ring. Else all-to-all, fp32 sum in rank order, gather of the sums: gloo's bf16
+    ring would round at every hop and sum at 1.3 GB/s on one thread. `advance` moves an exchange on by one stage; all
+    ranks call it in the same order.
     """
 
     def __init__(
@@ -196,7 +200,7 @@ class SumOverRanks:
         self._meter = meter
         self._pool = pool
         self._ranks = group.size()
-        if wire_dtype == torch.float32:
+        if wire_dtype == torch.float32 and self._ranks <= RING_RANKS:
             self._meter.bytes_sent += 2 * (self._ranks - 1) * buffer.numel() * 4 // self._ranks
             self._work = dist.all_reduce(buffer, group=group, async_op=True)
             self._stages: list[Callable[[], None]] = [lambda: self._meter.wait(self._work)]

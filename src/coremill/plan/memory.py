@@ -22,6 +22,7 @@ LOGITS_MIN_ROWS = 256
 BUCKET_BYTES = 32 * MIB
 SHARD_REDUCTIONS_IN_FLIGHT = 2
 REPLICATE_EXCHANGES_IN_FLIGHT = 3
+RING_RANKS = 2  # fp32 gradients of so many ranks at most go around gloo's ring
 
 # Rows are memory-mapped and a batch is small; loader, mapped index and pages in use.
 DATA_BYTES = 16 * MIB
@@ -234,7 +235,7 @@ def buffer_bytes(card: ModelCard, arrangement: Arrangement) -> int:
         return 0
     wire = arrangement.gradient_bytes
     if arrangement.engine == "replicate":
-        if wire == 4:
+        if wire == 4 and arrangement.world_size <= RING_RANKS:
             return 0  # gloo's ring sums in place
         ends = 2 * wire * sum(card.groups[: 1 if card.tied else 2])
         in_layers = sum(card.layer_parameters)

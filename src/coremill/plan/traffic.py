@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coremill.plan.card import ModelCard
+from coremill.plan.memory import RING_RANKS
 from coremill.plan.types import Arrangement
 
 
@@ -33,7 +34,7 @@ def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
         return Traffic(
             gather_bytes=0,
             reduce_bytes=2 * (ranks - 1) * whole // ranks,
-            reduce_is_ring=arrangement.gradient_bytes == 4,
+            reduce_is_ring=arrangement.gradient_bytes == 4 and arrangement.world_size <= RING_RANKS,
         )
     return Traffic(
         gather_bytes=arrangement.gather_bytes * (ranks - 1) * gathered_parameters(card, arrangement) // ranks,

@@ -1,0 +1,161 @@
+"""A training run inside one rank process that saves, stops, dies and goes on, as run.py would have it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import time
+from math import ceil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+
+class Events:
+    """Keeps what a rank says."""
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, Any]] = []
+
+    def write(self, kind: str, /, **fields: Any) -> None:
+        self.said.append({"kind": kind, **fields})
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.said if event["kind"] == kind]
+
+
+def train_saved(
+    world: Any,
+    *,
+    folder: str,
+    model_folder: str,
+    data: dict[str, Any],
+    engine: str = "replicate",
+    dtype: str = "fp32",
+    wire_dtype: str = "fp32",
+    rows_per_step: int = 8,
+    micro_batch_rows: int = 2,
+    steps: int = 16,
+    every: str = "4steps",
+    memory_limit_bytes: int = 10**12,
+    stop_at: int | None = None,  # the last rank is asked to stop while it is in this step
+    kill_at: int | None = None,  # the last rank is killed at the end of this step
+    slow_writes: bool = False,
+    full_at: int | None = None,  # on the last rank the disk is full when this step is saved
+    poison_at: int | None = None,  # weights stop being numbers before this step
+) -> dict[str, Any]:
+    """Losses by step, rows by step, digest of the final weights, and what was said."""
+    import torch
+
+    from coremill.checkpoint import store
+    from coremill.checkpoint.resume import find_origin
+    from coremill.checkpoint.saver import Saver
+    from coremill.checkpoint.snapshot import Training, restore_parameters, restore_progress
+    from coremill.config.schema import CheckpointSection, RunConfig, TrainSection
+    from coremill.data.loader import RowLoader
+    from coremill.data.packed import PackedData
+    from coremill.errors import NonFinite, Stopped
+    from coremill.launch.stop import StopRequests
+    from coremill.model.build import build_on_meta
+    from coremill.model.load import fill_parameters
+    from coremill.model.source import ModelFolder
+    from coremill.parallel import make_engine
+    from coremill.tasks.causal_lm import CausalLm
+    from coremill.train.loop import train_steps
+    from coremill.train.optimizer import make_optimizer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(5)
+    last = world.rank == world.size - 1
+    write_tensors = store.Store.write_tensors
+
+    def write(self: Any, path: Path, *rest: Any) -> Any:
+        if slow_writes:
+            time.sleep(0.3)
+        if full_at is not None and last and f"{full_at:08d}" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write_tensors(self, path, *rest)
+
+    store.Store.write_tensors = write  # type: ignore[method-assign]
+    source_folder = Path(model_folder)
+    source = ModelFolder(
+        source_folder, json.loads((source_folder / "config.json").read_text()), "pretrained", str(source_folder)
+    )
+    plan: Any = SimpleNamespace(
+        engine=SimpleNamespace(value=engine),
+        dtype=SimpleNamespace(value=dtype),
+        wire_dtype=SimpleNamespace(value=wire_dtype),
+        keep_gathered=SimpleNamespace(value=False),
+    )
+    memory: Any = SimpleNamespace(limit=memory_limit_bytes, steady_step=SimpleNamespace(total=0))
+    events, requests = Events(), StopRequests()
+    task = CausalLm()
+    model = build_on_meta(source)
+    task.prepare(model)
+    model.train()
+    made = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
+    made.place(model)
+    here = {"rank": world.rank, "world_size": world.size}
+    origin = find_origin(Path(folder) / "checkpoints", world, events)
+    if origin.checkpoint is None:
+        fill_parameters(model, source, seed=3, **here)
+    else:
+        report = restore_parameters(model, origin.checkpoint, **here)
+        events.write("load", bytes_read=report.bytes_read, tensor_bytes=report.tensor_bytes)
+    made.start()
+    settings = TrainSection(steps=steps, learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, seed=5)
+    config = RunConfig(train=settings, checkpoint=CheckpointSection(every=every))
+    optimizer = make_optimizer(made.parameters(), settings)
+    loader = RowLoader(
+        PackedData.from_json(data),
+        seed=5,
+        rows_per_step=rows_per_step,
+        micro_batch_rows=micro_batch_rows,
+        accumulation_steps=ceil(ceil(rows_per_step / world.size) / micro_batch_rows),
+        **here,
+    )
+    rows: dict[int, tuple[int, ...]] = {}
+    next_step = loader.next_step
+
+    def noted() -> Any:
+        batches = next_step()
+        rows[loader.rows_done // rows_per_step] = batches.row_ids
+        return batches
+
+    loader.next_step = noted  # type: ignore[method-assign]
+    training = Training(made, model, optimizer, loader)
+    if origin.checkpoint is not None:
+        restore_progress(origin.checkpoint, training, **here)
+    losses: dict[int, float] = {}
+    ended = "done"
+    try:
+        with Saver(config, Path(folder), origin, memory, steps, world, training, events, requests) as saver:
+            for result in train_steps(
+                made, task, loader, optimizer, settings, steps=steps, first_step=origin.step + 1, agreement=saver
+            ):
+                losses[result.step] = result.loss
+                saver.after_step(result.step)
+                if last and result.step == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if last and stop_at is not None and result.step == stop_at - 1:
+                    requests.reason = "SIGTERM"
+                if poison_at is not None and result.step == poison_at - 1:
+                    with torch.no_grad():
+                        for _, weight in made.parameters():
+                            weight.fill_(float("nan"))
+    except Stopped as error:
+        ended = str(error)
+    except NonFinite as error:
+        ended = str(error)
+    pieces = sorted((piece.name, piece.local.detach().numpy().tobytes()) for piece in made.slices())
+    return {
+        "first_step": origin.step + 1,
+        "losses": losses,
+        "rows": rows,
+        "digest": hashlib.sha256(b"".join(data for _, data in pieces)).hexdigest(),
+        "ended": ended,
+        "events": events.said,
+    }

@@ -1,0 +1,47 @@
+"""Checkpoints of a few hundred bytes, made with the real store and no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from coremill.checkpoint.manifest import Checkpoint, Manifest
+from coremill.checkpoint.store import Store, StoredTensor
+
+ROWS, COLUMNS, RANKS = 6, 5, 2
+
+
+def weights(step: int) -> np.ndarray:
+    """What step `step` leaves."""
+    return (np.arange(ROWS * COLUMNS, dtype=np.float32) + 1000 * step).reshape(ROWS, COLUMNS)
+
+
+def save(store: Store, step: int, *, number: int = 1, keep: int = 2) -> Checkpoint:
+    """What a run of two ranks does, one after the other."""
+    partial = store.begin(step, number)
+    files = []
+    for rank in range(RANKS):
+        rows = slice(rank * ROWS // RANKS, (rank + 1) * ROWS // RANKS)
+        part = np.ascontiguousarray(weights(step)[rows])
+        tensor = StoredTensor("parameters/w", "F32", part.shape, memoryview(part).cast("B"))
+        path = partial / f"rank-{rank:05d}-of-{RANKS:05d}.safetensors"
+        files.append(store.write_tensors(path, [tensor], {"w": (rows.start, rows.stop)}))
+    manifest = Manifest(
+        step=step,
+        attempt=store.attempt,
+        world_size=RANKS,
+        engine="shard",
+        parameters={"w": (ROWS, COLUMNS)},
+        files=tuple(files),
+        versions={"coremill": "test"},
+    )
+    checkpoint = store.commit(partial, manifest, {"step": step, "loader": {"epoch": 0, "position": 8 * step}})
+    store.prune(keep)
+    return checkpoint
+
+
+def make_store(folder: Path, attempt: str = "a1") -> Store:
+    store = Store(folder / "checkpoints", attempt)
+    store.make()
+    return store
