@@ -14,7 +14,7 @@ from rich.console import Console
 from coremill.checkpoint.continuation import clear_checkpoints, fixed_keys, newest_checkpoint, refuse_another_run
 from coremill.config.durations import seconds_of
 from coremill.config.load import LoadedConfig, load_config
-from coremill.config.schema import RunConfig
+from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
 from coremill.data.packed import Progress
 from coremill.errors import InputError, Stopped
@@ -35,6 +35,8 @@ from coremill.report.summary import summarise, write_report
 from coremill.report.summary_screen import render_summary
 from coremill.sample import write_sample
 
+# Kubeflow's trainer makes 32 ranks of a pod with 32 CPUs unless told otherwise; on a small one that may be meant.
+RANK_PER_CORE_IS_A_CHOICE_BELOW = 8
 WORDS_OF_STAGE = {
     "hash": "reading the text",
     "wait": "waiting for another process that prepares the same data",
@@ -68,7 +70,9 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     def find_fleet() -> Fleet:
         return local_fleet(config, node_identity, cache, console)
 
-    orders = prepare_with_progress(config, find_fleet, cache, options, console)
+    orders = prepare_with_progress(
+        with_ranks_of_pod(config, node_identity, console), find_fleet, cache, options, console
+    )
     if options.dry_run:
         say_dry_run(orders, folder, console)
         return 0
@@ -118,6 +122,18 @@ def stop_run(run: Path, console: Console) -> None:
         return
     ask_to_stop(run)
     say(console, f"{run} was asked to stop: it saves the step it is in and ends; the same command goes on from there")
+
+
+def with_ranks_of_pod(config: RunConfig, node_identity: NodeIdentity | None, console: Console) -> RunConfig:
+    """The config with as many ranks as Kubeflow asks for, unless the user named a number."""
+    asked = node_identity.ranks_per_node if node_identity else None
+    if asked is None or config.parallel.ranks_per_node != AUTO:
+        return config
+    if asked >= max(RANK_PER_CORE_IS_A_CHOICE_BELOW, probe_node().usable_cores):
+        text = f"PET_NPROC_PER_NODE={asked} is a rank per core, as Kubeflow fills in where numProcPerNode is left out"
+        say(console, f"{text}: left to the plan; --nproc {asked} insists")
+        return config
+    return config.model_copy(update={"parallel": config.parallel.model_copy(update={"ranks_per_node": asked})})
 
 
 def local_fleet(config: RunConfig, node_identity: NodeIdentity | None, cache: Path, console: Console) -> Fleet:

@@ -144,4 +144,4 @@ def close_run(loaded: LoadedConfig, world: World, folder: RunFolder) -> None:
         return
     if loaded.config.sample.prompt and loaded.config.run.export:
         write_sample(folder.export, loaded.config.sample, folder.path, environment_snapshot())
-    render_summary(write_report(folder.path), Console())
+    render_summary(write_report(folder.path), Console(force_terminal=False))
