@@ -13,23 +13,37 @@ import importlib.abc
 import json
 import sys
 import traceback
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
 HEAVY = ("torch", "transformers", "datasets", "pyarrow", "deepspeed", "accelerate", "boto3")
 
 
-class Refusal(importlib.abc.MetaPathFinder):
-    """Takes note of who asks for a heavy library, and says no."""
+class Refusal(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Takes note of who imports a heavy library, and says no; to look where one is installed is allowed."""
 
     def __init__(self) -> None:
         self.asked: dict[str, str] = {}
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """What the import system asks for first."""
         if name.partition(".")[0] not in HEAVY:
-            return
+            return None
+        found = PathFinder.find_spec(name, path)
+        if found is not None:
+            found.loader = self
+        return found
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """What it asks for next, where it does import."""
         ours = [frame for frame in traceback.extract_stack() if "coremill" in frame.filename]
-        self.asked[name] = f"{ours[-1].filename}:{ours[-1].lineno}" if ours else "outside of coremill"
-        raise ImportError(f"{name} is too heavy here")
+        self.asked[spec.name] = f"{ours[-1].filename}:{ours[-1].lineno}" if ours else "outside of coremill"
+        raise ImportError(f"{spec.name} is too heavy here")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Never reached."""
+        raise AssertionError
 
 
 def import_all(names: list[str], refusal: Refusal) -> dict[str, str]:

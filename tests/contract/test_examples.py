@@ -1,0 +1,128 @@
+"""Every example runs: the first line of a run file is the command that runs it, and here it is run.
+
+What an example needs and the repository does not have (a model, text files, a hub) is put in its place: the fine-tuning
+example trains the model that the example before it left.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from house import ROOT
+
+from coremill.cli import app
+from end_to_end.scene import Scene, make_cache, write_text
+
+EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.yaml"))
+TINY = "examples/tiny-from-scratch.yaml"
+FINE_TUNING = "examples/finetune-files.yaml"
+LLAMA = "examples/llama3-8b-wikitext.yaml"
+# Two real runs: half a minute on a machine with nothing else to do, many times that on a shared one.
+TIMEOUT_SECONDS = 800
+pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS + 60)
+
+
+def header(example: str) -> list[str]:
+    """The command in the first line."""
+    first = (ROOT / example).read_text().splitlines()[0]
+    assert first.startswith("# coremill ")
+    return shlex.split(first.removeprefix("# "))
+
+
+def test_every_example_is_tried():
+    assert set(EXAMPLES) == {TINY, FINE_TUNING, LLAMA}
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """A folder as a user has it: the examples, and nothing else yet."""
+    folder = tmp_path_factory.mktemp("workshop")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return Scene(folder, make_cache(tmp_path_factory.mktemp("cache")))
+
+
+def run(workshop: Scene, *words: str) -> dict:
+    """Run a command whose first word is coremill; returns its report."""
+    ended = workshop.start([sys.executable, "-m", *words]).end(TIMEOUT_SECONDS)
+    assert ended.code == 0, ended
+    assert ended.left == []
+    return json.loads((newest_run(workshop.folder) / "report.json").read_text())
+
+
+def newest_run(folder: Path) -> Path:
+    return max((folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+
+
+@pytest.fixture(scope="module")
+def tiny_report(workshop: Scene) -> dict:
+    return run(workshop, *header(TINY))
+
+
+def test_the_tiny_example(workshop: Scene, tiny_report: dict):
+    assert tiny_report["state"] == "finished"
+    assert tiny_report["steps"] == 20
+    assert tiny_report["loss_last"] < tiny_report["loss_first"] - 1.0
+    assert tiny_report["padding_fraction"] == 0.0
+    names = {path.name for path in (workshop.path("runs") / "tiny-from-scratch").iterdir()}
+    assert names >= {"config.yaml", "plan.json", "events", "logs", "export", "report.json", "report.html"}
+
+
+def test_the_same_command_again_says_that_it_is_done(workshop: Scene, tiny_report: dict):
+    ended = workshop.coremill(*header(TINY)[1:])
+    assert ended.code == 0 and "finished" in ended.out, ended
+
+
+def test_the_fine_tuning_example_on_the_model_just_trained(workshop: Scene, tiny_report: dict):
+    (workshop.path("models")).mkdir()
+    (workshop.path("models") / "my-model").symlink_to(workshop.path("runs") / "tiny-from-scratch" / "export")
+    write_text(workshop.path("data") / "train", documents=80, seed=1)
+    write_text(workshop.path("data") / "heldout", documents=20, seed=2)
+    # The tiny model has 256 positions, and the text here is short.
+    settings = [
+        "data.sequence_length=64",
+        "train.tokens_per_step=512",
+        "train.warmup_steps=2",
+        "train.learning_rate=1e-3",
+    ]
+    report = run(workshop, *header(FINE_TUNING), *(word for setting in settings for word in ("--set", setting)))
+    assert report["state"] == "finished"
+    assert report["loss_last"] < report["loss_first"]
+    (bytes_read,) = report["bytes_read_per_rank"]
+    assert bytes_read == sum(path.stat().st_size for path in exported(workshop)) - headers(workshop)
+    assert report["evaluations"]
+
+
+def exported(workshop: Scene) -> list[Path]:
+    return sorted((workshop.path("models") / "my-model").glob("*.safetensors"))
+
+
+def headers(workshop: Scene) -> int:
+    """Bytes of the files that are no tensors."""
+    return sum(8 + int.from_bytes(path.read_bytes()[:8], "little") for path in exported(workshop))
+
+
+def test_the_llama_example_is_planned(tmp_path, monkeypatch, capsys):
+    """Its model is gated: the shape alone stands in for it."""
+    shape = {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    monkeypatch.chdir(ROOT)
+    settings = ["--set", f"model.name={tmp_path}", "--set", "model.weights=random"]
+    app(["plan", *header(LLAMA)[2:], *settings, "--json"], standalone_mode=False)
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"]
+    assert plan["engine"]["value"] == "shard"
+    assert plan["nodes"] == 4
+    assert plan["usd"] > 0
