@@ -204,8 +204,9 @@ def prepare_with_progress(
             bars[words] = AmountProgress(words, console)
         bars[words].show(progress.bytes_done, progress.bytes_total, counts)
 
+    orders = None
     try:
-        return prepare(
+        orders = prepare(
             config,
             find_fleet,
             cache=cache,
@@ -215,7 +216,8 @@ def prepare_with_progress(
         )
     finally:
         for bar in bars.values():
-            bar.close()
+            bar.close(done=orders is not None)
+    return orders
 
 
 def write_orders(folder: RunFolder, loaded: LoadedConfig, orders: Orders, *, fresh: bool) -> None:

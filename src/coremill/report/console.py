@@ -89,7 +89,7 @@ class RunConsole:
             self._live.stop()
             self._live = None
         if self.tally.last_step > self._printed_step:
-            self._print_step()
+            self._print_step(with_eta=False)
 
     def __enter__(self) -> RunConsole:
         return self
@@ -171,13 +171,13 @@ class RunConsole:
             self._printed_time = event.time
             self._print_step()
 
-    def _print_step(self) -> None:
+    def _print_step(self, *, with_eta: bool = True) -> None:
         step = self.tally.last_step
         self._printed_step = step
         record, total = self.tally.steps[step], f"/{self.total_steps}" if self.total_steps else ""
         parts = [f"step {step}{total}", f"loss {format_loss(record.loss)}", *self._rates()]
         left = self.tally.remaining_seconds(self.total_steps, RECENT_STEPS)
-        if left:
+        if left and with_eta:
             parts.append(f"ETA {format_seconds(left)}")
         print_line(self.console, "  ".join(parts))
 
@@ -223,11 +223,12 @@ class RunConsole:
         rate = self.tally.tokens_per_second(RECENT_STEPS)
         utilization = self.tally.utilization(rate)
         if rate is not None:
-            line.append("   ").append(format_rate(rate, ""), style="bold").append(" tokens/s", style="dim")
+            line.append("  ").append(format_rate(rate, ""), style="bold").append(" tokens/s", style="dim")
         if utilization is not None:
-            line.append("   utilization ", style="dim").append(format_percent(utilization), style="bold")
+            line.append("  utilization ", style="dim").append(format_percent(utilization), style="bold")
         limit = (self.tally.plan.get("memory_bytes_per_rank") or {}).get("limit")
-        line.append("   memory ", style="dim").append(format_bytes(self.tally.peak_rss_bytes), style="bold")
+        per_rank = "/rank" if self.tally.world_size > 1 else ""
+        line.append(f"  memory{per_rank} ", style="dim").append(format_bytes(self.tally.peak_rss_bytes), style="bold")
         if limit:
             line.append(f" of {format_bytes(limit)}", style="dim")
         return line
@@ -281,11 +282,14 @@ class AmountProgress:
             self._printed = now
             print_line(self.console, f"{self.what}: {self._words()}")
 
-    def close(self, closing_line: str | None = None) -> None:
-        """Take the bar away; one line stays: the caller's, or what was done in what time."""
+    def close(self, closing_line: str | None = None, *, done: bool = True) -> None:
+        """Take the bar away; one line stays, where it is done: the caller's, or how much was done in what time."""
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if not done:
+            return
+        self._done = max(self._done, self._total or 0.0)  # the last report may have come before the end
         seconds = format_seconds(time.monotonic() - self._started)
         detail = f", {self._detail}" if self._detail else ""
         print_line(self.console, closing_line or f"{self.what}: {format_bytes(self._done)}{detail} in {seconds}")

@@ -75,7 +75,7 @@ def test_live_display_fits_eighty_columns(tmp_path: Path) -> None:
     lines = frame(screen)
     assert len(lines) == 2 and all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("training") and "60/300" in lines[0] and "ETA 17m" in lines[0]
-    for words in ("loss 4.", "tokens/s", "utilization 7", "memory 1.22 GB of 2.00 GB"):
+    for words in ("loss 4.", "tokens/s", "utilization 7", "memory/rank 1.22 GB of 2.00 GB"):
         assert words in lines[1]
     screen.close()
     assert "evaluation at step 50" in text(screen.console) and "step 60/300" in text(screen.console)
