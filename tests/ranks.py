@@ -30,7 +30,15 @@ from typing import Any
 
 TESTS = Path(__file__).resolve().parent
 SOURCE = TESTS.parent / "src"
-PRELOADED = ("torch", "torch.distributed.fsdp", "torch.nn.parallel", "transformers", "coremill.world")
+PRELOADED = (
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.nn.parallel",
+    "transformers",
+    "transformers.models.llama.modeling_llama",
+    "coremill.world",
+    "coremill.checkpoint.saver",  # and with it model, parallel and train: 2 s in every rank otherwise
+)
 PEER_LOST = 69
 
 

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 # backward computes the next.
 MAX_IN_FLIGHT = 2
 
-# With more ranks a ring adds numbers in an order that depends on their place in the buffer, and DDP arranges its buffers
+# With more ranks a ring adds numbers in an order that depends on their place in the buffer, and DDP arranges buffers
 # anew after the first step: a run that goes on from a checkpoint would differ in the last bit from one never stopped.
 RING_RANKS = 2
 
