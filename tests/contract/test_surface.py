@@ -22,6 +22,11 @@ COMMANDS = {
     "coremill train": ["--dry-run", "--force", "--fresh", "--nproc", "--set", "CONFIG"],
     "coremill plan": ["--compare", "--fleet", "--json", "--set", "CONFIG"],
     "coremill doctor": ["--json", "--self-test/--no-self-test"],
+    "coremill launch": [
+        "--allocator", "--bind-threads", "--check/--no-check", "--dry-run", "--hostfile", "--interface", "--log-dir",
+        "--master", "--mpirun", "--nnodes", "--node-rank", "--nproc", "--ppn", "--prefix", "--python", "--quiet/-q",
+        "--ssh", "--threads", "--via", "-m", "ARGUMENTS", "SCRIPT",
+    ],
     "coremill stop": ["RUN"],
     "coremill instances": ["--efa", "--family", "--json", "--live"],
     "coremill report": ["--html", "--json", "RUN"],

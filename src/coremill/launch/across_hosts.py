@@ -1,0 +1,180 @@
+"""Runs one command per host, each under a keeper, until all have ended; if one fails or we are stopped, ends them all.
+
+The keepers hang on our end of their standard input: closing it, or dying, ends what they keep. So nothing is left on
+any host, whichever way this process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from coremill.errors import PeerLost
+from coremill.launch.hosts import Host, Remote
+from coremill.launch.keeper import GRACE_SECONDS
+from coremill.launch.output import Failure, Prefixer, first_failure
+
+BLAME_SECONDS = 5.0  # a host whose ranks only lost their peers may end before the one that failed
+_POLL_SECONDS = 0.1
+_SSH_FAILED = 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCommand:
+    """What runs on one host."""
+
+    host: Host
+    argv: tuple[str, ...]
+    folder: Path
+    environ: Mapping[str, str]  # added to what the host has
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsOutcome:
+    """How it ended."""
+
+    exit_code: int
+    message: str  # one line; empty where all went well
+    last_words: str  # of the first rank that failed
+
+
+def run_on_hosts(commands: Sequence[HostCommand], remote: Remote) -> HostsOutcome:
+    """Start all commands, relay what they print, and wait for them. Call it from the main thread."""
+    runs: list[_HostRun] = []
+    stop: list[int] = []
+
+    def take(number: int, _: FrameType | None) -> None:
+        stop.append(number)
+
+    former = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for command in commands:
+            runs.append(_HostRun(command, remote))
+        _watch(runs, stop)
+    finally:
+        for run in runs:
+            run.kill()
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    return _outcome(runs, stop)
+
+
+class _HostRun:
+    """One keeper, here or behind ssh."""
+
+    def __init__(self, command: HostCommand, remote: Remote) -> None:
+        self.host = command.host
+        self.failures: list[Failure] = []
+        self.was_asked_to_end = False
+        self.process = subprocess.Popen(
+            remote.command(command.host, "coremill.launch.keeper"),
+            env=dict(remote.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches us only, and we end them in order
+        )
+        self._readers = [
+            threading.Thread(target=self._relay, args=(source, target), daemon=True)
+            for source, target in ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+        order = {"argv": list(command.argv), "folder": str(command.folder), "environ": dict(command.environ)}
+        with contextlib.suppress(BrokenPipeError):  # it ended at once: its exit code says why
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps(order).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def ask_to_end(self) -> None:
+        if self.process.poll() is None and not self.was_asked_to_end:
+            self.was_asked_to_end = True
+            assert self.process.stdin is not None
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+    def kill(self) -> None:
+        self.ask_to_end()
+        if self.process.poll() is None:
+            # Time for the keeper to do its work; what is left then is an ssh that hangs.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=GRACE_SECONDS + 4)
+            self.process.kill()
+            self.process.wait()
+        for reader in self._readers:
+            reader.join(timeout=2)
+
+    def _relay(self, source: IO[bytes] | None, target: IO[str]) -> None:
+        assert source is not None
+        lines = Prefixer(None)
+        while chunk := os.read(source.fileno(), 65536):
+            self._show(lines.feed(chunk), target)
+        self._show(lines.rest(), target)
+
+    def _show(self, content: bytes, target: IO[str]) -> None:
+        if b"\x1e" in content:
+            kept = []
+            for line in content.splitlines(keepends=True):
+                failure = Failure.from_line(line)
+                if failure is not None:
+                    self.failures.append(failure)
+                else:
+                    kept.append(line)
+            content = b"".join(kept)
+        with contextlib.suppress(OSError):
+            while content:
+                content = content[os.write(target.fileno(), content) :]
+
+
+def _watch(runs: Sequence[_HostRun], stop: Sequence[int]) -> None:
+    """Until all have ended; a failure or a request to stop ends the others."""
+    end_at: float | None = None
+    while any(run.process.poll() is None for run in runs):
+        failed = any(run.process.poll() for run in runs)
+        if end_at is None and (failed or stop):
+            end_at = time.monotonic() + (0.0 if stop else BLAME_SECONDS)
+        if stop and end_at is not None:
+            end_at = min(end_at, time.monotonic())
+        if end_at is not None and time.monotonic() >= end_at:
+            for run in runs:
+                run.ask_to_end()
+        if len(stop) > 1 or (end_at is not None and time.monotonic() > end_at + GRACE_SECONDS + 4):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _outcome(runs: Sequence[_HostRun], stop: Sequence[int]) -> HostsOutcome:
+    codes = [run.process.returncode or 0 for run in runs]
+    if stop:
+        name = "Ctrl-C" if stop[0] == signal.SIGINT else signal.Signals(stop[0]).name
+        return HostsOutcome(exit_code=128 + stop[0], message=f"stopped on request ({name})", last_words="")
+    failure = first_failure([failure for run in runs for failure in run.failures])
+    if failure is not None:
+        how = f"failed with exit code {failure.exit_code}"
+        if failure.signal is not None:
+            how = f"was ended by {signal.Signals(failure.signal).name}"
+        where = f" on {failure.host}" if len(runs) > 1 else ""
+        return HostsOutcome(
+            exit_code=failure.exit_code, message=f"rank {failure.rank}{where} {how}", last_words=failure.tail
+        )
+    for run, code in zip(runs, codes, strict=True):
+        if code == _SSH_FAILED and not run.host.is_here and not run.was_asked_to_end:
+            return HostsOutcome(
+                exit_code=PeerLost.exit_code, message=f"host {run.host.name}: the connection was lost", last_words=""
+            )
+    for run, code in zip(runs, codes, strict=True):
+        if code and not run.was_asked_to_end:
+            message = f"host {run.host.name}: the command ended with exit code {code}"
+            return HostsOutcome(exit_code=code if code > 0 else 128 - code, message=message, last_words="")
+    return HostsOutcome(exit_code=0, message="", last_words="")

@@ -1,0 +1,73 @@
+"""Ending a process together with everything it started, wherever that went: other sessions, other process groups.
+
+A keeper makes itself the one whom the kernel gives orphans to. What it started then stays findable, generation by
+generation, in /proc. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_SECONDS = 0.05
+
+
+def adopt_orphans() -> None:
+    """From now on processes below this one that lose their parent become children of this one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int) -> list[int]:
+    """All living processes below one, children before grandchildren."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+            if state not in "ZX":
+                children.setdefault(int(parent), []).append(int(folder.name))
+    found: list[int] = []
+    level = [pid]
+    while level:
+        level = [child for parent in level for child in children.get(parent, [])]
+        found += level
+    return found
+
+
+def end_descendants(grace_seconds: float) -> None:
+    """Ask all processes below this one to end, then kill those that are left, until none is."""
+    for pid in descendants(os.getpid()):
+        _signal(pid, signal.SIGTERM)
+    deadline = time.monotonic() + grace_seconds
+    while (left := _left()) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    # Twice and more: one may have been starting another meanwhile. A process in a hung file system never ends.
+    deadline = time.monotonic() + 10
+    while left and time.monotonic() < deadline:
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+        left = _left()
+
+
+def _left() -> list[int]:
+    _reap()
+    return descendants(os.getpid())
+
+
+def _reap() -> None:
+    """Orphans that became ours are ours to bury."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)

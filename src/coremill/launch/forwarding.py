@@ -1,0 +1,57 @@
+"""Which of the user's variables go to other hosts, and how they may be shown.
+
+All of them go, except what belongs to this host, this login or another launcher: a script that ran here finds over
+there what it found here. Values travel on a connection, never on a command line, where every user of a host reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+# This login and this host. MASTER_ADDR and the rank variables are the launcher's to set.
+_OF_THIS_HOST = frozenset({
+    "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "HOSTNAME", "HOST", "HOSTTYPE", "MACHTYPE",
+    "OSTYPE", "MAIL", "TERM", "TERMINFO", "COLORTERM", "LINES", "COLUMNS", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY",
+    "WINDOWID", "EDITOR", "VISUAL", "PAGER", "TMUX", "TMUX_PANE", "STY", "TMPDIR", "TEMP", "TMP", "LS_COLORS",
+    "GPG_TTY", "GPG_AGENT_INFO", "PS1", "PROMPT_COMMAND", "MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK",
+    "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "COREMILL_LAUNCHER_PID", "COREMILL_STORE_FD",
+})  # fmt: skip
+_PREFIXES_OF_THIS_HOST = (
+    "SSH_", "XDG_RUNTIME", "XDG_SESSION", "XDG_SEAT", "XDG_VTNR", "DBUS_", "SUDO_", "BASH_FUNC_", "LESS", "DEBIAN_",
+    "SYSTEMD_", "INVOCATION_ID", "JOURNAL_",
+    # Other launchers tell a process who it is with these: it must not be told twice.
+    "OMPI_", "PMIX_", "PRTE_", "ORTE_", "PMI_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_", "PBS_", "LSB_", "PET_",
+    "TORCHELASTIC_", "KUBERNETES_",
+)  # fmt: skip
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|AUTH|(^|_)(KEY|PAT|PWD|DSN)$", re.IGNORECASE
+)
+_SECRET_VALUE = re.compile(r"hf_[A-Za-z0-9]{8,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|AKIA[A-Z0-9]{12,}|://[^/\s:@]+:[^/\s@]+@")
+
+
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """What ranks on other hosts inherit."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name not in _OF_THIS_HOST and not name.startswith(_PREFIXES_OF_THIS_HOST) and re.fullmatch(r"\w+", name)
+    }
+
+
+def shown(name: str, value: str) -> str:
+    """The value, or a blot where it looks like a secret."""
+    return "***" if value and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)) else value
+
+
+def shown_arguments(argv: list[str]) -> list[str]:
+    """A command line with what looks like a secret blotted out."""
+    shown_words: list[str] = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if equals and value and _SECRET_NAME.search(name):
+            word = f"{name}=***"
+        elif shown_words and shown_words[-1].startswith("--") and _SECRET_NAME.search(shown_words[-1]) and not equals:
+            word = "***" if not word.startswith("-") else word
+        shown_words.append(_SECRET_VALUE.sub("***", word))
+    return shown_words

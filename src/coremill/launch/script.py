@@ -1,0 +1,303 @@
+"""`coremill launch`: any Python script on this machine or many, each rank with its cores, threads and environment.
+
+    one machine        --nproc N                                coremill's own launcher (launch/local.py)
+    many, one command  --hostfile F --ppn K                     torchrun over ssh, or mpirun; ranks through rank_shim
+    many, by hand      --nnodes N --node-rank I --master A:P    coremill's own launcher on each
+    inside a rank      under torchrun or mpirun                 becomes that rank; the mask stays as it is
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from coremill.errors import InputError
+from coremill.hardware.facts import NodeFacts
+from coremill.hardware.probe import affinity_mask, probe_node
+from coremill.launch.across_hosts import HostCommand, run_on_hosts
+from coremill.launch.dry_run import show_hosts, show_local
+from coremill.launch.environment import Setting
+from coremill.launch.forwarding import forwarded
+from coremill.launch.host_report import free_port
+from coremill.launch.hosts import Host, Remote, ssh_program
+from coremill.launch.identity import NodeIdentity, RankIdentity, identify
+from coremill.launch.local import run_local_ranks
+from coremill.launch.mpirun import find_mpirun, hostfile_text, mpirun_command, mpirun_environment
+from coremill.launch.output import LogFollower, last_words
+from coremill.launch.preflight import HostAnswer, Questions, check_hosts
+from coremill.launch.rank_shim import SHIM, ShimOrder, is_bound_by_parent, run_rank, start_of_rank
+from coremill.launch.request import (
+    Request,
+    check_request,
+    hosts_of,
+    master_address,
+    node_by_hand,
+    ports_to_try,
+    via_of,
+)
+from coremill.launch.settings import find_openmp, find_torch_folder, notes_on, script_settings, setting_lines
+from coremill.launch.sockets import interface_towards
+from coremill.launch.torchrun import torchrun_command
+from coremill.plan.layout import Layout, lay_out
+from coremill.plan.types import Choice
+
+STOP_SECONDS = 30.0  # after Ctrl-C: what a script needs to save what it wants to
+
+
+def launch_script(request: Request, environ: Mapping[str, str]) -> int:
+    """Start the script as asked and wait for it; returns the exit code."""
+    check_request(request)
+    identity = identify(environ)
+    if identity is not None:
+        return _become_rank(request, identity, environ)
+    node = probe_node(busy_seconds=0)
+    _check_interface(request, node)
+    hosts = hosts_of(request, node)
+    via = via_of(request, hosts)
+    if not request.quiet:
+        for note in notes_on(environ, request.arguments, find_openmp(node, find_torch_folder())):
+            say(note)
+    if request.by_hand or via == "local":
+        return _run_here(request, node, hosts[0], environ)
+    return _run_across(request, node, hosts, environ)
+
+
+def say(text: str) -> None:
+    """One finding, one line, off the script's own output."""
+    print(f"coremill: {text}", file=sys.stderr, flush=True)
+
+
+# --- on this machine
+
+
+def _run_here(request: Request, node: NodeFacts, host: Host, environ: Mapping[str, str]) -> int:
+    """coremill's own launcher: all ranks of this machine, which may be one node of several started by hand."""
+    base = node_by_hand(request) if request.by_hand else None
+    ranks = request.nproc if request.hostfile is None else host.ranks
+    if request.threads is not None:
+        environ = {name: value for name, value in environ.items() if name != "OMP_NUM_THREADS"}
+    layout = lay_out(node, ranks=ranks, threads=_threads(request, environ))
+    settings = _settings_here(request, node, layout, base, environ)
+    if request.dry_run:
+        show_local(request, layout, base, settings, environ)
+        return 0
+    if base is not None and base.node_rank == 0:
+        problem = free_port([base.master_port])["port_problem"]
+        if problem is not None:
+            raise InputError(f"port {base.master_port} cannot be used for the rendezvous: {problem}; choose another")
+    if not request.quiet:
+        print("\n".join(setting_lines(settings)), file=sys.stderr, flush=True)
+    first = 0 if base is None else base.node_rank * layout.ranks_per_node.value
+    with _log_folder(request) as folder:
+        follower = LogFollower(
+            folder, range(first, first + layout.ranks_per_node.value), _write_out, prefix=request.prefix
+        )
+        outcome = run_local_ranks(
+            argv=request.program,
+            plan=layout,
+            environ=environ,
+            log_folder=folder,
+            on_tick=follower.poll,
+            identity_base=base,
+            stop_grace_seconds=STOP_SECONDS,
+            settings=settings,
+            serves_store=False,
+        )
+        follower.poll(is_end=True)
+        words = last_words(outcome.log_tail)
+    _explain(outcome.message, words, outcome.log_file if request.log_folder is not None else None)
+    return outcome.exit_code
+
+
+def _settings_here(
+    request: Request, node: NodeFacts, layout: Layout, base: NodeIdentity | None, environ: Mapping[str, str]
+) -> tuple[Setting, ...]:
+    return script_settings(
+        node,
+        layout,
+        environ,
+        openmp=find_openmp(node, find_torch_folder()),
+        interface=_interface(request, None if base is None else base.master_address),
+        allocator=request.allocator,
+        bind_threads=request.bind_threads,
+    )
+
+
+def _interface(request: Request, master: str | None) -> Choice[str] | None:
+    """The device gloo takes: the user's, the one that leads to rank 0, or loopback where nothing has to leave."""
+    if request.interface is not None:
+        return Choice(request.interface, "chosen by you (--interface)")
+    name = interface_towards(master)
+    if name is None:
+        return None
+    reason = f"leads to {master}, the host of rank 0" if master else "all ranks are on this machine: nothing leaves it"
+    return Choice(name, reason)
+
+
+def _check_interface(request: Request, node: NodeFacts) -> None:
+    if request.interface is None or request.hostfile is not None:
+        return  # on several hosts each is asked
+    names = [face.name for face in node.interfaces]
+    if request.interface not in names:
+        raise InputError(
+            f"there is no interface {request.interface} that is up here; there are {', '.join(names)} (--interface)"
+        )
+
+
+def _threads(request: Request, environ: Mapping[str, str]) -> int | None:
+    """The user's word on threads, by option or variable; --threads is the louder one."""
+    if request.threads is not None:
+        return request.threads
+    text = environ.get("OMP_NUM_THREADS", "").split(",")[0]  # a list is for nested regions
+    return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+@contextlib.contextmanager
+def _log_folder(request: Request) -> Iterator[Path]:
+    if request.log_folder is not None:
+        try:
+            request.log_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"the log folder {request.log_folder} cannot be made", where="--log-dir", why=error.strerror or ""
+            ) from error
+        yield request.log_folder
+        return
+    with tempfile.TemporaryDirectory(prefix="coremill-launch-") as folder:
+        yield Path(folder)
+
+
+def _write_out(content: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+
+
+def _explain(message: str, words: str, log_file: Path | None = None) -> None:
+    """The first failing rank's error, below everything that was printed: where people look first."""
+    if not message:
+        return
+    say(message + (f"; its log is {log_file}" if log_file else ""))
+    if words:
+        print("\n".join(f"  {line}" for line in words.splitlines()[-40:]), file=sys.stderr, flush=True)
+
+
+# --- inside a rank of somebody else's launcher
+
+
+def _become_rank(request: Request, identity: RankIdentity, environ: Mapping[str, str]) -> int:
+    inherited = affinity_mask()
+    order = replace(_shim_order(request, environ), user_threads=_threads_are_the_users(environ))
+    start = start_of_rank(
+        identity, environ, order, inherited=inherited, is_bound=is_bound_by_parent(inherited), may_pin=False
+    )
+    if not request.quiet and identity.local_rank == 0:
+        print("\n".join(setting_lines(start.settings)), file=sys.stderr, flush=True)
+    if request.dry_run:
+        return 0
+    return run_rank(request.program, start, identity.rank, order)
+
+
+def _threads_are_the_users(environ: Mapping[str, str]) -> bool:
+    """torchrun writes 1 by itself where there are several ranks and nothing is set; that is no wish of the user."""
+    by_torchrun = "TORCHELASTIC_RUN_ID" in environ and environ.get("LOCAL_WORLD_SIZE") != "1"
+    return "OMP_NUM_THREADS" in environ and not (by_torchrun and environ["OMP_NUM_THREADS"] == "1")
+
+
+# --- on many machines
+
+
+def _run_across(request: Request, node: NodeFacts, hosts: tuple[Host, ...], environ: Mapping[str, str]) -> int:
+    """torchrun or mpirun, after a look at every host."""
+    elsewhere = any(not host.is_here for host in hosts)
+    ssh = ssh_program(request.ssh) if elsewhere and not request.dry_run else tuple(shlex.split(request.ssh))
+    remote = Remote(ssh=ssh, python=request.python, environ=environ)
+    address, ports = master_address(request, hosts), ports_to_try(request)
+    check = request.check if request.check is not None else not request.dry_run
+    answers: list[HostAnswer] = []
+    if check:
+        answers = check_hosts(hosts, remote, _questions(request, hosts, ports))
+        port = next((answer.report["port"] for answer in answers if answer.report and answer.report["port"]), ports[0])
+    else:
+        port = ports[0]
+    with tempfile.TemporaryDirectory(prefix="coremill-launch-") as scratch:
+        layout = lay_out(node, ranks=hosts[0].ranks, threads=_threads(request, environ))
+        threads = layout.threads_per_rank.value
+        commands = _commands(request, hosts, address, port, ssh, environ, threads, Path(scratch))
+        if request.dry_run:
+            here = _settings_here(request, node, layout, None, environ)
+            show_hosts(request, commands, remote, answers, here, environ)
+            return 0
+        outcome = run_on_hosts(commands, remote)
+    _explain(outcome.message, outcome.last_words)
+    return outcome.exit_code
+
+
+def _questions(request: Request, hosts: tuple[Host, ...], ports: tuple[int, ...]) -> Questions:
+    needed = request.memory_bytes_per_rank
+    return Questions(
+        folder=Path.cwd(),
+        files=request.files,
+        master=hosts[0],
+        ports=ports,
+        interface=request.interface,
+        memory_bytes={} if needed is None else {host.name: host.ranks * needed for host in hosts},
+    )
+
+
+def _commands(
+    request: Request,
+    hosts: tuple[Host, ...],
+    address: str,
+    port: int,
+    ssh: tuple[str, ...],
+    environ: Mapping[str, str],
+    threads_here: int,
+    scratch: Path,
+) -> list[HostCommand]:
+    """What runs where: one torchrun per host, or one mpirun here."""
+    order = replace(
+        _shim_order(request, environ), user_threads="OMP_NUM_THREADS" in environ, announce=not request.quiet
+    )
+    told = {**forwarded(environ), SHIM: order.to_json()}
+    folder = Path.cwd()
+    if "OMP_NUM_THREADS" not in environ:
+        told["OMP_NUM_THREADS"] = str(threads_here)  # else torchrun warns and writes 1; each rank's shim counts anew
+    shim = [request.python, "-m", "coremill.launch.rank_shim", *request.program]
+    if via_of(request, hosts) == "torchrun":
+        return [
+            HostCommand(
+                host=host,
+                argv=tuple(torchrun_command(hosts, index, request.python, address, port, request.program)),
+                folder=folder,
+                environ=told,
+            )
+            for index, host in enumerate(hosts)
+        ]
+    mpirun = find_mpirun(request.mpirun)
+    told |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    hostfile = None
+    if len(hosts) > 1 or not hosts[0].is_here:
+        hostfile = scratch / "hosts"
+        hostfile.write_text(hostfile_text(hosts, mpirun.family))
+    argv = mpirun_command(mpirun, hosts, hostfile, folder, sorted(told), ssh, request.interface, shim)
+    here = Host(name="localhost", ranks=sum(host.ranks for host in hosts), is_here=True)
+    own = mpirun_environment(mpirun, hosts, ssh, environ)
+    return [HostCommand(host=here, argv=tuple(argv), folder=folder, environ={**told, **own})]
+
+
+def _shim_order(request: Request, environ: Mapping[str, str]) -> ShimOrder:
+    return ShimOrder(
+        threads=request.threads,
+        allocator=request.allocator,
+        bind_threads=request.bind_threads,
+        interface=request.interface,
+        prefix=request.prefix,
+        log_folder=None if request.log_folder is None else os.path.abspath(request.log_folder),
+    )

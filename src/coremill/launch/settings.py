@@ -1,0 +1,184 @@
+"""The environment a training script wants on this machine, each variable with its reason; what the user set stays.
+
+What a script computes with is looked up, not guessed: the OpenMP runtime that torch brings, the allocators and pages
+this machine has. Cores are given by the mask of the process (launch/process.py), which every thread inherits.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from coremill.errors import InputError
+from coremill.hardware.facts import NodeFacts
+from coremill.launch.environment import KEEP_MEMORY, Setting, yielding
+from coremill.launch.forwarding import shown
+from coremill.plan.layout import Layout
+from coremill.plan.types import Choice
+
+Allocator = Literal["auto", "tcmalloc", "jemalloc", "none"]
+ALLOCATORS: tuple[Allocator, ...] = ("auto", "tcmalloc", "jemalloc", "none")
+# Big blocks from an arena of their own, freed pages returned by a thread of the allocator and not by the step.
+JEMALLOC_CONF = "oversize_threshold:1,background_thread:true,metadata_thp:auto"
+
+_MASK_BINDS = "the rank's core mask binds; thread by thread, gloo and data loaders would share its first core"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenMp:
+    """The OpenMP runtime the ranks will compute with."""
+
+    runtime: Literal["libgomp", "libiomp5", "unknown"]
+    preload: str | None  # the library to preload so that it is the one
+    reason: str
+
+
+def find_openmp(node: NodeFacts, torch_folder: Path | None) -> OpenMp:
+    """Intel's runtime where it is installed on x86, else the one that torch carries in its own folder."""
+    if node.openmp is not None and node.architecture == "x86_64":
+        return OpenMp(runtime="libiomp5", preload=node.openmp, reason="Intel's OpenMP runtime is installed")
+    if torch_folder is not None:
+        # conda's torch links libiomp5; the wheels carry their own copy of libgomp.
+        for runtime, pattern in (("libiomp5", "libiomp5.so*"), ("libgomp", "libgomp*.so*")):
+            for folder in (torch_folder / "lib", torch_folder.parent / "torch.libs"):
+                if any(folder.glob(pattern)):
+                    return OpenMp(runtime=runtime, preload=None, reason=f"torch brings {runtime}")  # type: ignore[arg-type]
+    return OpenMp(runtime="unknown", preload=None, reason="torch does not say which OpenMP runtime it loads")
+
+
+def find_torch_folder() -> Path | None:
+    """Where torch is installed, without importing it (2 s)."""
+    spec = importlib.util.find_spec("torch")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def script_settings(
+    node: NodeFacts,
+    layout: Layout,
+    environ: Mapping[str, str],
+    *,
+    openmp: OpenMp,
+    interface: Choice[str] | None,
+    allocator: Allocator = "auto",
+    bind_threads: bool = False,
+) -> tuple[Setting, ...]:
+    """What all ranks of this machine share, besides their rank variables."""
+    wanted = [
+        Setting("OMP_NUM_THREADS", str(layout.threads_per_rank.value), layout.threads_per_rank.reason),
+        *_binding(openmp, bind_threads),
+        *_memory(node, environ, openmp, allocator),
+        Setting("PYTHONUNBUFFERED", "1", "the last lines of a rank that is killed reach its log"),
+    ]
+    if interface is not None:
+        wanted.append(Setting("GLOO_SOCKET_IFNAME", interface.value, interface.reason))
+    return tuple(yielding(setting, environ) for setting in wanted)
+
+
+def _binding(openmp: OpenMp, bind_threads: bool) -> list[Setting]:
+    """Threads to cores.
+
+    Bound one by one, the main thread sits on the rank's first core, and whatever it starts afterwards inherits that:
+    gloo's threads, data loader workers, and, where several hosts are one machine, everybody's first thread (seen with
+    libgomp and torch 2.13). So the rank's mask does it, unless asked.
+    """
+    settings = []
+    if openmp.runtime == "libiomp5":
+        reason = f"{openmp.reason}; idle threads sleep after 1 ms and leave their core to gloo"
+        settings.append(Setting("KMP_BLOCKTIME", "1", reason))
+        if bind_threads:
+            reason = "one thread per core, as asked (--bind-threads)"
+            settings.append(Setting("KMP_AFFINITY", "granularity=fine,compact,1,0", reason))
+        else:
+            settings.append(Setting("KMP_AFFINITY", "none", _MASK_BINDS))
+        return settings
+    if bind_threads:
+        reason = f"{openmp.reason}; one thread per core, as asked (--bind-threads)"
+        return [Setting("OMP_PROC_BIND", "close", reason), Setting("OMP_PLACES", "cores", reason)]
+    return [Setting("OMP_PROC_BIND", "false", f"{openmp.reason}; {_MASK_BINDS}")]
+
+
+def _memory(node: NodeFacts, environ: Mapping[str, str], openmp: OpenMp, allocator: Allocator) -> list[Setting]:
+    """Preloaded libraries and huge pages."""
+    settings = []
+    chosen = _allocator(node, allocator)
+    libraries = [path for path in (chosen[1] if chosen else None, openmp.preload) if path is not None]
+    if libraries and not environ.get("LD_PRELOAD"):
+        libraries = [path for path in libraries if can_preload(path)]
+    if libraries:
+        names = " and ".join(Path(path).name.split(".")[0].removeprefix("lib") for path in libraries)
+        reason = f"{names}: found here; buffers of a step are reused instead of being faulted in anew"
+        settings.append(Setting("LD_PRELOAD", ":".join(libraries), reason))
+    if chosen and chosen[1] in libraries and chosen[0] == "jemalloc":
+        reason = "big blocks apart, freed pages returned in the background"
+        settings.append(Setting("MALLOC_CONF", JEMALLOC_CONF, reason))
+    if not chosen or chosen[1] not in libraries:
+        settings += KEEP_MEMORY
+    if node.huge_pages == "madvise":
+        reason = "huge pages are given to those who ask: torch asks for blocks of 2 MB and more"
+        settings.append(Setting("THP_MEM_ALLOC_ENABLE", "1", reason))
+    return settings
+
+
+def _allocator(node: NodeFacts, wanted: Allocator) -> tuple[str, str] | None:
+    """Name and path of the allocator to preload."""
+    found = dict(node.allocators)
+    if wanted == "none":
+        return None
+    if wanted == "auto":
+        return next(((name, found[name]) for name in ("tcmalloc", "jemalloc") if name in found), None)
+    if wanted not in found:
+        raise InputError(
+            f"{wanted} is not installed on {node.hostname}",
+            where="--allocator",
+            do=f"install it ({'libgoogle-perftools4' if wanted == 'tcmalloc' else 'libjemalloc2'} on Debian), or leave"
+            " the option out",
+        )
+    return wanted, found[wanted]
+
+
+def can_preload(library: str) -> bool:
+    """Whether a program starts with it: a build for another page size or with missing parts breaks every process."""
+    try:
+        trial = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", ""], env={"LD_PRELOAD": library}, capture_output=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return trial.returncode == 0 and b"ld.so" not in trial.stderr
+
+
+def setting_lines(settings: tuple[Setting, ...], where: str = "") -> list[str]:
+    """One line per variable, with its reason."""
+    return [
+        f"coremill: {where}{setting.variable}={shown(setting.variable, setting.value)}  ({setting.reason})"
+        for setting in settings
+    ]
+
+
+_RETIRED = "coremill starts ranks on gloo: oneCCL's bindings for PyTorch and IPEX are archived upstream"
+
+
+def notes_on(environ: Mapping[str, str], arguments: tuple[str, ...], openmp: OpenMp) -> list[str]:
+    """One line for each setting of another stack that does nothing here or means something else."""
+    notes = []
+    retired = sorted(name for name in environ if name.startswith(("CCL_", "IPEX_", "ONECCL_")) or name == "LOGICAL_CCL")
+    if retired:
+        notes.append(f"{', '.join(retired)}: no effect; {_RETIRED}")
+    if environ.get("ACCELERATE_USE_IPEX", "").lower() in ("1", "true", "yes"):
+        notes.append("ACCELERATE_USE_IPEX: no effect; accelerate dropped IPEX in 1.13")
+    intel = sorted(name for name in environ if name.startswith("KMP_"))
+    if intel and openmp.runtime == "libgomp":
+        notes.append(f"{', '.join(intel)}: no effect; torch loads libgomp here, and Intel's OpenMP alone reads them")
+    pins = sorted(name for name in environ if name.startswith("I_MPI_PIN"))
+    if pins:
+        notes.append(f"{', '.join(pins)}: Intel MPI's own pinning is off; coremill gives each rank its cores")
+    if "--use_ipex" in arguments:
+        notes.append("--use_ipex: transformers 5.1 and later refuse it; leave it out, stock PyTorch has those kernels")
+    if "--ddp_backend=ccl" in arguments or ("--ddp_backend", "ccl") in zip(arguments, arguments[1:], strict=False):
+        notes.append(f"--ddp_backend ccl: use gloo; {_RETIRED}")
+    return notes
