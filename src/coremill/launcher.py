@@ -29,7 +29,7 @@ from coremill.launch.stop import ask_to_stop, forget_request
 from coremill.plan.types import Plan
 from coremill.prepare import Orders, prepare
 from coremill.report.console import AmountProgress, RunConsole, show_error
-from coremill.report.events import EventFollower, read_events, reset_events
+from coremill.report.events import Event, EventFollower, EventWriter, read_events, reset_events
 from coremill.report.plan_screen import render_plan_short
 from coremill.report.summary import summarise, write_report
 from coremill.report.summary_screen import render_summary
@@ -82,6 +82,7 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     outcome = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
     if outcome.exit_code == 0 and config.sample.prompt and config.run.export and not_a_follower(node_identity):
         write_sample(folder.export, config.sample, folder.path, environ)
+    record_failure(outcome, folder, since=began)
     if not_a_follower(node_identity):
         summary = write_report(folder.path)
         if outcome.exit_code == 0:
@@ -269,6 +270,24 @@ def not_a_follower(node_identity: NodeIdentity | None) -> bool:
     return node_identity is None or node_identity.node_rank == 0
 
 
+def record_failure(outcome: Outcome, folder: RunFolder, *, since: float) -> None:
+    """What became of a rank that could not say it itself (killed, or gone before it had joined), for all readers."""
+    rank = outcome.failed_rank
+    if rank is None or _errors_of(rank, folder, since):
+        return
+    with EventWriter(folder.path, rank) as events:
+        events.write(
+            "error",
+            message=outcome.message.removeprefix(f"rank {rank} "),
+            traceback=outcome.log_tail.strip() or None,
+            exit_code=outcome.exit_code,
+        )
+
+
+def _errors_of(rank: int, folder: RunFolder, since: float) -> list[Event]:
+    return [e for e in read_events(folder.path) if e.kind == "error" and e.rank == rank and e.time >= since]
+
+
 def explain_failure(outcome: Outcome, folder: RunFolder, *, since: float, console: Console) -> None:
     """The first failing rank's own words, once; its traceback only where the failure is not the user's input."""
     errors = [event for event in read_events(folder.path) if event.kind == "error" and event.time >= since]
@@ -276,8 +295,8 @@ def explain_failure(outcome: Outcome, folder: RunFolder, *, since: float, consol
         said = [event.get("message") for event in errors if event.get("exit_code") == Stopped.exit_code]
         say(console, said[0] if said else f"{outcome.message}; the same command goes on from the last checkpoint")
         return
-    errors = [event for event in errors if event.rank == outcome.failed_rank]
-    if errors:
-        show_error(errors[0].get("message"), outcome.failed_rank, errors[0].get("traceback"))
+    if outcome.failed_rank is None:
+        show_error(outcome.message)
         return
-    show_error(outcome.message, outcome.failed_rank)
+    error = _errors_of(outcome.failed_rank, folder, since)[0]
+    show_error(error.get("message"), outcome.failed_rank, error.get("traceback"))

@@ -1,0 +1,128 @@
+"""One run, interrupted in every way it can be, against the same run left in peace: same losses, same weights, bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from end_to_end.scene import DEADLINE_SECONDS, Ended, Scene
+
+STEPS = 240
+TRAIN = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "2", "--set", f"train.steps={STEPS}"]
+
+
+def in_folder(name: str, *settings: str) -> list[str]:
+    words = [f"run.folder={name}", "checkpoint.every=20steps", "sample.prompt=null", *settings]
+    return [*TRAIN, *(word for setting in words for word in ("--set", setting))]
+
+
+def events(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
+    lines = (folder / "events" / f"rank-{rank:05d}.jsonl").read_bytes().splitlines()
+    return [json.loads(line) for line in lines if line.endswith(b"}")]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """By step; of a step that was done twice, the last."""
+    return {event["step"]: event["loss"] for event in events(folder) if event["kind"] == "step"}
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "export" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def interrupted(scene: Scene, folder: Path, by: Callable[[int, list[int]], None], *, after_steps: int) -> Ended:
+    """Start or go on, and call `by` with the launcher's and the ranks' process ids once so many more steps are done."""
+    known = folder / "events" / "rank-00000.jsonl"
+    already = len(events(folder)) if known.exists() else 0
+    running = scene.start(in_folder(folder.name))
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        new = events(folder)[already:] if known.exists() else []
+        if sum(event["kind"] == "step" for event in new) >= after_steps:
+            break
+        if running.process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(str(running.end()))
+        time.sleep(0.05)
+    starts = [[event for event in events(folder, rank) if event["kind"] == "start"][-1] for rank in (0, 1)]
+    by(running.process.pid, [start["pid"] for start in starts])
+    return running.end()
+
+
+@pytest.fixture(scope="module")
+def reference(scene: Scene) -> Path:
+    done = scene.run(in_folder("peace"))
+    assert done.code == 0, str(done)
+    return scene.path("peace")
+
+
+def test_stopped_killed_and_damaged_the_run_ends_with_the_same_bits(scene: Scene, reference: Path) -> None:
+    folder = scene.path("war")
+
+    # One rank alone is asked: all save the same step.
+    done = interrupted(scene, folder, lambda _, ranks: os.kill(ranks[1], signal.SIGTERM), after_steps=10)
+    assert done.code == 75 and not done.left, str(done)
+    assert "which is saved" in done.out and "the same command goes on from there" in done.out
+    stopped = [[event for event in events(folder, rank) if event["kind"] == "step"][-1]["step"] for rank in (0, 1)]
+    assert stopped[0] == stopped[1]
+    assert json.loads((folder / "report.json").read_text())["state"] == "stopped"
+
+    # coremill stop.
+    def ask(_launcher: int, _ranks: list[int]) -> None:
+        asked = scene.coremill("stop", "war")
+        assert asked.code == 0 and "was asked to stop" in asked.out
+
+    done = interrupted(scene, folder, ask, after_steps=10)
+    assert done.code == 75 and not done.left, str(done)
+    assert f"continuing from step {stopped[0]}" in done.out
+    assert not (folder / "stop-request.json").exists()
+    assert "is not running" in scene.coremill("stop", "war").out
+
+    # A rank is killed, and the newest checkpoint has rotted.
+    done = interrupted(scene, folder, lambda _, ranks: os.kill(ranks[0], signal.SIGKILL), after_steps=30)
+    assert done.code == 137 and not done.left, str(done)
+    newest = max((folder / "checkpoints").glob("step-*"))
+    with (newest / "rank-00001-of-00002.safetensors").open("r+b") as file:
+        file.seek(-7, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-7, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
+    before = max((folder / "checkpoints").glob("step-*"), key=lambda path: (path != newest, path.name))
+
+    done = scene.run(in_folder("war"))
+    assert done.code == 0 and not done.left, str(done)
+    assert f"checkpoint {newest.name} passed over: rank-00001-of-00002.safetensors was altered" in done.out
+    assert f"the run goes on after step {int(before.name.removeprefix('step-'))}" in done.out
+
+    assert losses(folder) == losses(reference)
+    assert digest(folder) == digest(reference)
+    report, peace = (json.loads((each / "report.json").read_text()) for each in (folder, reference))
+    assert report["state"] == "finished"
+    assert (report["steps"], report["tokens"], report["loss_last"]) == (STEPS, peace["tokens"], peace["loss_last"])
+    assert sum(event["kind"] == "start" for event in events(folder)) == 4
+
+
+def test_a_finished_run_goes_on_when_asked_for_more_and_only_with_the_same_config(scene: Scene, reference: Path) -> None:
+    more = in_folder("peace", f"train.steps={STEPS + 10}")
+    refused = scene.run([*more, "--set", "train.learning_rate=0.5", "--set", "data.sequence_length=16"])
+    assert refused.code == 78
+    assert "data.sequence_length, train.learning_rate" in refused.err
+
+    # Other ranks, the other engine.
+    done = scene.run([*more, "--nproc", "3", "--set", "parallel.engine=shard"])
+    assert done.code == 0, str(done)
+    assert f"continuing from step {STEPS}" in done.out
+    assert sorted(losses(reference)) == list(range(1, STEPS + 11))
+    assert json.loads((reference / "report.json").read_text())["state"] == "finished"
+    assert "finished" in scene.run(more).out
+
+    fewer = scene.run(in_folder("peace", "train.steps=5"))
+    assert fewer.code == 0 and "holds this run, finished" in fewer.out
