@@ -70,9 +70,9 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     def find_fleet() -> Fleet:
         return local_fleet(config, node_identity, cache, console)
 
-    orders = prepare_with_progress(
-        with_ranks_of_pod(config, node_identity, console), find_fleet, cache, options, console
-    )
+    with loaded.placing():
+        asked = with_ranks_of_pod(config, node_identity, console)
+        orders = prepare_with_progress(asked, find_fleet, cache, options, console)
     if options.dry_run:
         say_dry_run(orders, folder, console)
         return 0

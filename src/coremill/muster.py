@@ -83,7 +83,8 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
             return this_machine(node, measured_rates(node, cache, console), nodes=world.nodes)
 
         ranks = {"parallel": loaded.config.parallel.model_copy(update={"ranks_per_node": world.local_size})}
-        orders = prepare_with_progress(loaded.config.model_copy(update=ranks), find_fleet, cache, options, console)
+        with loaded.placing():
+            orders = prepare_with_progress(loaded.config.model_copy(update=ranks), find_fleet, cache, options, console)
         if asks:
             write_orders(folder, loaded, orders, fresh=options.fresh)
         return orders.to_json()

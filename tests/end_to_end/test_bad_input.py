@@ -70,6 +70,10 @@ def empty_text(scene: Scene) -> None:
     scene.path("empty.jsonl").write_text("")
 
 
+def folder_as_text(scene: Scene) -> None:
+    scene.path("folder.yaml").write_text(RUN_FILE.replace("text/*.jsonl", "text"))
+
+
 def short_text(scene: Scene) -> None:
     scene.path("short.jsonl").write_text('{"text": "' + "mill" * 10 + '"}\n')
 
@@ -115,7 +119,7 @@ CASES = {
     "gated dataset": Case("gated/text is gated...hf auth login", ("data.source=hf://gated/text",), hub=None),
     "unreachable hub, model": Case("the hub cannot be reached...check the network", ("model=some/model",)),
     "unreachable hub, tokenizer": Case("the hub cannot be reached...where: ...tokenizer", ("tokenizer=some/words",)),
-    "unreachable hub, dataset": Case("cannot reach the Hugging Face hub", ("data.source=hf://some/text",)),
+    "unreachable hub, dataset": Case("cannot reach the Hugging Face hub...where: --set data.source=hf://some/text", ("data.source=hf://some/text",)),
     "pickle-only checkpoint": Case(
         r"only a pickle checkpoint \(pytorch_model.bin\)...python -c", ("model=pickle",), prepare=pickle_only
     ),
@@ -126,6 +130,9 @@ CASES = {
     "no such text": Case("no file matches...absent/", ("data.source=absent/*.jsonl",)),
     "empty dataset": Case("empty.jsonl", ("data.source=empty.jsonl",), prepare=empty_text),
     "missing column": Case("'body'...text", ("data.column=body",)),
+    "a folder as text": Case(
+        r"is a folder...where: folder.yaml:3 \(data.source\): text\n", file="folder.yaml", prepare=folder_as_text
+    ),
     "fewer rows than ranks": Case(
         "fewer rows than there are ranks: 1 rows?, 2 ranks",
         ("data.source=short.jsonl", "data.evaluation_fraction=0"),

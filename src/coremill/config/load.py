@@ -6,7 +6,8 @@ Precedence: default < file < --set. All problems come at once, each as what, whe
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,18 @@ class LoadedConfig:
     def where(self, key: str) -> str:
         """The place of a key, for the message of an error found later."""
         return self.origins.get(key, DEFAULT).where(key)
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """An error found later that names a key is raised with the place where that key was set."""
+        try:
+            yield
+        except InputError as error:
+            key, colon, value = (error.where or "").partition(": ")
+            origin = self.origins.get(key) or self.origins.get(f"{key}.name", DEFAULT)
+            if origin is not DEFAULT:  # --set shows the value already
+                error.where = origin.where(key) + (f"{colon}{value}" if origin.file is not None else "")
+            raise
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
