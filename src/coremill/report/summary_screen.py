@@ -130,7 +130,10 @@ def _utilization(summary: Mapping[str, Any]) -> str:
 
 def _loading(summary: Mapping[str, Any]) -> str:
     read = [size for size in summary["bytes_read_per_rank"] if size is not None]
-    return f"{format_bytes(max(read))} in {format_seconds(summary['load_seconds'])}" if read else "-"
+    if not read:
+        return "-"
+    what = format_bytes(max(read)) if max(read) else "none, made"
+    return f"{what} in {format_seconds(summary['load_seconds'])}"
 
 
 def _evaluations(summary: Mapping[str, Any], console: Console) -> None:
