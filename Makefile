@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup hosts-setup demo test check bench clean
 
 setup: $(STAMP)
 
@@ -14,6 +14,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[aws,dev,peers]'
 	touch $(STAMP)
+
+hosts-setup:                ## what tests/hosts needs besides (Debian, as root); `make test` skips those tests without it
+	apt-get install --yes --no-install-recommends openssh-server openssh-client openmpi-bin mpich iproute2
 
 demo: setup                 ## train the built-in example: no network, no download
 	$(BIN)/coremill train

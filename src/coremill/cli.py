@@ -51,6 +51,16 @@ def train(
         bool, typer.Option("--fresh", help="start anew where the run folder holds an earlier run")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="start even if the plan says it does not fit")] = False,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="train on these hosts, one a line (node1 slots=2)", show_default=False)
+    ] = None,
+    ppn: Annotated[int | None, typer.Option(help="with --hostfile: ranks per host; left out: its slots")] = None,
+    via: Annotated[
+        Literal["torchrun", "mpirun"] | None, typer.Option(help="with --hostfile: who starts the ranks")
+    ] = None,
+    interface: Annotated[str | None, typer.Option(help="with --hostfile: network device; left out: found")] = None,
+    ssh: Annotated[str, typer.Option(help="with --hostfile: ssh program with its options")] = "ssh",
+    mpirun: Annotated[str | None, typer.Option(help="with --via mpirun: the program; left out: found")] = None,
 ) -> None:
     """Train a model: plan, tokenise, start ranks, watch them, export, report.
 
@@ -59,6 +69,24 @@ def train(
     Exit codes: 0 done, 69 a peer was lost, 70 non-finite numbers, 74 storage, 75 stopped on request and saved, 78 bad
     config or input, 130 ended at once by a second Ctrl-C.
     """
+    if hostfile is not None:
+        from coremill.hardware.probe import environment_snapshot
+        from coremill.launch.request import Request
+        from coremill.launcher import Options
+        from coremill.train_on_hosts import train_on_hosts
+
+        request = Request(
+            script="coremill",
+            is_module=True,
+            hostfile=hostfile,
+            ppn=ppn if ppn is not None else nproc,
+            via=via,
+            interface=interface,
+            ssh=ssh,
+            mpirun=mpirun,
+        )
+        options = Options(dry_run=dry_run, fresh=fresh, force=force)
+        raise typer.Exit(train_on_hosts(config, settings or [], options, request, environment_snapshot()))
     from coremill.launch.stop import REQUESTS
 
     REQUESTS.listen()  # before anything slow is imported

@@ -19,7 +19,10 @@ from coremill.cli import app
 
 COMMANDS = {
     "coremill": ["--version"],
-    "coremill train": ["--dry-run", "--force", "--fresh", "--nproc", "--set", "CONFIG"],
+    "coremill train": [
+        "--dry-run", "--force", "--fresh", "--hostfile", "--interface", "--mpirun", "--nproc", "--ppn", "--set", "--ssh",
+        "--via", "CONFIG",
+    ],
     "coremill plan": ["--compare", "--fleet", "--json", "--set", "CONFIG"],
     "coremill doctor": ["--json", "--self-test/--no-self-test"],
     "coremill launch": [

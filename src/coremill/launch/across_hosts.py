@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,9 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from coremill.errors import PeerLost
+from coremill.errors import PeerLost, Stopped
 from coremill.launch.hosts import Host, Remote
-from coremill.launch.keeper import GRACE_SECONDS
 from coremill.launch.output import Failure, Prefixer, first_failure
 
 BLAME_SECONDS = 5.0  # a host whose ranks only lost their peers may end before the one that failed
@@ -38,6 +38,7 @@ class HostCommand:
     argv: tuple[str, ...]
     folder: Path
     environ: Mapping[str, str]  # added to what the host has
+    grace_seconds: float = 8.0  # from the request to end, which torchrun and mpirun hand on to their ranks, to the kill
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,7 @@ class _HostRun:
 
     def __init__(self, command: HostCommand, remote: Remote) -> None:
         self.host = command.host
+        self.grace_seconds = command.grace_seconds + 4  # for the keeper to do its work
         self.failures: list[Failure] = []
         self.was_asked_to_end = False
         self.process = subprocess.Popen(
@@ -91,7 +93,12 @@ class _HostRun:
         ]
         for reader in self._readers:
             reader.start()
-        order = {"argv": list(command.argv), "folder": str(command.folder), "environ": dict(command.environ)}
+        order = {
+            "argv": list(command.argv),
+            "folder": str(command.folder),
+            "environ": dict(command.environ),
+            "grace_seconds": command.grace_seconds,
+        }
         with contextlib.suppress(BrokenPipeError):  # it ended at once: its exit code says why
             assert self.process.stdin is not None
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -107,9 +114,8 @@ class _HostRun:
     def kill(self) -> None:
         self.ask_to_end()
         if self.process.poll() is None:
-            # Time for the keeper to do its work; what is left then is an ssh that hangs.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=GRACE_SECONDS + 4)
+                self.process.wait(timeout=self.grace_seconds)
             self.process.kill()
             self.process.wait()
         for reader in self._readers:
@@ -149,22 +155,25 @@ def _watch(runs: Sequence[_HostRun], stop: Sequence[int]) -> None:
         if end_at is not None and time.monotonic() >= end_at:
             for run in runs:
                 run.ask_to_end()
-        if len(stop) > 1 or (end_at is not None and time.monotonic() > end_at + GRACE_SECONDS + 4):
+        if len(stop) > 1 or (end_at is not None and time.monotonic() > end_at + max(run.grace_seconds for run in runs)):
             return
         time.sleep(_POLL_SECONDS)
 
 
 def _outcome(runs: Sequence[_HostRun], stop: Sequence[int]) -> HostsOutcome:
     codes = [run.process.returncode or 0 for run in runs]
+    failures = [failure for run in runs for failure in run.failures]
+    if any(failure.exit_code == Stopped.exit_code for failure in failures):
+        return HostsOutcome(exit_code=Stopped.exit_code, message="stopped on request, saved", last_words="")
     if stop:
         name = "Ctrl-C" if stop[0] == signal.SIGINT else signal.Signals(stop[0]).name
         return HostsOutcome(exit_code=128 + stop[0], message=f"stopped on request ({name})", last_words="")
-    failure = first_failure([failure for run in runs for failure in run.failures])
+    failure = first_failure(failures)
     if failure is not None:
         how = f"failed with exit code {failure.exit_code}"
         if failure.signal is not None:
             how = f"was ended by {signal.Signals(failure.signal).name}"
-        where = f" on {failure.host}" if len(runs) > 1 else ""
+        where = "" if failure.host == socket.gethostname() and len(runs) == 1 else f" on {failure.host}"
         return HostsOutcome(
             exit_code=failure.exit_code, message=f"rank {failure.rank}{where} {how}", last_words=failure.tail
         )

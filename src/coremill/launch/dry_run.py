@@ -54,7 +54,8 @@ def show_hosts(
         if not host.is_here:
             print(f"  reached by: {_command(remote.command(host, 'coremill.launch.keeper'))}")
         print(f"  command: {_command(command.argv)}")
-        print("  environment, besides what is set here:" if host.is_here else "  environment, sent over the connection:")
+        how = "besides what is set here" if host.is_here else "sent over the connection"
+        print(f"  environment, {how}:")
         for name, value in sorted(command.environ.items()):
             if not host.is_here or environ.get(name) != value:
                 print(f"    {name}={shlex.quote(shown(name, value))}")

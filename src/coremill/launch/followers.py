@@ -10,7 +10,8 @@ import re
 _LINE = re.compile(r"^coremill: rank \d+ ends because rank \d+ failed$", re.MULTILINE)
 # The last line of a program that lets torch's exception through: gloo's or the store's word for a lost connection.
 _LOST = re.compile(
-    r"^(?:\[rank\d+\]: )?\S*(?:RuntimeError|DistBackendError|DistNetworkError|DistStoreError): .*(?:gloo|[Ss]tore|recvValue|socket).*"
+    r"^(?:\[rank\d+\]: )?\S*(?:RuntimeError|DistBackendError|DistNetworkError|DistStoreError): "
+    r".*(?:gloo|[Ss]tore|recvValue|socket).*"
     r"(?:onnection (?:closed|reset) by peer|[Bb]roken pipe|failed to recv, got 0 bytes)",
     re.MULTILINE,
 )

@@ -1,6 +1,6 @@
 """Runs one command on one host for a launcher elsewhere, and ends it when that launcher is gone.
 
-    ssh HOST python -m coremill.launch.keeper      first line of stdin: {"argv": [...], "folder": ..., "environ": {...}}
+    ssh HOST python -m coremill.launch.keeper       first line of stdin: {"argv", "folder", "environ", "grace_seconds"}
 
 ssh leaves a remote command alone when it is killed here. So the keeper watches its standard input, which the launcher
 holds open: at its end, however that came about, everything the command started is ended. The environment comes on the
@@ -21,11 +21,10 @@ from coremill.hardware.probe import environment_snapshot
 from coremill.launch.descendants import adopt_orphans, end_descendants
 from coremill.launch.process import die_with_parent
 
-GRACE_SECONDS = 8.0  # torchrun hands SIGTERM on to its ranks; they have a few seconds to end by themselves
 _POLL_SECONDS = 0.1
 
 
-def keep(argv: list[str], folder: str, environ: dict[str, str], stdin: int) -> int:
+def keep(argv: list[str], folder: str, environ: dict[str, str], stdin: int, grace_seconds: float) -> int:
     """Run the command until it ends or `stdin` does; returns its exit code."""
     adopt_orphans()
     stopped: list[int] = []
@@ -48,7 +47,7 @@ def keep(argv: list[str], folder: str, environ: dict[str, str], stdin: int) -> i
     finally:
         if stopped and process.poll() is None:
             process.terminate()
-            deadline = time.monotonic() + GRACE_SECONDS
+            deadline = time.monotonic() + grace_seconds
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
         code = process.poll()  # before our own wait() on all children could take it
@@ -78,7 +77,7 @@ def main() -> int:
     order = json.loads(line)
     environ = environment_snapshot()
     environ.update(order["environ"])
-    return keep(order["argv"], order["folder"], environ, 0)
+    return keep(order["argv"], order["folder"], environ, 0, float(order["grace_seconds"]))
 
 
 if __name__ == "__main__":

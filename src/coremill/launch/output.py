@@ -31,7 +31,7 @@ class Failure:
     def to_line(self) -> str:
         """For the pipe to the launcher; people never see it."""
         document = asdict(self)
-        while len(line := "\n" + _MARK + json.dumps(document) + "\n") > 4096 and document["tail"]:
+        while len(line := _MARK + json.dumps(document) + "\n") > 4096 and document["tail"]:
             document["tail"] = document["tail"][len(document["tail"]) // 4 + 1 :]
         return line
 

@@ -32,7 +32,7 @@ class Questions:
     master: Host
     ports: tuple[int, ...]  # to choose from; one where the user chose
     interface: str | None
-    memory_bytes: dict[str, int]  # needed, by host; empty: not known
+    memory_bytes_per_rank: int | None = None  # needed, where known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +129,8 @@ def _problem(
         return f"has no interface {questions.interface} that is up; it has {names}"
     if report["port_problem"] is not None:
         return f"port {questions.ports[-1]} cannot be used for the rendezvous: {report['port_problem']}; choose another"
-    needed = questions.memory_bytes.get(host.name)
-    if needed is not None and report["memory_available_bytes"] < needed:
-        free = report["memory_available_bytes"]
+    needed = host.ranks * (questions.memory_bytes_per_rank or 0)
+    free = report["memory_available_bytes"]
+    if free < needed:
         return f"has {free / 1e9:.1f} GB of memory free, the ranks there need {needed / 1e9:.1f} GB"
     return None

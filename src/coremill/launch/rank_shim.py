@@ -18,13 +18,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from coremill.errors import CoremillError, PeerLost
+from coremill.errors import CoremillError, PeerLost, Stopped
 from coremill.hardware.probe import affinity_mask, environment_snapshot, probe_node
 from coremill.hardware.topology import parse_cpu_list
 from coremill.launch.descendants import adopt_orphans, end_descendants
@@ -157,7 +157,7 @@ def run_rank(argv: list[str], start: RankStart, rank: int, order: ShimOrder) -> 
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, hand_on)
-    tail = Tail()
+    tail, errors = Tail(), Tail()
     with contextlib.ExitStack() as files:
         log = None
         if order.log_folder is not None:
@@ -166,8 +166,11 @@ def run_rank(argv: list[str], start: RankStart, rank: int, order: ShimOrder) -> 
             log = files.enter_context((folder / f"rank-{rank:05d}.log").open("wb", buffering=0))
         shown_rank = rank if order.prefix else None
         readers = [
-            threading.Thread(target=_relay, args=(source, target, shown_rank, log, tail), daemon=True)
-            for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+            threading.Thread(target=_relay, args=(source, target, shown_rank, log, tails), daemon=True)
+            for source, target, tails in (
+                (process.stdout, sys.stdout, (tail,)),
+                (process.stderr, sys.stderr, (tail, errors)),
+            )
         ]
         for reader in readers:
             reader.start()
@@ -176,8 +179,8 @@ def run_rank(argv: list[str], start: RankStart, rank: int, order: ShimOrder) -> 
         for reader in readers:
             reader.join(timeout=5)
     exit_code = code if code >= 0 else 128 - code
-    if exit_code and not asked:
-        text = tail.text()
+    if exit_code and (not asked or exit_code == Stopped.exit_code):
+        text = errors.text() or tail.text()
         failure = Failure(
             rank=rank,
             host=socket.gethostname(),
@@ -192,11 +195,14 @@ def run_rank(argv: list[str], start: RankStart, rank: int, order: ShimOrder) -> 
     return exit_code
 
 
-def _relay(source: IO[bytes] | None, target: IO[str], rank: int | None, log: IO[bytes] | None, tail: Tail) -> None:
+def _relay(
+    source: IO[bytes] | None, target: IO[str], rank: int | None, log: IO[bytes] | None, tails: Sequence[Tail]
+) -> None:
     assert source is not None
     prefixer = Prefixer(rank)
     while chunk := os.read(source.fileno(), 65536):
-        tail.add(chunk)
+        for tail in tails:
+            tail.add(chunk)
         if log is not None:
             log.write(chunk)
         _write(target.fileno(), prefixer.feed(chunk))

@@ -47,7 +47,8 @@ class Request:
     python: str = sys.executable
     mpirun: str | None = None
     same_files: tuple[str, ...] = ()  # besides the script: files that must be the same on all hosts
-    memory_bytes_per_rank: int | None = None
+    memory_bytes_per_rank: int | None = None  # where known: hosts with less are refused
+    stop_seconds: float = 8.0  # from a request to stop to the kill
 
     @property
     def program(self) -> list[str]:

@@ -47,8 +47,6 @@ from coremill.launch.torchrun import torchrun_command
 from coremill.plan.layout import Layout, lay_out
 from coremill.plan.types import Choice
 
-STOP_SECONDS = 30.0  # after Ctrl-C: what a script needs to save what it wants to
-
 
 def launch_script(request: Request, environ: Mapping[str, str]) -> int:
     """Start the script as asked and wait for it; returns the exit code."""
@@ -105,7 +103,7 @@ def _run_here(request: Request, node: NodeFacts, host: Host, environ: Mapping[st
             log_folder=folder,
             on_tick=follower.poll,
             identity_base=base,
-            stop_grace_seconds=STOP_SECONDS,
+            stop_grace_seconds=request.stop_seconds,
             settings=settings,
             serves_store=False,
         )
@@ -240,14 +238,13 @@ def _run_across(request: Request, node: NodeFacts, hosts: tuple[Host, ...], envi
 
 
 def _questions(request: Request, hosts: tuple[Host, ...], ports: tuple[int, ...]) -> Questions:
-    needed = request.memory_bytes_per_rank
     return Questions(
         folder=Path.cwd(),
         files=request.files,
         master=hosts[0],
         ports=ports,
         interface=request.interface,
-        memory_bytes={} if needed is None else {host.name: host.ranks * needed for host in hosts},
+        memory_bytes_per_rank=request.memory_bytes_per_rank,
     )
 
 
@@ -277,6 +274,7 @@ def _commands(
                 argv=tuple(torchrun_command(hosts, index, request.python, address, port, request.program)),
                 folder=folder,
                 environ=told,
+                grace_seconds=request.stop_seconds,
             )
             for index, host in enumerate(hosts)
         ]
@@ -289,7 +287,12 @@ def _commands(
     argv = mpirun_command(mpirun, hosts, hostfile, folder, sorted(told), ssh, request.interface, shim)
     here = Host(name="localhost", ranks=sum(host.ranks for host in hosts), is_here=True)
     own = mpirun_environment(mpirun, hosts, ssh, environ)
-    return [HostCommand(host=here, argv=tuple(argv), folder=folder, environ={**told, **own})]
+    environ_of_mpirun = {**told, **own}
+    return [
+        HostCommand(
+            host=here, argv=tuple(argv), folder=folder, environ=environ_of_mpirun, grace_seconds=request.stop_seconds
+        )
+    ]
 
 
 def _shim_order(request: Request, environ: Mapping[str, str]) -> ShimOrder:

@@ -1,0 +1,53 @@
+"""`coremill train --hostfile`: the same train command as a rank on every host, after a plan and a look at the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from coremill.config.load import load_config
+from coremill.hardware.calibrate import calibration_of
+from coremill.hardware.instances import fleet_of_hostfile
+from coremill.hardware.probe import cache_folder, probe_node
+from coremill.launch.request import Request, check_request, hosts_of
+from coremill.launch.script import launch_script, say
+from coremill.launcher import Options, refuse_what_does_not_fit
+from coremill.plan.planner import make_plan
+from coremill.planning import card_without_weights
+
+# Ranks save before they leave; a checkpoint of the largest share a node holds is written within this.
+STOP_SECONDS = 120.0
+
+
+def train_on_hosts(
+    config: Path | None, settings: Sequence[str], options: Options, request: Request, environ: Mapping[str, str]
+) -> int:
+    """Bad config, too little memory and hosts that are not ready are told here, before any rank starts."""
+    check_request(request)
+    assert request.hostfile is not None
+    node = probe_node(busy_seconds=0)
+    ranks = hosts_of(request, node)[0].ranks
+    settings = [*settings, f"parallel.ranks_per_node={ranks}"]
+    run_config = load_config(config, settings).config
+    calibration = calibration_of(node, cache_folder(environ), progress=say)
+    plan = make_plan(
+        run_config, fleet_of_hostfile(request.hostfile, node, calibration), card_without_weights(run_config)
+    )
+    refuse_what_does_not_fit(plan, force=options.force)
+    flags = [f"--{name}" for name in ("dry-run", "fresh", "force") if getattr(options, name.replace("-", "_"))]
+    return launch_script(
+        replace(
+            request,
+            arguments=(
+                "train",
+                *([str(config)] if config is not None else []),
+                *(word for setting in settings for word in ("--set", setting)),
+                *flags,
+            ),
+            same_files=(str(config),) if config is not None else (),
+            memory_bytes_per_rank=None if options.force else plan.memory.peak.total,
+            stop_seconds=STOP_SECONDS,
+        ),
+        environ,
+    )
