@@ -10,13 +10,11 @@ from __future__ import annotations
 from math import ceil
 
 from coremill.plan.card import ModelCard
+from coremill.plan.logits import chunk_rows_for
 from coremill.plan.types import Arrangement, MemoryPart, MemoryPlan
 
 MIB = 2**20
 
-# Numbers of train/loss.py: one chunk of logits, and the rows it never goes below.
-LOGITS_CHUNK_BYTES = 64 * MIB
-LOGITS_MIN_ROWS = 256
 
 # Numbers of parallel/: DDP's buckets, reductions in flight under shard, exchanges in flight under replicate.
 BUCKET_BYTES = 32 * MIB
@@ -218,7 +216,7 @@ def logits_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     if not card.block.plain_logits:
         # The model's own loss: logits, the capped ones, fp32 copy, log-probabilities and their gradient.
         return tokens * vocabulary * (2 * arrangement.compute_bytes + 3 * 4)
-    rows = min(tokens, max(LOGITS_MIN_ROWS, LOGITS_CHUNK_BYTES // (4 * vocabulary)))
+    rows = min(tokens, chunk_rows_for(vocabulary))
     chunk = rows * vocabulary * (arrangement.compute_bytes + 4)
     if rows < tokens:
         # The next chunk is made while the last one's probabilities still stand (measured: three of 67 MB at once).

@@ -27,7 +27,7 @@ from coremill.plan.words import plural, size
 MOST_TOKENS_PER_FORWARD = 8192
 # Without matrix units products are slow enough that weights are read in time even for short batches: same speed, less
 # memory.
-MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 2048
+MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
 
 # The launcher and the process that prepares data, beside the ranks.
 LAUNCHER_BYTES = 128 * 2**20

@@ -17,17 +17,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from coremill.plan.logits import chunk_rows_for
+
 IGNORED = -100
-
-# One chunk of logits: small enough to stay near the last-level cache of a server CPU, tall enough that each product
-# keeps its rate.
-CHUNK_BYTES = 64 * 2**20
-MIN_CHUNK_ROWS = 256
-
-
-def chunk_rows_for(vocabulary_rows: int) -> int:
-    """How many hidden rows are turned into logits at a time."""
-    return max(MIN_CHUNK_ROWS, CHUNK_BYTES // (4 * vocabulary_rows))
 
 
 def shifted_targets(labels: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from coremill.train import loss as loss_module
+from coremill.plan import logits
 from coremill.train.loss import IGNORED, HeadLoss, chunked_loss, logits_loss, shifted_targets
 
 
@@ -21,8 +21,8 @@ def _problem(rows: int, width: int, vocabulary: int, bias: bool, dtype: torch.dt
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [7, 64, 150])
 def test_equals_plain_cross_entropy_in_value_and_gradients(monkeypatch, bias, rows):
-    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 0)
-    monkeypatch.setattr(loss_module, "MIN_CHUNK_ROWS", 64)
+    monkeypatch.setattr(logits, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(logits, "MIN_CHUNK_ROWS", 64)
     hidden, weight, bias_tensor, targets = _problem(rows, 24, 101, bias, torch.float32)
     inputs = [tensor for tensor in (hidden, weight, bias_tensor) if tensor is not None]
     scale = 1.0 / 37
@@ -38,8 +38,8 @@ def test_equals_plain_cross_entropy_in_value_and_gradients(monkeypatch, bias, ro
 
 
 def test_bf16_gradients_are_summed_over_chunks_in_fp32(monkeypatch):
-    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 0)
-    monkeypatch.setattr(loss_module, "MIN_CHUNK_ROWS", 4)
+    monkeypatch.setattr(logits, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(logits, "MIN_CHUNK_ROWS", 4)
     hidden, weight, _, targets = _problem(64, 16, 33, False, torch.bfloat16)
     chunked_loss(hidden, weight, None, targets, 1.0).backward()
     reference_hidden, reference_weight = (
