@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tiny_models import FAMILIES, make_model
 
 from coremill.data.loader import Batch
 from coremill.tasks.causal_lm import CausalLm, why_not_chunked
+from tiny_models import FAMILIES, make_model
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,9 @@ def test_linear_decay_loses_the_same_amount_each_step():
 
 def test_vectors_are_not_decayed_and_the_fused_kernel_is_used():
     matrix, vector = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4))
-    optimizer = make_optimizer([("a", matrix), ("b", vector)], TrainSection(steps=1, weight_decay=0.5, learning_rate=0.1))
+    optimizer = make_optimizer(
+        [("a", matrix), ("b", vector)], TrainSection(steps=1, weight_decay=0.5, learning_rate=0.1)
+    )
     assert optimizer.defaults["fused"] is True
     for parameter in (matrix, vector):
         parameter.grad = torch.zeros_like(parameter)
