@@ -25,8 +25,8 @@ class Setting:
 
 # A step frees and takes the same gigabytes again and again; given back to the kernel, every page is faulted in and
 # zeroed anew. Kept, a 50 M model in bf16 on 16 AMX cores ran 7,781 instead of 5,872 tokens/s with the same peak
-# (glibc); in fp32 on two Neoverse-N1 cores a step took 4 % less CPU time for 5 % more memory (mimalloc, which torch's ARM
-# builds allocate with).
+# (glibc); in fp32 on two Neoverse-N1 cores a step took 4 % less CPU time for 5 % more memory (mimalloc, in torch's
+# ARM builds).
 _KEPT = "memory freed within a step is kept for the next one instead of being faulted in anew"
 KEEP_MEMORY = (
     Setting("MALLOC_MMAP_THRESHOLD_", str(2**32), _KEPT),
