@@ -16,13 +16,14 @@ import pytest
 
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Scene
 
-STEPS = 240
-TRAIN = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "2", "--set", f"train.steps={STEPS}"]
+TRAIN = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "2"]
+WITHOUT_END = 1_000_000
 
 
-def in_folder(name: str, *settings: str) -> list[str]:
-    words = [f"run.folder={name}", "checkpoint.every=20steps", "sample.prompt=null", *settings]
-    return [*TRAIN, *(word for setting in words for word in ("--set", setting))]
+def in_folder(name: str, steps: int, *settings: str) -> list[str]:
+    """With a constant learning rate, so that a step is the same wherever the end is."""
+    words = [f"run.folder={name}", f"train.steps={steps}", "train.schedule=constant", "checkpoint.every=10steps"]
+    return [*TRAIN, *(word for setting in [*words, *settings] for word in ("--set", setting))]
 
 
 def events(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
@@ -43,7 +44,7 @@ def interrupted(scene: Scene, folder: Path, by: Callable[[int, list[int]], None]
     """Start or go on, and call `by` with the launcher's and the ranks' process ids once so many more steps are done."""
     known = folder / "events" / "rank-00000.jsonl"
     already = len(events(folder)) if known.exists() else 0
-    running = scene.start(in_folder(folder.name))
+    running = scene.start(in_folder(folder.name, WITHOUT_END))
     deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
         new = events(folder)[already:] if known.exists() else []
@@ -57,18 +58,11 @@ def interrupted(scene: Scene, folder: Path, by: Callable[[int, list[int]], None]
     return running.end()
 
 
-@pytest.fixture(scope="module")
-def reference(scene: Scene) -> Path:
-    done = scene.run(in_folder("peace"))
-    assert done.code == 0, str(done)
-    return scene.path("peace")
-
-
-def test_stopped_killed_and_damaged_the_run_ends_with_the_same_bits(scene: Scene, reference: Path) -> None:
+def test_stopped_killed_and_damaged_the_run_ends_with_the_same_bits(scene: Scene) -> None:
     folder = scene.path("war")
 
     # One rank alone is asked: all save the same step.
-    done = interrupted(scene, folder, lambda _, ranks: os.kill(ranks[1], signal.SIGTERM), after_steps=10)
+    done = interrupted(scene, folder, lambda _, ranks: os.kill(ranks[1], signal.SIGTERM), after_steps=5)
     assert done.code == 75 and not done.left, str(done)
     assert "which is saved" in done.out and "the same command goes on from there" in done.out
     stopped = [[event for event in events(folder, rank) if event["kind"] == "step"][-1]["step"] for rank in (0, 1)]
@@ -80,14 +74,14 @@ def test_stopped_killed_and_damaged_the_run_ends_with_the_same_bits(scene: Scene
         asked = scene.coremill("stop", "war")
         assert asked.code == 0 and "was asked to stop" in asked.out
 
-    done = interrupted(scene, folder, ask, after_steps=10)
+    done = interrupted(scene, folder, ask, after_steps=5)
     assert done.code == 75 and not done.left, str(done)
     assert f"continuing from step {stopped[0]}" in done.out
     assert not (folder / "stop-request.json").exists()
     assert "is not running" in scene.coremill("stop", "war").out
 
     # A rank is killed, and the newest checkpoint has rotted.
-    done = interrupted(scene, folder, lambda _, ranks: os.kill(ranks[0], signal.SIGKILL), after_steps=30)
+    done = interrupted(scene, folder, lambda _, ranks: os.kill(ranks[0], signal.SIGKILL), after_steps=12)
     assert done.code == 137 and not done.left, str(done)
     newest = max((folder / "checkpoints").glob("step-*"))
     with (newest / "rank-00001-of-00002.safetensors").open("r+b") as file:
@@ -97,21 +91,24 @@ def test_stopped_killed_and_damaged_the_run_ends_with_the_same_bits(scene: Scene
         file.write(bytes([byte ^ 1]))
     before = max((folder / "checkpoints").glob("step-*"), key=lambda path: (path != newest, path.name))
 
-    done = scene.run(in_folder("war"))
+    steps = max(losses(folder)) + 5
+    done = scene.run(in_folder("war", steps))
     assert done.code == 0 and not done.left, str(done)
     assert f"checkpoint {newest.name} passed over: rank-00001-of-00002.safetensors was altered" in done.out
     assert f"the run goes on after step {int(before.name.removeprefix('step-'))}" in done.out
 
-    assert losses(folder) == losses(reference)
-    assert digest(folder) == digest(reference)
-    report, peace = (json.loads((each / "report.json").read_text()) for each in (folder, reference))
+    peace = scene.path("peace")
+    assert scene.run(in_folder("peace", steps)).code == 0
+    assert losses(folder) == losses(peace)
+    assert digest(folder) == digest(peace)
+    report, undisturbed = (json.loads((each / "report.json").read_text()) for each in (folder, peace))
     assert report["state"] == "finished"
-    assert (report["steps"], report["tokens"], report["loss_last"]) == (STEPS, peace["tokens"], peace["loss_last"])
+    assert (report["steps"], report["loss_last"]) == (steps, undisturbed["loss_last"])
+    assert report["tokens"] == undisturbed["tokens"]
     assert sum(event["kind"] == "start" for event in events(folder)) == 4
 
-
-def test_a_finished_run_goes_on_when_asked_for_more_of_the_same_config(scene: Scene, reference: Path) -> None:
-    more = in_folder("peace", f"train.steps={STEPS + 10}")
+    # Finished: it goes on when asked for more of the same config.
+    more = in_folder("peace", steps + 5)
     refused = scene.run([*more, "--set", "train.learning_rate=0.5", "--set", "data.sequence_length=16"])
     assert refused.code == 78
     assert "data.sequence_length, train.learning_rate" in refused.err
@@ -119,10 +116,7 @@ def test_a_finished_run_goes_on_when_asked_for_more_of_the_same_config(scene: Sc
     # Another number of ranks, the other engine.
     done = scene.run([*more, "--nproc", "1", "--set", "parallel.engine=shard"])
     assert done.code == 0, str(done)
-    assert f"continuing from step {STEPS}" in done.out
-    assert sorted(losses(reference)) == list(range(1, STEPS + 11))
-    assert json.loads((reference / "report.json").read_text())["state"] == "finished"
-    assert "finished" in scene.run(more).out
-
-    fewer = scene.run(in_folder("peace", "train.steps=5"))
-    assert fewer.code == 0 and "holds this run, finished" in fewer.out
+    assert f"continuing from step {steps}" in done.out
+    assert sorted(losses(peace)) == list(range(1, steps + 6))
+    assert json.loads((peace / "report.json").read_text())["state"] == "finished"
+    assert "holds this run, finished" in scene.run(more).out
