@@ -51,6 +51,8 @@ class WireMeter:
 class BufferPool:
     """Buffers by size and dtype, used again: fresh memory for every layer would cost a page fault every 4 KiB.
 
+    Sizes are rounded up by an eighth at most, so that nearly equal ones share: no two of DDP's buckets are equal, and
+    it arranges them anew after the first step; by exact size every bucket would leave buffers of each size it ever had.
     Only up to `keep_up_to_numel` elements: an embedding's buffer is needed once a step and would lie idle for the rest.
     """
 
@@ -60,14 +62,25 @@ class BufferPool:
 
     def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A buffer with arbitrary content."""
-        free = self._free.get((numel, dtype))
-        return free.pop() if free else torch.empty(numel, dtype=dtype)
+        if numel > self.keep_up_to_numel:
+            return torch.empty(numel, dtype=dtype)
+        size = rounded_up(numel)
+        free = self._free.get((size, dtype))
+        return (free.pop() if free else torch.empty(size, dtype=dtype))[:numel]
 
     def give(self, buffer: torch.Tensor) -> None:
         """Back for the next taker."""
         if buffer.numel() > self.keep_up_to_numel:
             return
-        self._free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
+        size = rounded_up(buffer.numel())
+        whole = torch.empty(0, dtype=buffer.dtype).set_(buffer.untyped_storage(), 0, (size,))  # type: ignore[call-overload]
+        self._free.setdefault((size, buffer.dtype), []).append(whole)
+
+
+def rounded_up(numel: int) -> int:
+    """The next size of which there are eight between a power of two and the next."""
+    step = max(1, 1 << max(0, numel.bit_length() - 4))
+    return -(-numel // step) * step
 
 
 class _Deferred(dist.Work):
