@@ -38,13 +38,15 @@ def write_sample(export: Path, sample: SampleSection, run_folder: Path, environ:
 
 
 def complete(export: str, prompt: str, tokens: int) -> str:
-    """Greedy completion with a mild penalty against loops, which small models fall into at once."""
+    """A sampled completion, the same every time; greedy, a small model repeats one token for ever."""
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(export)
     model = AutoModelForCausalLM.from_pretrained(export)
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    output = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, repetition_penalty=1.2)
+    torch.manual_seed(0)
+    output = model.generate(**inputs, max_new_tokens=tokens, do_sample=True, temperature=0.7, top_k=40)
     text: str = tokenizer.decode(output[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return text
 
