@@ -14,10 +14,11 @@ from typing import Literal
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
+from coremill.plan.allocator import habits_of
 from coremill.plan.card import ModelCard
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
 from coremill.plan.layout import Layout, lay_out
-from coremill.plan.memory import gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
+from coremill.plan.memory import Surroundings, gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
 from coremill.plan.traffic import Traffic, traffic_of
 from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, StepSeconds
@@ -160,9 +161,12 @@ def _candidates(
 def price(card: ModelCard, arrangement: Arrangement, fleet: Fleet, limit_bytes_per_rank: int) -> Candidate:
     """One arrangement in bytes and seconds."""
     traffic = traffic_of(card, arrangement)
-    memory = memory_plan(
-        card, arrangement, base_bytes=fleet.calibration.base_rss_bytes, limit_bytes_per_rank=limit_bytes_per_rank
+    surroundings = Surroundings(
+        base_bytes=fleet.calibration.base_rss_bytes,
+        limit_bytes_per_rank=limit_bytes_per_rank,
+        habits=habits_of(fleet.node.architecture),
     )
+    memory = memory_plan(card, arrangement, surroundings)
     return Candidate(
         arrangement=arrangement,
         memory=memory,

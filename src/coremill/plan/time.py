@@ -6,9 +6,9 @@ The constants stand together at the top. Rates come from the machine (measured) 
 from __future__ import annotations
 
 from coremill.hardware.facts import Fleet
+from coremill.plan.activations import layer_bytes_per_token
 from coremill.plan.card import ModelCard
 from coremill.plan.dtype import matmul_flops_per_second
-from coremill.plan.memory import layer_bytes_per_token
 from coremill.plan.traffic import Traffic
 from coremill.plan.types import Arrangement, StepSeconds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coremill.plan.card import ModelCard
-from coremill.plan.memory import RING_RANKS
+from coremill.plan.moments import RING_RANKS
 from coremill.plan.types import Arrangement
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
+from coremill.plan.activations import ends_bytes_per_token, layer_bytes_per_token
 from coremill.plan.card import ModelCard, read_card
-from coremill.plan.memory import ends_bytes_per_token, layer_bytes_per_token
 from coremill.plan.types import Arrangement
 from unit.plan.shapes import TINY_CONFIGS
 

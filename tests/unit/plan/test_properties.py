@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coremill.config.schema import RunConfig
+from coremill.plan.allocator import habits_of
 from coremill.plan.card import ModelCard, read_card
-from coremill.plan.memory import gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
+from coremill.plan.memory import Surroundings, gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
 from coremill.plan.planner import make_plan
 from coremill.plan.time import step_seconds
 from coremill.plan.traffic import traffic_of
@@ -41,6 +42,10 @@ arrangements = st.builds(
     attention=st.sampled_from(["sdpa", "eager"]),
 )
 
+SURROUNDINGS = Surroundings(
+    base_bytes=440_000_000, limit_bytes_per_rank=10**12, habits=habits_of("aarch64"), saves_during_run=True
+)
+
 quick = settings(max_examples=60, deadline=None)
 
 
@@ -52,7 +57,7 @@ def _card(name: str, layers: int, width: int, vocabulary: int) -> ModelCard:
 
 
 def total(card: ModelCard, arrangement: Arrangement) -> int:
-    return memory_plan(card, arrangement, base_bytes=440_000_000, limit_bytes_per_rank=10**12).peak.total
+    return memory_plan(card, arrangement, SURROUNDINGS).peak.total
 
 
 def state(card: ModelCard, arrangement: Arrangement) -> int:
@@ -76,7 +81,7 @@ def test_from_two_ranks_on_more_never_raise_the_total(card: ModelCard, arrangeme
 @quick
 @given(cards, arrangements)
 def test_parts_add_up(card: ModelCard, arrangement: Arrangement) -> None:
-    memory = memory_plan(card, arrangement, base_bytes=1, limit_bytes_per_rank=1)
+    memory = memory_plan(card, arrangement, SURROUNDINGS)
     for part in memory.phases.values():
         values = [getattr(part, name) for name in part.__dataclass_fields__]
         assert part.total == sum(values) and min(values) >= 0

@@ -1,0 +1,47 @@
+"""What a process takes beyond what is alive in it: the allocator's habits, threads, and code that is paged in.
+
+Ranks keep freed memory (launch/environment.py), so a rank's resident memory is the allocator's high-water mark: what is
+alive at the peak, plus holes. Torch allocates through mimalloc in its ARM wheels and through glibc's malloc elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Habits:
+    """Of one platform, measured."""
+
+    runtime_bytes: int  # thread stacks, oneDNN, autograd and loader code, beyond an interpreter that did one tiny step
+    gloo_bytes: int  # its threads and rings
+    state_share: float  # of weights and moments: rounding to huge pages
+    moving_share: float  # of what comes and goes in a step: holes between blocks of different sizes
+    linear_copies_weight: bool  # whether a product makes a turned copy of its weight
+
+    def slack_bytes(self, *, state: int, moving: int) -> int:
+        """Holes and rounding at the peak."""
+        return int(self.state_share * state + self.moving_share * moving)
+
+
+MIMALLOC = Habits(
+    runtime_bytes=30 * MIB,
+    gloo_bytes=4 * MIB,
+    state_share=0.10,
+    moving_share=0.40,
+    linear_copies_weight=True,
+)
+GLIBC = Habits(
+    runtime_bytes=30 * MIB,
+    gloo_bytes=4 * MIB,
+    state_share=0.0,
+    moving_share=0.08,
+    linear_copies_weight=False,
+)
+
+
+def habits_of(architecture: str) -> Habits:
+    """Of the torch wheels for an architecture."""
+    return MIMALLOC if architecture == "aarch64" else GLIBC

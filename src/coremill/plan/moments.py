@@ -1,0 +1,211 @@
+"""The moments of a step at which a rank may hold most, each as the sum of what is alive then.
+
+Written down from the allocations of real steps (torch's memory profiler, every engine, 1 and 2 ranks): what the engines
+hold, when they let go, and what runs side by side. Weights and moments of the optimizer stand all the time and are left
+out here. The names follow one backward pass: the loss is first, the lookup table last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
+from coremill.plan.card import ModelCard
+from coremill.plan.logits import chunk_rows_for
+from coremill.plan.types import Arrangement
+
+# Numbers of parallel/: DDP's buckets, exchanges of them in flight, and reductions in flight under shard.
+BUCKET_BYTES = 32 * 2**20
+REPLICATE_EXCHANGES_IN_FLIGHT = 3
+SHARD_REDUCTIONS_IN_FLIGHT = 2
+RING_RANKS = 2  # fp32 gradients of so many ranks at most go around gloo's ring, in place
+# Sizes of pooled buffers are rounded up by an eighth at most, by a sixteenth on average.
+POOL_ROUNDING = 17 / 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What is alive at one moment, besides weights and the optimizer's moments."""
+
+    name: str
+    gradients: int
+    activations: int = 0
+    logits: int = 0
+    buffers: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.gradients + self.activations + self.logits + self.buffers
+
+
+def share(parameters: int, arrangement: Arrangement) -> int:
+    """Parameters of a rank: all of them, or its N-th part rounded up."""
+    return parameters if arrangement.engine == "replicate" else ceil(parameters / arrangement.world_size)
+
+
+def moments_of_step(card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool) -> list[Moment]:
+    """The candidates for a step's peak."""
+    loss = _Loss.of(card, arrangement, linear_copies_weight)
+    made = _replicate if arrangement.engine == "replicate" else _shard
+    return [*made(card, arrangement, loss), _norm(card, arrangement)]
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """What the loss adds to a forward pass."""
+
+    chunk: int  # logits, and what is made of them
+    head_gradient: int  # made in forward, handed out in backward; 0 where the model's own loss runs
+
+    @staticmethod
+    def of(card: ModelCard, arrangement: Arrangement, linear_copies_weight: bool) -> _Loss:
+        tokens, vocabulary, compute = arrangement.tokens_per_forward, card.vocabulary_rows, arrangement.compute_bytes
+        head = vocabulary * card.hidden
+        if not card.block.plain_logits:
+            # The model's own loss: logits, the capped ones, fp32 copy, log-probabilities and their gradient.
+            return _Loss(tokens * vocabulary * (2 * compute + 3 * 4), 0)
+        rows = min(tokens, chunk_rows_for(vocabulary))
+        probabilities = 4 * rows * vocabulary
+        turned_weight = compute * head if linear_copies_weight else 0
+        chunk = compute * rows * vocabulary + max(probabilities, turned_weight)
+        if compute == 2 and rows < tokens:
+            # Summed in fp32 over chunks, each made in bf16.
+            return _Loss(chunk + compute * head, 4 * head)
+        return _Loss(chunk, compute * head)
+
+
+def _norm(card: ModelCard, arrangement: Arrangement) -> Moment:
+    """The norm of the largest gradient is taken from a copy in double."""
+    gradients = gradient_bytes(card, arrangement)
+    copy = 8 * share(card.largest_tensor_parameters, arrangement)
+    return Moment(name="norm", gradients=gradients, buffers=copy + pooled(card, arrangement))
+
+
+def gradient_bytes(card: ModelCard, arrangement: Arrangement) -> int:
+    """Gradients once backward is through."""
+    own = 4 * share(card.parameters, arrangement)
+    if arrangement.engine == "replicate" and arrangement.dtype == "bf16" and arrangement.world_size > 1:
+        # fp32 sums beside DDP's bf16 buckets.
+        return own + 2 * card.parameters
+    return own
+
+
+# -- replicate
+
+
+def _replicate(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[Moment]:
+    whole = gradient_bytes(card, arrangement)
+    kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
+    buffers = pooled(card, arrangement)
+    # One fp32 rank drops its gradients after each update; otherwise buckets or fp32 sums stay allocated.
+    lasting = arrangement.world_size > 1 or arrangement.dtype == "bf16" or arrangement.accumulation_steps > 1
+    standing = whole if lasting else 0
+    yield Moment(
+        name="loss", gradients=standing + loss.head_gradient, activations=kept, logits=loss.chunk, buffers=buffers
+    )
+    yield Moment(
+        name="backward of the last layer",
+        gradients=standing + (0 if lasting else loss.head_gradient),
+        activations=kept + backward,
+        buffers=buffers,
+    )
+    totals = 0
+    if arrangement.dtype == "bf16" and arrangement.world_size > 1:
+        totals = 4 * card.parameters  # fp32 sums of all buckets, until the last one has arrived
+    lookup = arrangement.compute_bytes * card.embedding_parameters if lasting or card.tied else 0
+    yield Moment(
+        name="end of backward",
+        gradients=whole,
+        activations=max(lookup, one_layer_bytes(card, arrangement)),
+        buffers=buffers + totals,
+    )
+
+
+def _exchanges(card: ModelCard, arrangement: Arrangement) -> int:
+    """Send and receive buffers of the buckets in flight; gloo's ring works in place."""
+    wire = arrangement.gradient_bytes
+    if arrangement.world_size == 1 or (wire == 4 and arrangement.world_size <= RING_RANKS):
+        return 0
+    ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
+    in_layers = card.parameters - sum(ends)
+    bucket = max(BUCKET_BYTES // arrangement.compute_bytes, card.largest_layer_parameters // 2)
+    layers = min(in_layers, REPLICATE_EXCHANGES_IN_FLIGHT * bucket)
+    # Ends larger than a bucket have one of their own; equal ones share a buffer, as they leave at opposite ends.
+    lone = max((end for end in ends if 4 * end > BUCKET_BYTES), default=0)
+    return int(2 * wire * (lone + layers) * POOL_ROUNDING)
+
+
+# -- shard
+
+
+def pooled(card: ModelCard, arrangement: Arrangement) -> int:
+    """Buffers that are there from the first step on, used again by every layer."""
+    if arrangement.world_size == 1:
+        return 0
+    if arrangement.engine == "replicate":
+        return _exchanges(card, arrangement)
+    layer = card.largest_layer_parameters
+    reductions = 2 * arrangement.gradient_bytes * layer * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
+    narrow = 0
+    if arrangement.gather_bytes < arrangement.compute_bytes:
+        # Weights rounded for the wire, this rank's part and the whole.
+        narrow = arrangement.gather_bytes * (layer + ceil(layer / arrangement.world_size))
+    return int((reductions + narrow) * POOL_ROUNDING)
+
+
+def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[Moment]:
+    compute, wire = arrangement.compute_bytes, arrangement.gradient_bytes
+    kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
+    layer, lookup = card.largest_layer_parameters, card.embedding_parameters
+    head = lookup if card.tied else card.head_parameters
+    keep, pool = arrangement.keep_gathered, pooled(card, arrangement)
+    own_head, own_all = 4 * share(head, arrangement), 4 * share(card.parameters, arrangement)
+    earlier = 0
+    if arrangement.accumulation_steps > 1:
+        # Of earlier micro-batches: this rank's sums, or whole gradients where nothing is sent before the last one.
+        earlier = 4 * card.parameters if keep else own_all
+    gathered = compute * card.parameters
+    # A group on its way needs its place, gloo's flat copy of it, and the group in use beside it.
+    on_its_way = 0 if keep else compute * 2 * layer
+
+    yield Moment(
+        name="gathering the head",
+        gradients=earlier,
+        activations=kept,
+        buffers=pool + (gathered + compute * head if keep else compute * (layer + 2 * head)),
+    )
+    yield Moment(
+        name="loss",
+        gradients=earlier + loss.head_gradient,
+        activations=kept,
+        logits=loss.chunk,
+        buffers=pool + (gathered if keep else compute * head),
+    )
+    # Laid out in fp32, sent and received; tied weights leave last, with the lookup table's gradient.
+    leaving = (4 + 2 * wire) * head
+    still_gathered = gathered - compute * head if keep else 0
+    if not card.tied:
+        yield Moment(
+            name="the head's gradient leaves",
+            gradients=earlier + compute * head + own_head,
+            activations=kept,
+            buffers=pool + leaving + still_gathered + on_its_way,
+        )
+    yield Moment(
+        name="backward of the last layer",
+        gradients=earlier + compute * layer + (compute * head if card.tied else own_head),
+        activations=kept + backward,
+        buffers=pool
+        + (0 if card.tied else leaving)
+        + (still_gathered if keep else on_its_way + compute * layer)
+        + (compute * head if card.tied and keep else 0),
+    )
+    yield Moment(
+        name="the lookup table's gradient leaves",
+        gradients=(earlier if not keep else 0) + own_all + compute * lookup * (2 if card.tied else 1),
+        activations=arrangement.tokens_per_forward * compute * card.hidden,
+        buffers=pool + (4 + 2 * wire) * lookup,
+    )
