@@ -25,7 +25,7 @@ from coremill.errors import PeerLost, Stopped
 from coremill.launch.hosts import Host, Remote
 from coremill.launch.output import Failure, Prefixer, first_failure
 
-BLAME_SECONDS = 5.0  # a host whose ranks only lost their peers may end before the one that failed
+BLAME_SECONDS = 3.0  # a host whose ranks only lost their peers may end before the one that failed
 _POLL_SECONDS = 0.1
 _SSH_FAILED = 255
 
@@ -147,7 +147,9 @@ def _watch(runs: Sequence[_HostRun], stop: Sequence[int]) -> None:
     """Until all have ended; a failure or a request to stop ends the others."""
     end_at: float | None = None
     while any(run.process.poll() is None for run in runs):
-        failed = any(run.process.poll() for run in runs)
+        # MPICH leaves the other ranks alone when one exits badly; a rank's own word of its failure is enough.
+        told = [failure for run in runs for failure in run.failures if failure.exit_code != Stopped.exit_code]
+        failed = bool(told) or any(run.process.poll() for run in runs)
         if end_at is None and (failed or stop):
             end_at = time.monotonic() + (0.0 if stop else BLAME_SECONDS)
         if stop and end_at is not None:

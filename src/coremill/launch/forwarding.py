@@ -25,7 +25,8 @@ _PREFIXES_OF_THIS_HOST = (
     "TORCHELASTIC_", "KUBERNETES_",
 )  # fmt: skip
 _SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|AUTH|(^|_)(KEY|PAT|PWD|DSN)$", re.IGNORECASE
+    r"TOKEN(?!IZER|S)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|(API|ACCESS)[_-]?KEY|AUTH(?!OR)|(^|[_-])(KEY|PAT|DSN)$",
+    re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(r"hf_[A-Za-z0-9]{8,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|AKIA[A-Z0-9]{12,}|://[^/\s:@]+:[^/\s@]+@")
 

@@ -19,7 +19,7 @@ import time
 
 from coremill.hardware.probe import environment_snapshot
 from coremill.launch.descendants import adopt_orphans, end_descendants
-from coremill.launch.process import die_with_parent
+from coremill.launch.process import wrapped
 
 _POLL_SECONDS = 0.1
 
@@ -32,7 +32,11 @@ def keep(argv: list[str], folder: str, environ: dict[str, str], stdin: int, grac
         signal.signal(number, lambda received, _: stopped.append(received))
     try:
         process = subprocess.Popen(
-            argv, cwd=folder, env=environ, stdin=subprocess.DEVNULL, start_new_session=True, close_fds=True
+            wrapped(argv, launcher_pid=os.getpid(), cpus=None),
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
     except OSError as error:
         print(f"coremill: cannot start {argv[0]} in {folder}: {error.strerror}", file=sys.stderr)
@@ -69,8 +73,7 @@ def _read_line(descriptor: int) -> bytes:
 
 
 def main() -> int:
-    """Read the order from standard input and carry it out."""
-    die_with_parent()
+    """Read the order from standard input and carry it out; the end of that input is how we learn of our parent's."""
     line = _read_line(0)
     if not line.strip():
         return 0  # the launcher is gone already

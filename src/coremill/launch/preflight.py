@@ -73,6 +73,8 @@ def _ask(host: Host, remote: Remote, questions: Questions, here: dict[str, Any])
             errors="replace",
             timeout=ANSWER_SECONDS,
         )
+    except OSError:
+        return _bad(host, _no_python(remote))
     except subprocess.TimeoutExpired:
         return _bad(host, f"no answer within {ANSWER_SECONDS:.0f} s; is its file system or its login hanging?")
     if done.returncode != 0:
@@ -96,10 +98,14 @@ def _why_no_answer(done: subprocess.CompletedProcess[str], remote: Remote) -> st
         # The last line is ssh's verdict; warnings about known hosts stand above it.
         return f"cannot be reached by ssh: {last.removeprefix('ssh: ')}"
     if done.returncode in (126, 127):
-        return f"has no {remote.python}; install the same environment there, or name the interpreter with --python"
+        return _no_python(remote)
     if "No module named" in last:
         return f"coremill is not installed for {remote.python} there ({last})"
     return f"could not be asked: {last}"
+
+
+def _no_python(remote: Remote) -> str:
+    return f"has no {remote.python}; install the same environment there, or name the interpreter with --python"
 
 
 def _problem(
