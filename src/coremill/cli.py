@@ -117,12 +117,20 @@ def plan(
         ),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="rank the fleets by cost and by time")] = False,
+    learn: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help="feed the measured rates of a finished run back into later plans", show_default=False
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell beforehand whether a run fits, how fast it will be, what it will cost, and why. Reads no weights."""
-    from coremill.planning import plan_on_fleets, plan_once
+    from coremill.planning import learn_from, plan_on_fleets, plan_once
 
-    if compare or len(fleet or []) > 1:
+    if learn is not None:
+        learn_from(learn, as_json=as_json, console=Console())
+    elif compare or len(fleet or []) > 1:
         plan_on_fleets(config, settings or [], fleet or [], as_json=as_json, console=Console())
     else:
         plan_once(config, settings or [], fleet[0] if fleet else None, as_json=as_json, console=Console())

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from coremill.config.load import load_config
 from coremill.config.schema import BUILT_IN, RunConfig
-from coremill.hardware.calibrate import calibration_of
+from coremill.errors import InputError
+from coremill.hardware.calibrate import calibration_of, remember
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import find_instances, fleet_of, fleet_of_hostfile, live_instances, table, this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
@@ -19,10 +20,13 @@ from coremill.model import hub
 from coremill.model.source import resolve_model
 from coremill.plan.card import ModelCard
 from coremill.plan.cost import compare_fleets, usd_per_million_tokens
-from coremill.plan.planner import make_plan
-from coremill.plan.types import Plan
+from coremill.plan.learn import observe, without_learning
+from coremill.plan.planner import make_plan, price
+from coremill.plan.stored import plan_from_json
+from coremill.plan.types import Arrangement, Plan, StepSeconds
 from coremill.prepare import card_for
 from coremill.report.plan_screen import render_plan
+from coremill.report.summary import summarise
 from coremill.report.terminal import format_bytes, format_rate, format_seconds, format_usd, print_heading, print_rows
 
 
@@ -66,6 +70,77 @@ def _row(plan: Plan) -> tuple[str, ...]:
         format_seconds(None if hours is None else hours * 3600),
         format_usd(plan.usd()),
         format_usd(usd_per_million_tokens(plan)),
+    )
+
+
+def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
+    """Feed the measured rates of a finished run back: later plans on this machine go by them."""
+    if not (run / "plan.json").is_file() or not (run / "config.yaml").is_file():
+        raise InputError(f"{run} is not the folder of a run", do="name a folder that coremill train left")
+    config = load_config(run / "config.yaml").config
+    plan = plan_from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
+    summary = summarise(run)
+    measured = summary["measured"]
+    seconds = measured["step_seconds"]
+    steady_bytes = measured["memory_bytes_by_phase"]["steady_step"]
+    if summary["state"] != "finished" or not seconds["compute"] or not seconds["optimizer"] or not steady_bytes:
+        raise InputError(
+            f"there is nothing to learn from {run} yet",
+            why="rates come from the second step on, of a run that has ended well",
+            do="let it finish, with a few steps at least",
+        )
+    if not plan.fleet.endswith("this machine"):
+        raise InputError(
+            f"the run in {run} was planned for {plan.fleet}", do="learn on one of the machines that it ran on"
+        )
+    node = probe_node()
+    cache = cache_folder(environment_snapshot())
+    fleet = without_learning(this_machine(node, calibration_of(node, cache), nodes=plan.nodes))
+    planned = price(card_without_weights(config), _arrangement_of(plan, config), fleet, plan.memory.limit)
+    observation = observe(
+        run=str(run.resolve()),
+        engine=plan.engine.value,
+        dtype=plan.dtype.value,
+        fleet=fleet,
+        planned_seconds=planned.seconds,
+        planned_memory=planned.memory.steady_step,
+        measured_seconds=StepSeconds(
+            compute=seconds["compute"],
+            communication=seconds["communication"] or 0.0,
+            exposed_communication=seconds["communication"] or 0.0,
+            optimizer=seconds["optimizer"],
+        ),
+        measured_bytes=steady_bytes,
+    )
+    file = remember(node, cache, observation)
+    if as_json:
+        print(json.dumps(asdict(observation), indent=2))
+        return
+    factors = {name: getattr(observation, name) for name in ("compute", "optimizer", "communication", "slack")}
+    told = ", ".join(f"{name} x {value:.2f}" for name, value in factors.items() if value is not None)
+    console.print(
+        f"learned from {run} ({plan.engine.value}, {plan.dtype.value}), measured over planned: {told};"
+        f" plans on this machine go by it now; forget it by removing {file}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _arrangement_of(plan: Plan, config: RunConfig) -> Arrangement:
+    return Arrangement(
+        engine=plan.engine.value,
+        dtype=plan.dtype.value,
+        wire_dtype=plan.wire_dtype.value,
+        nodes=plan.nodes,
+        ranks_per_node=plan.ranks_per_node.value,
+        threads_per_rank=plan.threads_per_rank.value,
+        sequence_length=plan.sequence_length,
+        micro_batch_rows=plan.micro_batch_rows.value,
+        accumulation_steps=plan.accumulation_steps.value,
+        activation_checkpointing=plan.activation_checkpointing.value,
+        keep_gathered=plan.keep_gathered.value,
+        attention=config.model.attention,
     )
 
 

@@ -33,7 +33,7 @@ COMMANDS = {
         "--via",
         "CONFIG",
     ],
-    "coremill plan": ["--compare", "--fleet", "--json", "--set", "CONFIG"],
+    "coremill plan": ["--compare", "--fleet", "--json", "--learn", "--set", "CONFIG"],
     "coremill doctor": ["--json", "--self-test/--no-self-test"],
     "coremill launch": [
         "--allocator",

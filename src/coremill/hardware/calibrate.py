@@ -18,13 +18,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import coremill
 from coremill.errors import CoremillError
-from coremill.hardware.facts import Calibration, NodeFacts
+from coremill.hardware.facts import Calibration, NodeFacts, Observation
+from coremill.hardware.learned import add_observation, read_observations
 from coremill.hardware.probe import environment_snapshot
 
 # Raise it when what is measured changes: older caches are then not read.
@@ -97,13 +98,20 @@ def calibration_of(
             say(f"measuring failed ({error.what}); the earlier measurement is used")
             return entry.calibration
         _write_entry(node, cache_folder, calibration, clock(), say)
-    return calibration
+    return replace(calibration, learned=read_observations(_learned_file(node, cache_folder)))
 
 
 def cached_calibration(node: NodeFacts, cache_folder: Path) -> Calibration | None:
     """What was measured earlier, or None; starts nothing. A disturbed measurement is better than none."""
     entry = _read_entry(node, cache_folder)
     return entry.calibration if entry is not None else None
+
+
+def remember(node: NodeFacts, cache_folder: Path, observation: Observation) -> Path:
+    """Keep what a run taught about this machine beside its calibration; returns the file."""
+    file = _learned_file(node, cache_folder)
+    add_observation(file, observation)
+    return file
 
 
 def torch_version() -> str:
@@ -250,6 +258,10 @@ def _file_of(node: NodeFacts, cache_folder: Path) -> Path:
     return cache_folder / "calibration" / f"{digest[:16]}.json"
 
 
+def _learned_file(node: NodeFacts, cache_folder: Path) -> Path:
+    return _file_of(node, cache_folder).with_suffix(".learned.json")
+
+
 def _is_stale(entry: _Entry, now: float) -> bool:
     return entry.calibration.taken_while_busy and not 0 <= now - entry.taken_at < BUSY_EXPIRES_SECONDS
 
@@ -260,9 +272,9 @@ def _read_entry(node: NodeFacts, cache_folder: Path) -> _Entry | None:
         document = json.loads(_file_of(node, cache_folder).read_text(encoding="utf-8"))
         if document["key"] != _key(node):
             return None
-        known = {field.name for field in fields(Calibration)}
+        known = {field.name for field in fields(Calibration)} - {"learned"}
         values = {name: value for name, value in document["calibration"].items() if name in known}
-        calibration = Calibration(**values)
+        calibration = Calibration(**values, learned=read_observations(_learned_file(node, cache_folder)))
         rates = (
             calibration.fp32_matmul_flops_per_second,
             calibration.copy_bytes_per_second,
@@ -276,7 +288,7 @@ def _read_entry(node: NodeFacts, cache_folder: Path) -> _Entry | None:
 def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, now: float, say: Progress) -> None:
     """Written beside and renamed, so that a reader sees a whole file or none."""
     file = _file_of(node, cache_folder)
-    document = {"key": _key(node), "taken_at": now, "calibration": asdict(calibration)}
+    document = {"key": _key(node), "taken_at": now, "calibration": asdict(replace(calibration, learned=()))}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, suffix=".part", delete=False) as part:

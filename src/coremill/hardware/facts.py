@@ -66,6 +66,21 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Observation:
+    """How a finished run on this machine went beside its plan; factors are measured over planned."""
+
+    run: str  # its folder
+    engine: str
+    dtype: str
+    compute: float
+    optimizer: float
+    communication: float | None  # what arithmetic did not hide; None: nothing was exchanged
+    slack: float  # memory beyond what was alive
+    matmul_flops_per_second: float  # the calibrated rates that the plan was made with
+    copy_bytes_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Rates of one machine with all its usable cores: measured in a child process, or declared for one out of reach."""
 
@@ -79,6 +94,7 @@ class Calibration:
     torch_version: str
     taken_while_busy: bool = False
     bf16_emulated_flops_per_second: float | None = None  # only where there are no bf16 units: what bf16 would cost
+    learned: tuple[Observation, ...] = ()  # from runs the user had it learn from
 
     def matmul_flops_per_second(self, dtype: str) -> float:
         """The rate of one dtype; a dtype that was not measured is an error of the caller."""

@@ -33,6 +33,7 @@ class Surroundings:
     base_bytes: int  # an interpreter with the libraries imported
     limit_bytes_per_rank: int
     habits: Habits
+    slack_factor: float = 1.0  # learned from runs on this machine
     saves_during_run: bool = False  # checkpoints are due before the run ends
     saves: bool = True  # a checkpoint is written at all
 
@@ -55,7 +56,10 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, surroundings: Surroun
             buffers=moment.buffers,
             data=DATA_BYTES,
             base=surroundings.base_bytes,
-            slack=runtime + habits.slack_bytes(state=parameters + optimizer, moving=moment.total),
+            slack=int(
+                surroundings.slack_factor
+                * (runtime + habits.slack_bytes(state=parameters + optimizer, moving=moment.total))
+            ),
         )
 
     worst = max(moments, key=lambda moment: moment.total)

@@ -18,6 +18,7 @@ from coremill.plan.allocator import habits_of
 from coremill.plan.card import ModelCard
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
 from coremill.plan.layout import Layout, lay_out
+from coremill.plan.learn import factors_of
 from coremill.plan.memory import Surroundings, gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
 from coremill.plan.traffic import Traffic, traffic_of
@@ -29,6 +30,10 @@ MOST_TOKENS_PER_FORWARD = 8192
 # Without matrix units products are slow enough that weights are read in time even for short batches: same speed, less
 # memory.
 MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
+
+# With one pass per step gathered weights are kept only where that saves more of the step than this: they take as much
+# memory as the whole model. With several passes not keeping them would send everything once per pass.
+WORTH_KEEPING = 1.03
 
 # The launcher and the process that prepares data, beside the ranks.
 LAUNCHER_BYTES = 128 * 2**20
@@ -93,7 +98,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         fits=shortfall == 0,
         shortfall_bytes=shortfall,
         remedies=(),
-        assumptions=_assumptions(fleet),
+        assumptions=_assumptions(fleet, arrangement),
         model_flops_per_token=card.flops_per_token(arrangement.sequence_length),
         matmul_flops_per_second=fleet.nodes * matmul_flops_per_second(fleet.calibration, dtype.value),
     )
@@ -161,17 +166,19 @@ def _candidates(
 def price(card: ModelCard, arrangement: Arrangement, fleet: Fleet, limit_bytes_per_rank: int) -> Candidate:
     """One arrangement in bytes and seconds."""
     traffic = traffic_of(card, arrangement)
+    learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
     surroundings = Surroundings(
         base_bytes=fleet.calibration.base_rss_bytes,
         limit_bytes_per_rank=limit_bytes_per_rank,
         habits=habits_of(fleet.node.architecture),
+        slack_factor=learned.slack,
     )
     memory = memory_plan(card, arrangement, surroundings)
     return Candidate(
         arrangement=arrangement,
         memory=memory,
         traffic=traffic,
-        seconds=step_seconds(card, arrangement, fleet, traffic),
+        seconds=learned.scaled(step_seconds(card, arrangement, fleet, traffic)),
     )
 
 
@@ -200,7 +207,12 @@ def _choose(candidates: list[Candidate]) -> Candidate:
         if candidate.arrangement.engine == "replicate" and not candidate.arrangement.activation_checkpointing
     ]
     # Equal seconds go to the larger micro-batch: candidates come largest first, and min keeps the first.
-    return min(plain or fitting, key=lambda candidate: candidate.seconds.total)
+    best = min(plain or fitting, key=lambda candidate: candidate.seconds.total)
+    given_back = replace(best.arrangement, keep_gathered=False)
+    for candidate in fitting if best.arrangement.accumulation_steps == 1 else ():
+        if candidate.arrangement == given_back and candidate.seconds.total <= WORTH_KEEPING * best.seconds.total:
+            return candidate
+    return best
 
 
 def _fixed(value: int | Literal["auto"]) -> int | None:
@@ -284,11 +296,14 @@ def _keep_reason(config: RunConfig, chosen: Candidate) -> str:
         return "set by you"
     if arrangement.keep_gathered:
         return "memory allows it: weights are gathered once per step and gradients sent once"
-    return "weights are given back after use: keeping them does not fit or brings nothing"
+    return "weights are given back after use: keeping them does not fit, or saves less than 3 % of a step"
 
 
-def _assumptions(fleet: Fleet) -> tuple[str, ...]:
+def _assumptions(fleet: Fleet, arrangement: Arrangement) -> tuple[str, ...]:
     notes = []
+    learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
+    if learned.runs:
+        notes.append(f"this run goes as {plural(learned.runs, 'run')} learned from on this machine ({learned.words()})")
     if fleet.calibration.source == "assumed":
         notes.append(f"rates of the CPU are assumed, not measured: {fleet.calibration.origin}")
     if fleet.nodes > 1 and fleet.link_bits_per_second is None:

@@ -1,0 +1,156 @@
+"""The runs that the plan is held to: `here` for two slow cores, `amx` for 16 cores with matrix units."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A Llama shape made on the spot."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    vocabulary: int
+    kv_heads: int | None = None
+    tied: bool = False
+
+    def config(self) -> dict[str, Any]:
+        """What config.json would hold."""
+        heads = self.hidden // 64
+        return {
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.kv_heads or heads,
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": 2048,
+            "tie_word_embeddings": self.tied,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One short run."""
+
+    name: str
+    shape: Shape
+    ranks: int = 1
+    engine: str = "replicate"
+    checkpointing: bool = False
+    keep_gathered: bool | str = "auto"
+    sequence_length: int = 256
+    tokens_per_step: int = 1024
+    micro_batch_rows: int | str = "auto"
+    export: bool = False
+    quick: bool = field(default=False)  # part of --quick
+
+    def run_file(self, run: Path, steps: int) -> str:
+        """The run file: JSON is YAML."""
+        document = {
+            "model": {"weights": "random", "config": self.shape.config()},
+            "tokenizer": "built-in",
+            "data": {"source": "built-in", "sequence_length": self.sequence_length},
+            "train": {
+                "steps": steps,
+                "tokens_per_step": self.tokens_per_step,
+                "learning_rate": 1.0e-4,
+                "micro_batch_rows": self.micro_batch_rows,
+                "activation_checkpointing": self.checkpointing,
+            },
+            "parallel": {
+                "engine": self.engine,
+                "ranks_per_node": self.ranks,
+                "keep_gathered": self.keep_gathered,
+            },
+            # A copy of the state would be held for a moment after the last step; saving has its own tests.
+            "checkpoint": {"every": "never"},
+            "run": {"folder": str(run), "export": self.export},
+        }
+        return json.dumps(document, indent=1) + "\n"
+
+
+M7 = Shape(hidden=256, intermediate=704, layers=6, vocabulary=4096)
+M30 = Shape(hidden=512, intermediate=1408, layers=8, vocabulary=4096)
+M40 = Shape(hidden=384, intermediate=1056, layers=8, vocabulary=32768)
+M27_TIED = Shape(hidden=384, intermediate=1056, layers=8, vocabulary=32768, tied=True)
+M91 = Shape(hidden=768, intermediate=2048, layers=12, vocabulary=4096)
+M196 = Shape(hidden=1024, intermediate=2816, layers=10, vocabulary=32768)
+
+HERE = (
+    Case(name="7M replicate 1", shape=M7, tokens_per_step=2048, export=True, quick=True),
+    Case(name="7M replicate 4", shape=M7, ranks=4, tokens_per_step=2048, sequence_length=512),
+    Case(name="40M replicate 1", shape=M40, sequence_length=512, export=True),
+    Case(name="40M shard 2", shape=M40, ranks=2, engine="shard", export=True, quick=True),
+    Case(name="40M shard 4", shape=M40, ranks=4, engine="shard", keep_gathered=False),
+    Case(name="27M tied replicate 2", shape=M27_TIED, ranks=2, quick=True),
+    Case(name="27M tied shard 2", shape=M27_TIED, ranks=2, engine="shard", keep_gathered=False, sequence_length=512),
+    Case(name="30M replicate 2 recomputing", shape=M30, ranks=2, checkpointing=True, tokens_per_step=2048),
+    Case(
+        name="30M shard 2, two passes",
+        shape=M30,
+        ranks=2,
+        engine="shard",
+        keep_gathered=False,
+        tokens_per_step=2048,
+        micro_batch_rows=2,
+    ),
+    Case(name="30M replicate 4", shape=M30, ranks=4, export=True),
+    Case(name="91M replicate 1 recomputing", shape=M91, checkpointing=True, sequence_length=512),
+    Case(name="91M replicate 1", shape=M91),
+    Case(
+        name="91M shard 2 recomputing",
+        shape=M91,
+        ranks=2,
+        engine="shard",
+        checkpointing=True,
+        keep_gathered=False,
+        sequence_length=512,
+    ),
+    Case(name="196M replicate 1", shape=M196, tokens_per_step=512, sequence_length=512),
+    Case(name="196M shard 2", shape=M196, ranks=2, engine="shard", tokens_per_step=512),
+    Case(
+        name="196M shard 4 recomputing",
+        shape=M196,
+        ranks=4,
+        engine="shard",
+        checkpointing=True,
+        keep_gathered=False,
+    ),
+)
+
+B1 = Shape(hidden=2048, intermediate=8192, layers=16, vocabulary=128256, kv_heads=8, tied=True)
+M350 = Shape(hidden=1024, intermediate=2816, layers=24, vocabulary=32768)
+M52 = Shape(hidden=512, intermediate=1536, layers=8, vocabulary=24000)
+
+AMX = (
+    Case(name="52M replicate 1", shape=M52, tokens_per_step=8192, sequence_length=512, quick=True),
+    Case(name="375M replicate 1", shape=M350, tokens_per_step=8192, sequence_length=512),
+    Case(
+        name="375M shard 2 recomputing",
+        shape=M350,
+        ranks=2,
+        engine="shard",
+        checkpointing=True,
+        tokens_per_step=8192,
+    ),
+    Case(name="375M replicate 2", shape=M350, ranks=2, tokens_per_step=8192, sequence_length=512),
+    Case(name="1.2B replicate 1", shape=B1, tokens_per_step=4096, sequence_length=512),
+    Case(
+        name="1.2B shard 4",
+        shape=B1,
+        ranks=4,
+        engine="shard",
+        keep_gathered=False,
+        tokens_per_step=4096,
+        sequence_length=512,
+    ),
+)
+
+PRESETS: dict[str, tuple[Case, ...]] = {"here": HERE, "amx": AMX}

@@ -1,0 +1,271 @@
+"""The plan beside what happened: `python -m benchmarks.plan_table [--quick] [--preset here|amx] [--out FILE]`.
+
+Short runs through the documented command line, one after the other; of each the plan that `coremill train` made before
+it started and the numbers its ranks left: peak resident memory per rank, bytes on the wire, step time. At the end, what
+the time constants of plan/time.py would have to be multiplied with. Times mean something on a quiet machine only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import processes
+from benchmarks.coremill_run import train_command
+from benchmarks.plan_cases import PRESETS, Case
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "runs" / "plan-table"
+STEPS = 3
+TIMEOUT_SECONDS = 600.0
+TIME_PARTS = ("compute", "communication", "optimizer")
+GOALS = {"memory": (8.0, 4.0), "wire": (3.0, 3.0), "time": (20.0, 20.0)}  # percent: every run, median
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Predicted and measured numbers of one run."""
+
+    name: str
+    parameters: int
+    engine: str
+    ranks: int
+    threads: int
+    dtype: str
+    checkpointing: bool
+    keep_gathered: bool
+    sequence_length: int
+    micro_batch_rows: int
+    passes: int
+    vocabulary: int
+    memory_planned_bytes: int
+    memory_measured_bytes: int
+    memory_phases_planned_bytes: dict[str, int]
+    memory_phases_measured_bytes: dict[str, int]
+    memory_parts_planned_bytes: dict[str, int]
+    wire_planned_bytes: int
+    wire_measured_bytes: int
+    step_planned_seconds: float
+    step_measured_seconds: float
+    parts_planned_seconds: dict[str, float]
+    parts_measured_seconds: dict[str, float]
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Planned over measured, in percent above or below."""
+        pairs = {
+            "memory": (self.memory_planned_bytes, self.memory_measured_bytes),
+            "wire": (self.wire_planned_bytes, self.wire_measured_bytes),
+            "time": (self.step_planned_seconds, self.step_measured_seconds),
+        }
+        return {
+            kind: 100 * (planned / measured - 1) if measured else 0.0 for kind, (planned, measured) in pairs.items()
+        }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all cases, print and write the table."""
+    options = _parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run under way is ended too
+    cases = [case for case in PRESETS[options.preset] if case.quick or not options.quick]
+    if options.only:
+        cases = [case for case in cases if any(word in case.name for word in options.only.split(","))]
+    outcomes: list[Outcome] = []
+    failed: list[str] = []
+    for number, case in enumerate(cases, 1):
+        print(f"[{number}/{len(cases)}] {case.name} ...", end=" ", flush=True)
+        outcome = run_case(case, options.steps)
+        if isinstance(outcome, str):
+            print(outcome, flush=True)
+            failed.append(case.name)
+            continue
+        outcomes.append(outcome)
+        print(_line(outcome), flush=True)
+        if options.json:  # after every run: a run that is stopped leaves what it has
+            _write_json(options.json, outcomes)
+    text = render(outcomes, options.preset)
+    print("\n" + text)
+    if options.out:
+        options.out.write_text(text)
+    return 1 if failed else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan_table", description=__doc__)
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="here", help="which list of runs")
+    parser.add_argument("--quick", action="store_true", help="a few small runs")
+    parser.add_argument("--only", default="", help="runs whose names hold one of these words, with commas")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--json", type=Path, help="write every number to this file")
+    parser.add_argument("--out", type=Path, help="write the table to this file (docs/plan-table.md)")
+    return parser.parse_args(arguments)
+
+
+def run_case(case: Case, steps: int) -> Outcome | str:
+    """One run; in words what went wrong otherwise."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    run = FOLDER / case.name.replace(" ", "-").replace(",", "")
+    shutil.rmtree(run, ignore_errors=True)
+    run_file, log = run.with_suffix(".yaml"), run.with_suffix(".log")
+    run_file.write_text(case.run_file(run, steps))
+    finished = processes.run_tree(
+        [*train_command(run_file), "--fresh"],
+        environment=processes.clean_environment({"PYTHONPATH": str(ROOT / "src")}),
+        folder=ROOT,
+        log=log,
+        timeout_seconds=TIMEOUT_SECONDS,
+    )
+    if finished.returncode != 0 or finished.timed_out:
+        last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        return f"failed with {finished.returncode}: {last[0]} (see {log})"
+    try:
+        return read_outcome(case.name, run)
+    finally:
+        shutil.rmtree(run / "export", ignore_errors=True)
+
+
+def read_outcome(name: str, run: Path) -> Outcome:
+    """The plan and the events that a run left."""
+    plan = json.loads((run / "plan.json").read_text())
+    config = json.loads((run / "orders.json").read_text())["model"]["config"]
+    events = [
+        json.loads(line)
+        for file in sorted((run / "events").glob("rank-*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
+    steps = [event for event in events if event["kind"] == "step" and event["step"] > 1]
+    of_rank_0 = [event for event in steps if event["rank"] == 0]
+    measured_phases = {
+        phase: max(
+            (event["peak_rss_bytes"] for event in events if _phase(event) == phase and "peak_rss_bytes" in event),
+            default=0,
+        )
+        for phase in ("load", "first_step", "steady_step", "checkpoint")
+    }
+    return Outcome(
+        name=name,
+        parameters=plan["memory_by_phase"]["load"]["parameters"] // 4 * (plan["world_size"] if _shared(plan) else 1),
+        engine=plan["engine"]["value"],
+        ranks=plan["world_size"],
+        threads=plan["threads_per_rank"]["value"],
+        dtype=plan["dtype"]["value"],
+        checkpointing=plan["activation_checkpointing"]["value"],
+        keep_gathered=plan["keep_gathered"]["value"],
+        sequence_length=plan["sequence_length"],
+        micro_batch_rows=plan["micro_batch_rows"]["value"],
+        passes=plan["accumulation_steps"]["value"],
+        vocabulary=config["vocab_size"],
+        memory_planned_bytes=plan["memory_bytes_per_rank"]["total"],
+        memory_measured_bytes=max(measured_phases.values()),
+        memory_phases_planned_bytes={phase: part["total"] for phase, part in plan["memory_by_phase"].items()},
+        memory_phases_measured_bytes=measured_phases,
+        memory_parts_planned_bytes=plan["memory_bytes_per_rank"],
+        wire_planned_bytes=plan["wire_bytes_per_step_per_rank"],
+        wire_measured_bytes=int(statistics.median(event["wire_bytes"] for event in steps)),
+        step_planned_seconds=plan["step_seconds"]["total"],
+        step_measured_seconds=statistics.median(event["seconds"] for event in of_rank_0),
+        parts_planned_seconds={
+            "compute": plan["step_seconds"]["compute"],
+            "communication": plan["step_seconds"]["exposed_communication"],
+            "optimizer": plan["step_seconds"]["optimizer"],
+        },
+        parts_measured_seconds={
+            part: statistics.median(event[f"{part}_seconds"] for event in of_rank_0) for part in TIME_PARTS
+        },
+    )
+
+
+def _shared(plan: dict[str, Any]) -> bool:
+    return plan["engine"]["value"] == "shard"
+
+
+def _phase(event: dict[str, Any]) -> str | None:
+    """Which phase of the plan an event belongs to."""
+    if event["kind"] == "step":
+        return "first_step" if event["step"] == 1 else "steady_step"
+    if event["kind"] == "phase":
+        return {"load": "load", "build": "load", "export": "checkpoint"}.get(event["name"])
+    return None
+
+
+def _line(outcome: Outcome) -> str:
+    errors = outcome.errors
+    return (
+        f"memory {_megabytes(outcome.memory_planned_bytes)} / {_megabytes(outcome.memory_measured_bytes)} MB"
+        f" ({errors['memory']:+.1f} %), wire {errors['wire']:+.1f} %,"
+        f" step {outcome.step_planned_seconds:.2f} / {outcome.step_measured_seconds:.2f} s ({errors['time']:+.0f} %)"
+    )
+
+
+def render(outcomes: Sequence[Outcome], preset: str) -> str:
+    """The table as Markdown, planned / measured, with the medians of the errors and the factors for the constants."""
+    lines = [
+        f"Made by `python -m benchmarks.plan_table --preset {preset}`; planned / measured; rows x tokens of a row are"
+        " those of one forward pass.",
+        "",
+        "| run | layout | rows x tokens | peak memory per rank, MB | error | wire per step and rank, MB | error"
+        " | step, s | error |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in outcomes:
+        errors = one.errors
+        keep = ", weights kept" if one.keep_gathered else ""
+        passes = f", {one.passes} passes" if one.passes > 1 else ""
+        lines.append(
+            f"| {one.name} | {one.threads} threads, {one.dtype}{keep}"
+            f"{', recomputing' if one.checkpointing else ''}{passes} | {one.micro_batch_rows} x {one.sequence_length}"
+            f" | {_megabytes(one.memory_planned_bytes)} / {_megabytes(one.memory_measured_bytes)}"
+            f" | {errors['memory']:+.1f} %"
+            f" | {_megabytes(one.wire_planned_bytes)} / {_megabytes(one.wire_measured_bytes)}"
+            f" | {errors['wire']:+.1f} % | {one.step_planned_seconds:.2f} / {one.step_measured_seconds:.2f}"
+            f" | {errors['time']:+.0f} % |"
+        )
+    lines += ["", *_verdicts(outcomes), "", *_factors(outcomes)]
+    return "\n".join(lines) + "\n"
+
+
+def _verdicts(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = ["| | median error | largest error | goal |", "|---|---|---|---|"]
+    for kind, (every, median) in GOALS.items():
+        sizes = sorted(abs(one.errors[kind]) for one in outcomes)
+        if sizes:
+            goal = f"every run {every:g} %, median {median:g} %" if every != median else f"every run {every:g} %"
+            lines.append(f"| {kind} | {statistics.median(sizes):.1f} % | {sizes[-1]:.1f} % | {goal} |")
+    return lines
+
+
+def _factors(outcomes: Sequence[Outcome]) -> list[str]:
+    """Measured over planned, part by part: what a time constant is off by."""
+    lines = ["| time | measured / planned, median | smallest | largest |", "|---|---|---|---|"]
+    for part in TIME_PARTS:
+        ratios = sorted(
+            one.parts_measured_seconds[part] / one.parts_planned_seconds[part]
+            for one in outcomes
+            if one.parts_planned_seconds[part] > 1e-6
+        )
+        if ratios:
+            lines.append(f"| {part} | {statistics.median(ratios):.2f} | {ratios[0]:.2f} | {ratios[-1]:.2f} |")
+    return lines
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f}"
+
+
+def _write_json(path: Path, outcomes: Sequence[Outcome]) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps([{**asdict(one), "errors_percent": one.errors} for one in outcomes], indent=1) + "\n")
+    os.replace(part, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
