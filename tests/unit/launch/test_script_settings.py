@@ -170,7 +170,8 @@ def test_threads_of_the_user_reach_the_ranks(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_users_variables_go_along_and_this_hosts_do_not() -> None:
     environ = {
-        "HF_HOME": "/data/hf", "MY_SETTING": "1", "PATH": "/bin", "HOME": "/home/me", "HOSTNAME": "here", "SSH_TTY": "/s",
+        "HF_HOME": "/data/hf", "MY_SETTING": "1", "PATH": "/bin", "HOME": "/home/me", "HOSTNAME": "here",
+        "SSH_TTY": "/s",
         "OMPI_COMM_WORLD_RANK": "3", "RANK": "3", "MASTER_ADDR": "old", "BASH_FUNC_x%%": "() { }",
         "COREMILL_LAUNCHER_PID": "5",
     }  # fmt: skip
