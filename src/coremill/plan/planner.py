@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
+from coremill.config.durations import Interval, interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
@@ -38,6 +39,8 @@ WORTH_KEEPING = 1.03
 # The launcher and the process that prepares data, beside the ranks.
 LAUNCHER_BYTES = 128 * 2**20
 
+NEVER = Interval()
+
 Engine = Literal["replicate", "shard"]
 
 
@@ -59,12 +62,7 @@ class Candidate:
 def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies: bool = True) -> Plan:
     """Everything decided before the first rank starts."""
     check_inputs(config, card)
-    layout = lay_out(
-        fleet.node, ranks=_fixed(config.parallel.ranks_per_node), threads=_fixed(config.parallel.threads_per_rank)
-    )
-    dtype = choose_dtype(config.parallel.dtype, fleet.node, fleet.calibration)
-    world_size = fleet.nodes * layout.ranks_per_node.value
-    wire_dtype = choose_wire_dtype(config.parallel.wire_dtype, dtype.value, nodes=fleet.nodes, world_size=world_size)
+    layout, dtype, wire_dtype = _settled(config, fleet)
     candidates = list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
     chosen = _choose(candidates)
     arrangement = chosen.arrangement
@@ -109,6 +107,23 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
     return replace(plan, remedies=find_remedies(config, fleet, card))
 
 
+def candidates_of(config: RunConfig, fleet: Fleet, card: ModelCard) -> list[Candidate]:
+    """Every arrangement the settings leave open, each with its price."""
+    layout, dtype, wire_dtype = _settled(config, fleet)
+    return list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
+
+
+def _settled(config: RunConfig, fleet: Fleet) -> tuple[Layout, Choice[Dtype], Choice[WireDtype]]:
+    """What does not depend on memory."""
+    layout = lay_out(
+        fleet.node, ranks=_fixed(config.parallel.ranks_per_node), threads=_fixed(config.parallel.threads_per_rank)
+    )
+    dtype = choose_dtype(config.parallel.dtype, fleet.node, fleet.calibration)
+    world_size = fleet.nodes * layout.ranks_per_node.value
+    wire = choose_wire_dtype(config.parallel.wire_dtype, dtype.value, nodes=fleet.nodes, world_size=world_size)
+    return layout, dtype, wire
+
+
 def check_inputs(config: RunConfig, card: ModelCard) -> None:
     """What no arrangement can make right."""
     length = config.data.sequence_length
@@ -138,6 +153,7 @@ def _candidates(
     engines: tuple[Engine, ...] = ("replicate", "shard") if world_size > 1 else ("replicate",)
     if config.parallel.engine != "auto":
         engines = (config.parallel.engine,)
+    saving = interval_of(config.checkpoint.every)
     fixed_checkpointing = config.train.activation_checkpointing
     checkpointings = (False, True) if fixed_checkpointing == "auto" else (bool(fixed_checkpointing),)
     most_tokens = MOST_TOKENS_PER_FORWARD if fleet.node.has_bf16_units else MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS
@@ -160,26 +176,39 @@ def _candidates(
                         keep_gathered=keep,
                         attention=config.model.attention,
                     )
-                    yield price(card, arrangement, fleet, limit)
+                    yield price(card, arrangement, fleet, limit, saving=saving, steps=config.train.steps)
 
 
-def price(card: ModelCard, arrangement: Arrangement, fleet: Fleet, limit_bytes_per_rank: int) -> Candidate:
-    """One arrangement in bytes and seconds."""
+def price(
+    card: ModelCard,
+    arrangement: Arrangement,
+    fleet: Fleet,
+    limit_bytes_per_rank: int,
+    *,
+    saving: Interval = NEVER,
+    steps: int | None = None,
+) -> Candidate:
+    """One arrangement in bytes and seconds; `saving` is how often checkpoints are written, `steps` the run's length."""
     traffic = traffic_of(card, arrangement)
     learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
+    seconds = learned.scaled(step_seconds(card, arrangement, fleet, traffic))
     surroundings = Surroundings(
         base_bytes=fleet.calibration.base_rss_bytes,
         limit_bytes_per_rank=limit_bytes_per_rank,
         habits=habits_of(fleet.node.architecture),
         slack_factor=learned.slack,
+        saves=saving != NEVER,
+        saves_during_run=_due_before_the_end(saving, steps, seconds.total),
     )
     memory = memory_plan(card, arrangement, surroundings)
-    return Candidate(
-        arrangement=arrangement,
-        memory=memory,
-        traffic=traffic,
-        seconds=learned.scaled(step_seconds(card, arrangement, fleet, traffic)),
-    )
+    return Candidate(arrangement=arrangement, memory=memory, traffic=traffic, seconds=seconds)
+
+
+def _due_before_the_end(saving: Interval, steps: int | None, seconds_per_step: float) -> bool:
+    """Whether a checkpoint is written while training goes on; a run of unknown length is taken for a long one."""
+    if saving.steps is not None:
+        return steps is None or saving.steps < steps
+    return saving.seconds is not None and (steps is None or saving.seconds < steps * seconds_per_step)
 
 
 def _keep_choices(config: RunConfig) -> tuple[bool, ...]:
@@ -303,15 +332,13 @@ def _assumptions(fleet: Fleet, arrangement: Arrangement) -> tuple[str, ...]:
     notes = []
     learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
     if learned.runs:
-        notes.append(f"this run goes as {plural(learned.runs, 'run')} learned from on this machine ({learned.words()})")
+        notes.append(f"that it goes as {plural(learned.runs, 'run')} learned from on this machine: {learned.words()}")
     if fleet.calibration.source == "assumed":
-        notes.append(f"rates of the CPU are assumed, not measured: {fleet.calibration.origin}")
+        notes.append(f"the rates of the CPU: {fleet.calibration.origin}")
     if fleet.nodes > 1 and fleet.link_bits_per_second is None:
-        notes.append(
-            f"the network between machines is assumed to carry {DEFAULT_LINK_BITS_PER_SECOND / 1e9:.0f} Gbit/s"
-        )
+        notes.append(f"the network between machines: {DEFAULT_LINK_BITS_PER_SECOND / 1e9:.0f} Gbit/s")
     elif fleet.nodes > 1 and fleet.calibration.source == "assumed" and fleet.link_bits_per_second is not None:
-        notes.append(f"the network is taken at its declared {fleet.link_bits_per_second / 1e9:g} Gbit/s per machine")
+        notes.append(f"the network: its declared {fleet.link_bits_per_second / 1e9:g} Gbit/s per machine")
     if fleet.calibration.taken_while_busy:
         notes.append("the machine was busy while it was measured: rates may be too low")
     return tuple(notes)

@@ -217,7 +217,7 @@ def test_the_seeds_fleet_holds_llama_3_8b() -> None:
     # Kept weights would take ten gigabytes more and save 2 % of a step.
     assert peak.total < 42e9 and not made.keep_gathered.value
     assert made.usd_per_hour == pytest.approx(4 * 1.428)
-    assert any("assumed" in note for note in made.assumptions)
+    assert any("rates of the CPU" in note for note in made.assumptions)
 
 
 def test_fleets_are_ranked_by_cost_and_by_time() -> None:
