@@ -20,6 +20,7 @@ from typing import Any
 
 from coremill.hardware.calibrate import Part, calibration_of
 from coremill.hardware.probe import probe_node
+from coremill.launch.process import wrapped
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 MARKER = "COREMILL_TEST_MARKER"
@@ -106,8 +107,9 @@ class Scene:
     def start(self, command: Sequence[str | Path], environ: Mapping[str, str] | None = None, **options: Any) -> Running:
         """Start any command here."""
         marker = uuid.uuid4().hex
+        # It dies with pytest, also where that is killed in the middle of a test.
         process = subprocess.Popen(
-            [str(word) for word in command],
+            wrapped([str(word) for word in command], launcher_pid=os.getpid(), cpus=None),
             cwd=self.folder,
             env=self.environ(marker, environ or {}),
             stdin=subprocess.DEVNULL,

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
+from coremill.launch.process import wrapped
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Running, Scene, left_behind
 
 TRAIN = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "2"]
-WITHOUT_END = ["--set", "train.steps=1000000"]
+WITHOUT_END = ["--set", "train.steps=50000"]  # minutes: far longer than any test waits
 
 # Found on PYTHONPATH by every Python: rank 1 raises in its third step, as a fault in the model would.
 FAULT = """
@@ -159,6 +160,7 @@ def test_a_ranks_exception_is_shown_once_with_its_rank(scene: Scene) -> None:
 
 def on_a_terminal(scene: Scene, command: list[str], marker: str, until: Callable[[str], bool]) -> tuple[int, str]:
     """Exit code and all that was drawn on a terminal of 80 columns; Ctrl-C is typed when `until` says so."""
+    command = wrapped(command, launcher_pid=os.getpid(), cpus=None)
     child, terminal = pty.fork()
     if child == 0:
         try:
@@ -195,7 +197,7 @@ def test_a_terminal_shows_progress_and_ctrl_c_stops(scene: Scene) -> None:
     assert code == 75, text
     assert not left_behind("terminal")
     assert "\x1b[?25l" in drawn and drawn.rindex("\x1b[?25h") > drawn.rindex("\x1b[?25l")  # the cursor comes back
-    assert re.search(r"training  ━+  \d+/1000000  ETA ", text), text
+    assert re.search(r"training  ━+  \d+/50000  ETA ", text), text
     figures = re.findall(r"loss \d+\.\d+  [\d,]+ tokens/s  utilization [\d.]+ %  memory/rank \d+ MB of [\d.]+ GB", text)
     assert len(figures) > 3, text
     assert max(len(line) for line in re.split(r"[\r\n]", text) if "/" not in line.split(" ")[-1]) <= 80
