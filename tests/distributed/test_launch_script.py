@@ -37,12 +37,13 @@ def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "coremill", "launch", *(str(word) for word in words)]
 
 
-def launch(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def launch(*words: str | Path, folder: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run it to its end; nothing it started is left."""
     mark = uuid.uuid4().hex
     done = subprocess.run(
         command(*words),
         env=environment(COREMILL_TEST_MARK=mark, **environ),
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=DEADLINE_SECONDS,
@@ -238,12 +239,12 @@ def test_an_hf_trainer_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["test_ops", "test_sync", "test_script"])
-def test_the_scripts_that_accelerate_ships(name: str) -> None:
+def test_the_scripts_that_accelerate_ships(name: str, tmp_path: Path) -> None:
     found = importlib.util.find_spec("accelerate")
     if found is None or found.origin is None:
         pytest.skip("accelerate is not installed")
     if name != "test_ops" and not os.environ.get("COREMILL_LONG_TESTS"):
         pytest.skip("takes half a minute: COREMILL_LONG_TESTS=1 runs it")
     script = Path(found.origin).parent / "test_utils" / "scripts" / f"{name}.py"
-    done = launch("-q", "--nproc", "2", script)
+    done = launch("-q", "--nproc", "2", script, folder=tmp_path)  # some write files where they are
     assert done.returncode == 0, done.stderr + done.stdout[-4000:]

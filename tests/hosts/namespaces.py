@@ -58,7 +58,7 @@ class Fleet:
         return path
 
     def run(
-        self, argv: list[str], *, on: int = 0, timeout: float = 180, folder: Path | None = None, **environ: str
+        self, argv: list[str], *, on: int = 0, timeout: float = 280, folder: Path | None = None, **environ: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command inside one of the hosts."""
         return subprocess.run(
