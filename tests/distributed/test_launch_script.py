@@ -210,8 +210,9 @@ def test_the_rank_that_failed_is_named_last(via: str, tmp_path: Path) -> None:
     assert "ValueError: poisoned batch" in (tmp_path / "rank-00001.log").read_text()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("via", ["local", "torchrun"])
+@pytest.mark.parametrize(
+    ("via", "how"), [("local", signal.SIGINT), ("local", signal.SIGKILL), ("torchrun", signal.SIGKILL)]
+)
 def test_a_launcher_that_ends_leaves_nothing(via: str, how: signal.Signals) -> None:
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
