@@ -3,6 +3,8 @@
 Short runs through the documented command line, one after the other; of each the plan that `coremill train` made before
 it started and the numbers its ranks left: peak resident memory per rank, bytes on the wire, step time. At the end, what
 the time constants of plan/time.py would have to be multiplied with. Times mean something on a quiet machine only.
+
+`--recorded FILE` runs nothing: it makes today's plans for runs measured earlier on a machine that is out of reach.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from typing import Any
 
 from benchmarks import processes
 from benchmarks.coremill_run import train_command
-from benchmarks.plan_cases import PRESETS, Case
+from benchmarks.plan_cases import PRESETS, Case, Shape
+from coremill.config.schema import RunConfig
+from coremill.hardware.facts import Calibration, Core, NodeFacts
+from coremill.hardware.instances import this_machine
+from coremill.plan.card import read_card
+from coremill.plan.planner import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "runs" / "plan-table"
@@ -75,12 +82,15 @@ class Outcome:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all cases, print and write the table."""
     options = _parse(arguments)
+    if options.recorded:
+        outcomes = read_recorded(options.recorded)
+        _show(outcomes, f"--recorded {options.recorded}", options)
+        return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run under way is ended too
     cases = [case for case in PRESETS[options.preset] if case.quick or not options.quick]
     if options.only:
         cases = [case for case in cases if any(word in case.name for word in options.only.split(","))]
-    outcomes: list[Outcome] = []
-    failed: list[str] = []
+    outcomes, failed = [], []
     for number, case in enumerate(cases, 1):
         print(f"[{number}/{len(cases)}] {case.name} ...", end=" ", flush=True)
         outcome = run_case(case, options.steps)
@@ -92,16 +102,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_line(outcome), flush=True)
         if options.json:  # after every run: a run that is stopped leaves what it has
             _write_json(options.json, outcomes)
-    text = render(outcomes, options.preset)
+    _show(outcomes, f"--preset {options.preset}", options)
+    return 1 if failed else 0
+
+
+def _show(outcomes: Sequence[Outcome], how: str, options: argparse.Namespace) -> None:
+    text = render(outcomes, how)
     print("\n" + text)
+    if options.json:
+        _write_json(options.json, outcomes)
     if options.out:
         options.out.write_text(text)
-    return 1 if failed else 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan_table", description=__doc__)
     parser.add_argument("--preset", choices=sorted(PRESETS), default="here", help="which list of runs")
+    parser.add_argument("--recorded", type=Path, help="plan runs measured earlier (benchmarks/recorded/...json)")
     parser.add_argument("--quick", action="store_true", help="a few small runs")
     parser.add_argument("--only", default="", help="runs whose names hold one of these words, with commas")
     parser.add_argument("--steps", type=int, default=STEPS)
@@ -135,7 +152,6 @@ def run_case(case: Case, steps: int) -> Outcome | str:
 
 def read_outcome(name: str, run: Path) -> Outcome:
     """The plan and the events that a run left."""
-    plan = json.loads((run / "plan.json").read_text())
     config = json.loads((run / "orders.json").read_text())["model"]["config"]
     events = [
         json.loads(line)
@@ -151,6 +167,52 @@ def read_outcome(name: str, run: Path) -> Outcome:
         )
         for phase in ("load", "first_step", "steady_step", "checkpoint")
     }
+    seconds = {part: statistics.median(event[f"{part}_seconds"] for event in of_rank_0) for part in TIME_PARTS}
+    return _outcome(
+        name,
+        json.loads((run / "plan.json").read_text()),
+        config["vocab_size"],
+        phases=measured_phases,
+        wire_bytes=int(statistics.median(event["wire_bytes"] for event in steps)),
+        seconds={**seconds, "total": statistics.median(event["seconds"] for event in of_rank_0)},
+    )
+
+
+def read_recorded(path: Path) -> list[Outcome]:
+    """Today's plans for runs that were measured earlier, from what was known of their machine."""
+    recorded = json.loads(path.read_text())
+    node, calibration = recorded["node"], Calibration(**recorded["calibration"])
+    cores = tuple(Core(**{**core, "cpus": tuple(core["cpus"])}) for core in node["cores"])
+    facts = NodeFacts(**{**node, "cores": cores, "isa": tuple(node["isa"]), "interfaces": (), "allocators": ()})
+    outcomes = []
+    for run in recorded["runs"]:
+        case = Case(**{**run["case"], "shape": Shape(**run["case"]["shape"])})
+        config = RunConfig.model_validate(json.loads(case.run_file(Path("run"), STEPS)))
+        card = read_card(config=case.shape.config(), pretrained=False)
+        plan = make_plan(config, this_machine(facts, calibration), card, with_remedies=False)
+        measured = run["measured"]
+        outcomes.append(
+            _outcome(
+                case.name,
+                plan.to_json(),
+                case.shape.vocabulary,
+                phases=measured["memory_bytes_by_phase"],
+                wire_bytes=measured["wire_bytes_per_step_per_rank"],
+                seconds=measured["step_seconds"],
+            )
+        )
+    return outcomes
+
+
+def _outcome(
+    name: str,
+    plan: dict[str, Any],
+    vocabulary: int,
+    *,
+    phases: dict[str, int],
+    wire_bytes: int,
+    seconds: dict[str, float],
+) -> Outcome:
     return Outcome(
         name=name,
         parameters=plan["memory_by_phase"]["load"]["parameters"] // 4 * (plan["world_size"] if _shared(plan) else 1),
@@ -163,24 +225,22 @@ def read_outcome(name: str, run: Path) -> Outcome:
         sequence_length=plan["sequence_length"],
         micro_batch_rows=plan["micro_batch_rows"]["value"],
         passes=plan["accumulation_steps"]["value"],
-        vocabulary=config["vocab_size"],
+        vocabulary=vocabulary,
         memory_planned_bytes=plan["memory_bytes_per_rank"]["total"],
-        memory_measured_bytes=max(measured_phases.values()),
+        memory_measured_bytes=max(phases.values()),
         memory_phases_planned_bytes={phase: part["total"] for phase, part in plan["memory_by_phase"].items()},
-        memory_phases_measured_bytes=measured_phases,
+        memory_phases_measured_bytes=phases,
         memory_parts_planned_bytes=plan["memory_bytes_per_rank"],
         wire_planned_bytes=plan["wire_bytes_per_step_per_rank"],
-        wire_measured_bytes=int(statistics.median(event["wire_bytes"] for event in steps)),
+        wire_measured_bytes=wire_bytes,
         step_planned_seconds=plan["step_seconds"]["total"],
-        step_measured_seconds=statistics.median(event["seconds"] for event in of_rank_0),
+        step_measured_seconds=seconds["total"],
         parts_planned_seconds={
             "compute": plan["step_seconds"]["compute"],
             "communication": plan["step_seconds"]["exposed_communication"],
             "optimizer": plan["step_seconds"]["optimizer"],
         },
-        parts_measured_seconds={
-            part: statistics.median(event[f"{part}_seconds"] for event in of_rank_0) for part in TIME_PARTS
-        },
+        parts_measured_seconds={part: seconds[part] for part in TIME_PARTS},
     )
 
 
@@ -206,10 +266,10 @@ def _line(outcome: Outcome) -> str:
     )
 
 
-def render(outcomes: Sequence[Outcome], preset: str) -> str:
+def render(outcomes: Sequence[Outcome], how: str) -> str:
     """The table as Markdown, planned / measured, with the medians of the errors and the factors for the constants."""
     lines = [
-        f"Made by `python -m benchmarks.plan_table --preset {preset}`; planned / measured; rows x tokens of a row are"
+        f"Made by `python -m benchmarks.plan_table {how}`; planned / measured; rows x tokens of a row are"
         " those of one forward pass.",
         "",
         "| run | layout | rows x tokens | peak memory per rank, MB | error | wire per step and rank, MB | error"

@@ -20,6 +20,12 @@ from torch.distributed.fsdp import FSDPModule
 # backward computes the next.
 MAX_IN_FLIGHT = 2
 
+# An embedding or a head above the first size leaves in pieces of the second, so that its send and receive buffers are
+# those of two pieces: 0.13 instead of 2.1 GB in bf16 for the 525 M parameters of Llama-3's head. All but the last two
+# are waited for: 0.5 s of a step of 90 on 12.5 Gbit/s. Layers leave whole: backward goes on meanwhile.
+WHOLE_UP_TO_NUMEL = 2**26
+PIECE_NUMEL = 2**24
+
 # With more ranks a ring adds numbers in an order that depends on their place in the buffer, and DDP arranges buffers
 # anew after the first step: a run that goes on from a checkpoint would differ in the last bit from one never stopped.
 RING_RANKS = 2
@@ -75,6 +81,10 @@ class BufferPool:
         size = rounded_up(buffer.numel())
         whole = torch.empty(0, dtype=buffer.dtype).set_(buffer.untyped_storage(), 0, (size,))  # type: ignore[call-overload]
         self._free.setdefault((size, buffer.dtype), []).append(whole)
+
+    def clear(self) -> None:
+        """Let go of all that is free."""
+        self._free.clear()
 
 
 def rounded_up(numel: int) -> int:
@@ -160,12 +170,20 @@ class ScatterSum:
         op: Any = None,
         async_op: bool = False,
     ) -> None:
+        parts = input_tensor.view(group.size(), -1)
+        columns = columns_at_once(parts.numel(), group.size(), self._pool.keep_up_to_numel)
+        for begin in range(0, parts.shape[1], columns):
+            end = begin + columns
+            self._start(output_tensor[begin:end], parts[:, begin:end], group)
+
+    def _start(self, output_tensor: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> None:
+        """Send row r of `parts` to rank r; the sum of what arrives ends up in `output_tensor`."""
         while len(self._in_flight) >= MAX_IN_FLIGHT:
             self._in_flight.popleft()()
         ranks = group.size()
-        send = self._pool.take(input_tensor.numel(), self._wire_dtype)
-        receive = self._pool.take(input_tensor.numel(), self._wire_dtype)
-        send.copy_(input_tensor)
+        send = self._pool.take(parts.numel(), self._wire_dtype)
+        receive = self._pool.take(parts.numel(), self._wire_dtype)
+        send.view(ranks, -1).copy_(parts)
         self._meter.bytes_sent += (ranks - 1) * output_tensor.numel() * send.element_size()
         work = dist.all_to_all_single(receive, send, group=group, async_op=True)
 
@@ -181,6 +199,13 @@ class ScatterSum:
         """Wait for every reduction; afterwards the gradients are whole."""
         while self._in_flight:
             self._in_flight.popleft()()
+
+
+def columns_at_once(numel: int, ranks: int, largest_layer_numel: int) -> int:
+    """How much of every rank's part leaves at once: all of it, or a piece where a large embedding or head leaves."""
+    if numel <= max(largest_layer_numel, WHOLE_UP_TO_NUMEL):
+        return max(1, numel // ranks)
+    return PIECE_NUMEL // ranks
 
 
 def install(modules: Sequence[FSDPModule], gather: Gather, scatter_sum: ScatterSum) -> None:

@@ -53,6 +53,7 @@ class ReplicateEngine:
         self._masters: dict[nn.Parameter, nn.Parameter] = {}  # bf16 weight -> fp32 master
         self._folded: set[nn.Parameter] = set()  # masters whose gradient already holds part of this step
         self._folding = True
+        self._buckets_are_final = False
         self._exchanges: deque[_BucketExchange] = deque()
 
     def place(self, model: nn.Module) -> None:
@@ -122,6 +123,10 @@ class ReplicateEngine:
             for weight, master in self._masters.items():
                 weight.copy_(master)
         self._folded.clear()
+        if not self._buckets_are_final:
+            # DDP arranges them anew after the first step: buffers of the old sizes would lie idle for ever.
+            self._pool.clear()
+            self._buckets_are_final = True
 
     def wire_use(self) -> WireUse:
         """Since the last call."""

@@ -27,7 +27,7 @@ class Habits:
 
 
 MIMALLOC = Habits(
-    runtime_bytes=30 * MIB,
+    runtime_bytes=45 * MIB,
     gloo_bytes=4 * MIB,
     state_share=0.10,
     moving_share=0.40,
@@ -36,8 +36,8 @@ MIMALLOC = Habits(
 GLIBC = Habits(
     runtime_bytes=30 * MIB,
     gloo_bytes=4 * MIB,
-    state_share=0.0,
-    moving_share=0.08,
+    state_share=0.03,
+    moving_share=0.25,
     linear_copies_weight=False,
 )
 

@@ -20,6 +20,8 @@ from coremill.plan.types import Arrangement
 BUCKET_BYTES = 32 * 2**20
 REPLICATE_EXCHANGES_IN_FLIGHT = 3
 SHARD_REDUCTIONS_IN_FLIGHT = 2
+WHOLE_UP_TO_NUMEL = 2**26  # larger embeddings and heads leave in pieces
+PIECE_NUMEL = 2**24
 RING_RANKS = 2  # fp32 gradients of so many ranks at most go around gloo's ring, in place
 # Sizes of pooled buffers are rounded up by an eighth at most, by a sixteenth on average.
 POOL_ROUNDING = 17 / 16
@@ -184,8 +186,8 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         logits=loss.chunk,
         buffers=pool + (gathered if keep else compute * head),
     )
-    # Laid out in fp32, sent and received; tied weights leave last, with the lookup table's gradient.
-    leaving = (4 + 2 * wire) * head
+    # Tied weights leave last, with the lookup table's gradient.
+    leaving = _leaving(head, layer, wire)
     still_gathered = gathered - compute * head if keep else 0
     if not card.tied:
         yield Moment(
@@ -207,5 +209,11 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         name="the lookup table's gradient leaves",
         gradients=(earlier if not keep else 0) + own_all + compute * lookup * (2 if card.tied else 1),
         activations=arrangement.tokens_per_forward * compute * card.hidden,
-        buffers=pool + (4 + 2 * wire) * lookup,
+        buffers=pool + _leaving(lookup, layer, wire),
     )
+
+
+def _leaving(parameters: int, layer: int, wire: int) -> int:
+    """A gradient laid out in fp32, and what is sent and received of it: all, or two pieces where it is large."""
+    whole = parameters <= max(layer, WHOLE_UP_TO_NUMEL)
+    return 4 * parameters + 2 * wire * (parameters if whole else SHARD_REDUCTIONS_IN_FLIGHT * PIECE_NUMEL)

@@ -12,23 +12,28 @@ from coremill.plan.dtype import matmul_flops_per_second
 from coremill.plan.traffic import Traffic
 from coremill.plan.types import Arrangement, StepSeconds
 
-# Share of the calibrated matmul rate that the products of a training step reach. A 42 M parameter Llama in fp32 on two
-# Neoverse-N1 cores reached 0.71 to 0.73 of the calibrated rate over the whole step (the machine was busy meanwhile).
-MATMUL_SHARE = 0.78
-# Reads and writes per byte kept for backward by all that is not a product: norms, rotary, SwiGLU, residual, backward.
-ELEMENTWISE_PASSES = 3.0
-# Reads and writes of a chunk of logits besides the three products: softmax, gather, exp, scaling, in fp32.
-LOGITS_PASSES = 8.0
+# Share of the calibrated matmul rate that the products of a step reach: nearly all of it in fp32 (two Neoverse-N1
+# cores); in bf16 with AMX, where a product is over before its weights are laid out, less (16 Emerald Rapids cores).
+MATMUL_SHARE = {"fp32": 0.98, "bf16": 0.65}
+# What is not a product (norms, rotary, SwiGLU, residual, softmax, and their backward) keeps the cores busy rather than
+# the memory, and costs about the same on both machines: seconds of one core per byte kept for backward, and per byte
+# of logits in fp32.
+ELEMENTWISE_CORE_SECONDS_PER_BYTE = 2.4e-9
+LOGITS_CORE_SECONDS_PER_BYTE = 6.5e-9
+# More threads than cores: what they take from each other's caches.
+CROWDED_SHARE = 0.9
 # Fused AdamW reads weight, gradient and two moments and writes three; norm and clipping read and write gradients.
 OPTIMIZER_BYTES_PER_PARAMETER = 28 + 4 + 8
+# Where memory is quick the roots and quotients of AdamW take longer than its bytes (Neoverse-N1).
+OPTIMIZER_CORE_SECONDS_PER_PARAMETER = 2.6e-9
 # Adding a micro-batch's gradient to the sum: read both, write one, fp32.
 ACCUMULATE_BYTES_PER_PARAMETER = 12
 # Under replicate in bf16: the bf16 weights are written again from their masters.
 PUBLISH_BYTES_PER_PARAMETER = 6
 
-# Bytes per second one rank sends to others on its own machine through gloo: 4 M fp32 numbers between two ranks of two
-# Neoverse-N1 cores, all-to-all with sum 15 ms, all-gather 9 ms.
-LOOPBACK_BYTES_PER_SECOND = 1.0e9
+# Bytes per second between ranks of one machine through gloo, counting only seconds that arithmetic does not hide: 1.6
+# to 2.2 GB/s on 16 Emerald Rapids cores, mostly 2 to 5 on two Neoverse-N1 cores.
+LOOPBACK_BYTES_PER_SECOND = 2.0e9
 # Share of a network card's rate that TCP payload reaches.
 LINK_SHARE = 0.93
 # TCP connections between two ranks: gloo opens one per pair and device.
@@ -58,32 +63,41 @@ def rank_share(arrangement: Arrangement, fleet: Fleet) -> float:
     return min(arrangement.threads_per_rank / cores, 1.0 / arrangement.ranks_per_node)
 
 
+def rank_cores(arrangement: Arrangement, fleet: Fleet) -> float:
+    """Cores of one rank, a fraction where ranks share them."""
+    return rank_share(arrangement, fleet) * max(1, fleet.node.usable_cores)
+
+
 def compute_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
     """Forward and backward of all micro-batches of one rank."""
-    share = rank_share(arrangement, fleet)
-    flops_rate = matmul_flops_per_second(fleet.calibration, arrangement.dtype) * share * MATMUL_SHARE
-    copy_rate = fleet.calibration.copy_bytes_per_second * share
+    share, cores = rank_share(arrangement, fleet), rank_cores(arrangement, fleet)
+    flops_rate = matmul_flops_per_second(fleet.calibration, arrangement.dtype) * share
     tokens = arrangement.tokens_per_forward * arrangement.accumulation_steps
 
     flops = card.flops_per_token(arrangement.sequence_length)
-    passes = 1.0
-    if arrangement.activation_checkpointing:
-        head = 6.0 * card.vocabulary_rows * card.hidden
-        flops += (flops - head) / 3.0
-        passes = 4.0 / 3.0
     kept = card.layers * layer_bytes_per_token(card, arrangement)
-    moved = ELEMENTWISE_PASSES * passes * kept + LOGITS_PASSES * 4 * card.vocabulary_rows
+    if arrangement.activation_checkpointing:
+        # The last product of a layer is not computed again: backward does not need its result.
+        head = 6.0 * card.vocabulary_rows * card.hidden
+        last = 6.0 * card.layers * card.intermediate * card.hidden
+        flops += (flops - head - last) / 3.0
+        kept = kept * 4 // 3
+    products = flops / (flops_rate * MATMUL_SHARE[arrangement.dtype])
+    between = ELEMENTWISE_CORE_SECONDS_PER_BYTE * kept + LOGITS_CORE_SECONDS_PER_BYTE * 4 * card.vocabulary_rows
     accumulate = ACCUMULATE_BYTES_PER_PARAMETER * card.parameters * (arrangement.accumulation_steps - 1)
-    return tokens * (flops / flops_rate + moved / copy_rate) + accumulate / copy_rate
+    seconds = tokens * (products + between / cores) + accumulate / (fleet.calibration.copy_bytes_per_second * share)
+    crowded = arrangement.ranks_per_node * arrangement.threads_per_rank > fleet.node.usable_cores
+    return seconds / CROWDED_SHARE if crowded else seconds
 
 
 def optimizer_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
-    """The update of a rank's own parameters."""
+    """The update of a rank's own parameters: as long as memory needs for it, or the cores."""
     own = card.parameters / (arrangement.world_size if arrangement.engine == "shard" else 1)
     per_parameter = OPTIMIZER_BYTES_PER_PARAMETER
     if arrangement.engine == "replicate" and arrangement.dtype == "bf16":
         per_parameter += PUBLISH_BYTES_PER_PARAMETER
-    return own * per_parameter / (fleet.calibration.copy_bytes_per_second * rank_share(arrangement, fleet))
+    in_memory = per_parameter / (fleet.calibration.copy_bytes_per_second * rank_share(arrangement, fleet))
+    return own * max(in_memory, OPTIMIZER_CORE_SECONDS_PER_PARAMETER / rank_cores(arrangement, fleet))
 
 
 def communication_seconds(arrangement: Arrangement, fleet: Fleet, traffic: Traffic) -> float:

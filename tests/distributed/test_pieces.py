@@ -1,0 +1,50 @@
+"""A large head leaves in pieces: the same sums, to the last bit, and the plan counts with the same sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ranks
+from coremill.parallel import collectives
+from coremill.plan import moments
+from tiny_models import make_config_folder
+from training import make_packed, train_here
+
+SHAPE = {"hidden_size": 64, "intermediate_size": 160, "vocab_size": 2048, "num_hidden_layers": 2}
+
+
+def losses_whole_and_in_pieces(world: Any, cases: list[dict[str, Any]]) -> list[list[list[float]]]:
+    """Losses of each case, first as it is, then with a head that counts as large; which it must be beside a layer."""
+    found = []
+    for case in cases:
+        whole = train_here(world, **case)["losses"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(collectives, "WHOLE_UP_TO_NUMEL", 0)
+            patch.setattr(collectives, "PIECE_NUMEL", 10_001)
+            found.append([whole, train_here(world, **case)["losses"]])
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_sums_in_pieces_are_the_same_sums(world_size: int, tmp_path: Path) -> None:
+    data = make_packed(tmp_path / "data", rows=24, length=16, vocabulary=500).to_json()
+    cases = []
+    for family in ("llama", "llama-tied"):
+        make_config_folder(tmp_path / family, family, **SHAPE)
+        common = {"model_folder": str(tmp_path / family), "data": data, "weights": "random", "steps": 3}
+        for wire_dtype in ("fp32", "bf16"):
+            cases.append({**common, "engine": "shard", "wire_dtype": wire_dtype, "rows_per_step": 6})
+    for of_rank in ranks.run_ranks(losses_whole_and_in_pieces, world_size, cases=cases):
+        for whole, in_pieces in of_rank:
+            assert whole == in_pieces and len(whole) == 3
+
+
+def test_the_plan_counts_with_the_sizes_of_the_wire() -> None:
+    assert (moments.WHOLE_UP_TO_NUMEL, moments.PIECE_NUMEL) == (collectives.WHOLE_UP_TO_NUMEL, collectives.PIECE_NUMEL)
+    assert moments.SHARD_REDUCTIONS_IN_FLIGHT == collectives.MAX_IN_FLIGHT
+    assert moments.RING_RANKS == collectives.RING_RANKS
+    assert collectives.columns_at_once(2**27, 4, 2**20) == 2**22
+    assert collectives.columns_at_once(2**27, 4, 2**27) == 2**25
