@@ -57,7 +57,7 @@ def plan_on_fleets(
     columns = ("fleet", "fits", "memory/limit", "speed", "time", "$ per run", "$ per M tokens")
     for heading, plans in (("Cheapest first", comparison.by_cost), ("Quickest first", comparison.by_time)):
         print_heading(console, heading)
-        print_rows(console, "fleet", columns, [_row(plan) for plan in plans])
+        print_rows(console, heading.lower(), columns, [_row(plan) for plan in plans])
 
 
 def _row(plan: Plan) -> tuple[str, ...]:
