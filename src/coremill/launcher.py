@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 
 from coremill.checkpoint.continuation import clear_checkpoints, fixed_keys, newest_checkpoint, refuse_another_run
-from coremill.config.durations import seconds_of
 from coremill.config.load import LoadedConfig, load_config
 from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
@@ -23,17 +20,18 @@ from coremill.hardware.facts import Calibration, Fleet, NodeFacts
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
 from coremill.launch.identity import NodeIdentity
-from coremill.launch.local import Outcome, describe_layout, run_local_ranks
+from coremill.launch.local import Outcome, describe_layout
 from coremill.launch.run_folder import RunFolder
 from coremill.launch.stop import ask_to_stop, forget_request
 from coremill.plan.types import Plan
 from coremill.prepare import Orders, prepare
-from coremill.report.console import AmountProgress, RunConsole, show_error
-from coremill.report.events import Event, EventFollower, EventWriter, read_events, reset_events
+from coremill.report.console import AmountProgress, show_error
+from coremill.report.events import EventWriter, read_events, reset_events
 from coremill.report.plan_screen import render_plan_short
 from coremill.report.summary import summarise, write_report
 from coremill.report.summary_screen import render_summary
 from coremill.sample import write_sample
+from coremill.supervision import errors_of, watch_ranks
 
 # Kubeflow's trainer makes 32 ranks of a pod with 32 CPUs unless told otherwise; on a small one that may be meant.
 RANK_PER_CORE_IS_A_CHOICE_BELOW = 8
@@ -78,17 +76,17 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
         return 0
 
     write_orders(folder, loaded, orders, fresh=options.fresh)
-    began = time.time()
-    outcome = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
+    ending = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
+    outcome = ending.outcome
     if outcome.exit_code == 0 and config.sample.prompt and config.run.export and not_a_follower(node_identity):
         write_sample(folder.export, config.sample, folder.path, environ)
-    record_failure(outcome, folder, since=began)
+    record_failure(outcome, folder, since=ending.since)
     if not_a_follower(node_identity):
         summary = write_report(folder.path)
         if outcome.exit_code == 0:
             render_summary(summary, console)
     if outcome.exit_code != 0:
-        explain_failure(outcome, folder, since=began, console=console)
+        explain_failure(outcome, folder, since=ending.since, console=console)
     return outcome.exit_code
 
 
@@ -240,31 +238,6 @@ def write_orders(folder: RunFolder, loaded: LoadedConfig, orders: Orders, *, fre
     folder.orders.write_text(json.dumps(orders.to_json(), indent=2) + "\n")
 
 
-def watch_ranks(
-    config: RunConfig,
-    orders: Orders,
-    folder: RunFolder,
-    environ: dict[str, str],
-    node_identity: NodeIdentity | None,
-    console: Console,
-) -> Outcome:
-    """Start this node's ranks and show their events until they end."""
-    follower = EventFollower(folder.path, since=time.time())
-    with RunConsole(orders.steps, orders.plan.to_json(), console) as screen:
-        outcome = run_local_ranks(
-            argv=[sys.executable, "-m", "coremill", "train", str(folder.config)],
-            plan=orders.plan,
-            environ=environ,
-            log_folder=folder.logs,
-            on_tick=lambda: screen.update(follower.poll()),
-            identity_base=node_identity,
-            stop_grace_seconds=seconds_of(config.checkpoint.grace),
-            on_stop=lambda request: screen.note(f"{request}: saving, then stopping; Ctrl-C again ends at once"),
-        )
-        screen.update(follower.poll())
-    return outcome
-
-
 def not_a_follower(node_identity: NodeIdentity | None) -> bool:
     """Whether this node speaks for the run."""
     return node_identity is None or node_identity.node_rank == 0
@@ -273,7 +246,7 @@ def not_a_follower(node_identity: NodeIdentity | None) -> bool:
 def record_failure(outcome: Outcome, folder: RunFolder, *, since: float) -> None:
     """What became of a rank that could not say it itself (killed, or gone before it had joined), for all readers."""
     rank = outcome.failed_rank
-    if rank is None or _errors_of(rank, folder, since):
+    if rank is None or errors_of(rank, folder.path, since):
         return
     with EventWriter(folder.path, rank) as events:
         events.write(
@@ -282,10 +255,6 @@ def record_failure(outcome: Outcome, folder: RunFolder, *, since: float) -> None
             traceback=outcome.log_tail.strip() or None,
             exit_code=outcome.exit_code,
         )
-
-
-def _errors_of(rank: int, folder: RunFolder, since: float) -> list[Event]:
-    return [e for e in read_events(folder.path) if e.kind == "error" and e.rank == rank and e.time >= since]
 
 
 def explain_failure(outcome: Outcome, folder: RunFolder, *, since: float, console: Console) -> None:
@@ -298,5 +267,5 @@ def explain_failure(outcome: Outcome, folder: RunFolder, *, since: float, consol
     if outcome.failed_rank is None:
         show_error(outcome.message)
         return
-    error = _errors_of(outcome.failed_rank, folder, since)[0]
+    error = errors_of(outcome.failed_rank, folder.path, since)[0]
     show_error(error.get("message"), outcome.failed_rank, error.get("traceback"))

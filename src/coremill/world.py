@@ -24,6 +24,7 @@ from coremill.launch.followers import follower_line
 from coremill.launch.identity import NodeIdentity, RankIdentity, identify, identify_node
 from coremill.launch.lost import as_peer_lost, peer_errors
 from coremill.launch.meeting import POLL_SECONDS, SLOWEST_POLL_SECONDS, call_the_roll, nodes_of, open_store
+from coremill.launch.pulse import PULSE
 from coremill.launch.sockets import close_sockets_since, interface_towards, open_sockets
 
 if TYPE_CHECKING:
@@ -280,6 +281,7 @@ def _choose_interface(identity: RankIdentity) -> list[str]:
 def _meet(identity: RankIdentity, timeout_seconds: float) -> World:
     import torch.distributed as dist
 
+    PULSE.enter("meet")
     deadline = time.monotonic() + timeout_seconds
     timeout = timedelta(seconds=timeout_seconds)
     store = open_store(identity, deadline)
@@ -287,6 +289,7 @@ def _meet(identity: RankIdentity, timeout_seconds: float) -> World:
     with peer_errors():
         dist.init_process_group("gloo", store=store, rank=identity.rank, world_size=identity.size, timeout=timeout)
     nodes = nodes_of(roster)
+    PULSE.enter("other")
     return World(
         identity=identity,
         node_rank=nodes[identity.rank],
