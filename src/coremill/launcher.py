@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +17,14 @@ from coremill.config.load import LoadedConfig, load_config
 from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
 from coremill.data.packed import Progress
-from coremill.errors import InputError, Stopped
+from coremill.errors import InputError, PeerLost, Stopped
 from coremill.hardware.calibrate import calibration_of
 from coremill.hardware.facts import Calibration, Fleet, NodeFacts
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
-from coremill.launch.identity import NodeIdentity
+from coremill.launch.identity import HEAD, NodeIdentity
 from coremill.launch.local import Outcome, describe_layout
+from coremill.launch.output import Failure
 from coremill.launch.run_folder import RunFolder
 from coremill.launch.stop import ask_to_stop, forget_request
 from coremill.plan.types import Plan
@@ -28,7 +32,7 @@ from coremill.prepare import Orders, prepare
 from coremill.report.console import AmountProgress, show_error
 from coremill.report.events import EventWriter, read_events, reset_events
 from coremill.report.plan_screen import render_plan_short
-from coremill.report.summary import summarise, write_report
+from coremill.report.summary import summarise, write_report, write_whole
 from coremill.report.summary_screen import render_summary
 from coremill.sample import write_sample
 from coremill.supervision import errors_of, watch_ranks
@@ -57,13 +61,17 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     """Run on this machine, as one node of several where Kubeflow says so; returns the exit code."""
     config = loaded.config
     folder = RunFolder(Path(config.run.folder or f"runs/{loaded.name}").absolute())
+    environ = environment_snapshot()
+    leads, has_head = not_a_follower(node_identity), HEAD in environ
+    if has_head and not leads:
+        console = Console(quiet=True)  # the first node speaks for all
     if not options.dry_run and not options.fresh and already_finished(config, folder, console):
         return 0
-    environ = environment_snapshot()
     cache = cache_folder(environ)
     if not options.dry_run:
         folder.make_writable(loaded.origins["run.folder"].where("run.folder"))
-        forget_request(folder.path)
+        if leads:
+            forget_request(folder.path)
 
     def find_fleet() -> Fleet:
         return local_fleet(config, node_identity, cache, console)
@@ -75,17 +83,19 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
         say_dry_run(orders, folder, console)
         return 0
 
-    write_orders(folder, loaded, orders, fresh=options.fresh)
+    write_orders(folder, loaded, orders, fresh=options.fresh, node=node_identity)
     ending = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
     outcome = ending.outcome
-    if outcome.exit_code == 0 and config.sample.prompt and config.run.export and not_a_follower(node_identity):
+    if outcome.exit_code == 0 and config.sample.prompt and config.run.export and leads:
         write_sample(folder.export, config.sample, folder.path, environ)
     record_failure(outcome, folder, since=ending.since)
-    if not_a_follower(node_identity):
+    if leads:
         summary = write_report(folder.path)
         if outcome.exit_code == 0:
             render_summary(summary, console)
-    if outcome.exit_code != 0:
+    if outcome.exit_code != 0 and has_head:
+        report_to_head(outcome, folder, since=ending.since)
+    elif outcome.exit_code != 0:
         explain_failure(outcome, folder, since=ending.since, console=console)
     return outcome.exit_code
 
@@ -219,23 +229,32 @@ def prepare_with_progress(
     return orders
 
 
-def write_orders(folder: RunFolder, loaded: LoadedConfig, orders: Orders, *, fresh: bool) -> None:
-    """What the ranks and later readers find in the run folder; a run that goes on keeps what it said so far."""
-    if fresh:
-        clear_checkpoints(loaded.config, folder.path)
-    goes_on = newest_checkpoint(loaded.config, folder.path) is not None
-    folder.clear(keep_events=goes_on)
-    if not goes_on:
-        reset_events(folder.path)
+def write_orders(
+    folder: RunFolder, loaded: LoadedConfig, orders: Orders, *, fresh: bool, node: NodeIdentity | None = None
+) -> None:
+    """What the ranks and later readers find in the run folder; a run that goes on keeps what it said so far.
+
+    Several machines may share it: the first one clears it, before any rank can have met another.
+    """
+    leads = not_a_follower(node)
+    if leads:
+        if fresh:
+            clear_checkpoints(loaded.config, folder.path)
+        goes_on = newest_checkpoint(loaded.config, folder.path) is not None
+        folder.clear(keep_events=goes_on, keep_logs=node is not None and node.nodes > 1)
+        if not goes_on:
+            reset_events(folder.path)
     settled = replace(
         loaded,
         config=loaded.config.model_copy(
             update={"run": loaded.config.run.model_copy(update={"folder": str(folder.path)})}
         ),
     )
-    folder.config.write_text(show(settled))
-    folder.plan.write_text(json.dumps(orders.plan.to_json(), indent=2) + "\n")
-    folder.orders.write_text(json.dumps(orders.to_json(), indent=2) + "\n")
+    write_whole(folder.config, show(settled))
+    if leads:
+        write_whole(folder.plan, json.dumps(orders.plan.to_json(), indent=2) + "\n")
+    node_rank = 0 if node is None else node.node_rank
+    write_whole(folder.orders_of(node_rank), json.dumps(orders.to_json(), indent=2) + "\n")
 
 
 def not_a_follower(node_identity: NodeIdentity | None) -> bool:
@@ -255,6 +274,24 @@ def record_failure(outcome: Outcome, folder: RunFolder, *, since: float) -> None
             traceback=outcome.log_tail.strip() or None,
             exit_code=outcome.exit_code,
         )
+
+
+def report_to_head(outcome: Outcome, folder: RunFolder, *, since: float) -> None:
+    """Tell the head on another machine why this node ends for good; it shows the first one's words."""
+    rank = -1 if outcome.failed_rank is None else outcome.failed_rank
+    errors = errors_of(rank, folder.path, since)
+    words = [str(errors[0].get(name)) for name in ("traceback", "message") if errors and errors[0].get(name)]
+    failure = Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        exit_code=outcome.exit_code,
+        signal=outcome.signal,
+        time=time.time(),
+        follows=outcome.exit_code == PeerLost.exit_code and outcome.stuck is None,
+        tail="\n".join(words) or outcome.message,
+    )
+    sys.stderr.write(failure.to_line())
+    sys.stderr.flush()
 
 
 def explain_failure(outcome: Outcome, folder: RunFolder, *, since: float, console: Console) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +21,7 @@ from coremill.config.durations import seconds_of
 from coremill.config.schema import AUTO, RunConfig
 from coremill.launch.identity import NodeIdentity
 from coremill.launch.local import Outcome, run_local_ranks
+from coremill.launch.memory_kills import memory_note
 from coremill.launch.pulse import PulseBoard
 from coremill.launch.run_folder import RunFolder
 from coremill.launch.sentry import Sentry
@@ -155,7 +156,20 @@ class _Watched:
             append_logs=number > 0,
         )
         self._tick()
-        return outcome
+        return self._with_memory(outcome)
+
+    def _with_memory(self, outcome: Outcome) -> Outcome:
+        """A rank killed for lack of memory, with what it had reached and what was planned for it."""
+        rank = outcome.failed_rank
+        if rank is None or not outcome.is_out_of_memory:
+            return outcome
+        tally = self._screen.tally.ranks.get(rank)
+        note = memory_note(
+            outcome.memory_kills,
+            rank_peak_bytes=None if tally is None else tally.peak_rss_bytes,
+            planned_bytes=self._orders.plan.memory.peak.total,
+        )
+        return replace(outcome, message=f"rank {rank} was ended by SIGKILL{note}")
 
     def _tick(self) -> None:
         self._screen.update(self._follower.poll())

@@ -115,6 +115,9 @@ class FleetSection(Section):
     """Which machines; left out: this one."""
 
     nodes: PositiveInt = Field(1, description="number of machines")
+    min_nodes: PositiveInt | None = Field(
+        None, description="train --hostfile: go on with so many machines where others stay away; left out: with all"
+    )
     instance: str | None = Field(None, description="AWS instance type, for planning and pricing")
 
 

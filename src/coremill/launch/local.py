@@ -62,8 +62,13 @@ class Outcome:
     stuck: Stuck | None = None  # the failed rank did not end by itself
     failed_at: float = 0.0  # time.monotonic() when that was noticed
     unseen_seconds: float = 0.0  # how long nobody had looked at it, or it had been silent, by then
-    is_out_of_memory: bool = False
+    memory_kills: int = 0  # by the kernel, for lack of memory, while the ranks ran
     unkillable: tuple[int, ...] = ()  # ranks that even SIGKILL did not end
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the failed rank was killed by the kernel for lack of memory."""
+        return self.signal == signal.SIGKILL and self.memory_kills > 0
 
 
 def run_local_ranks(
@@ -285,7 +290,7 @@ def _outcome(
         stuck=None if culprit is None else culprit.stuck,
         failed_at=0.0 if culprit is None else culprit.ended_at,
         unseen_seconds=0.0 if culprit is None else culprit.unseen_seconds,
-        is_out_of_memory=number == signal.SIGKILL and kills > 0,
+        memory_kills=kills,
         unkillable=unkillable,
     )
 

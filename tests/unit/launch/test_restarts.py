@@ -112,7 +112,7 @@ def test_hosts_that_are_away_have_a_time_and_cost_no_restart() -> None:
 
 def test_causes() -> None:
     assert cause_of(ended(137)) == "killed"
-    assert cause_of(ended(137, is_out_of_memory=True)) == "out of memory"
+    assert cause_of(ended(137, memory_kills=1)) == "out of memory"
     assert cause_of(ended(69, stuck=Stuck(0, "is stopped", 10.0))) == "stuck"
     assert cause_of(ended(74, stuck=Stuck(0, "writes", 10.0, by_storage=True))) == "storage"
     assert cause_of(ended(69)) == "peer lost" and cause_of(ended(1)) == "failed"
