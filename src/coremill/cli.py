@@ -90,12 +90,15 @@ def train(
     from coremill.launch.stop import REQUESTS
 
     REQUESTS.listen()  # before anything slow is imported
-    from coremill.config.load import load_config
     from coremill.hardware.probe import environment_snapshot
+    from coremill.launch.pulse import PULSE
+
+    environ = environment_snapshot()
+    PULSE.begin(environ)
+    from coremill.config.load import load_config
     from coremill.launcher import Options, launch
     from coremill.world import identify, identify_node
 
-    environ = environment_snapshot()
     overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]
     options = Options(dry_run=dry_run, fresh=fresh, force=force)
     identity = identify(environ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -12,28 +13,29 @@ from pathlib import Path
 from rich.console import Console
 
 from coremill.checkpoint.continuation import clear_checkpoints, fixed_keys, newest_checkpoint, refuse_another_run
-from coremill.config.durations import seconds_of
 from coremill.config.load import LoadedConfig, load_config
 from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
 from coremill.data.packed import Progress
-from coremill.errors import InputError, Stopped
+from coremill.errors import InputError, PeerLost, Stopped
 from coremill.hardware.calibrate import calibration_of
 from coremill.hardware.facts import Calibration, Fleet, NodeFacts
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
-from coremill.launch.identity import NodeIdentity
-from coremill.launch.local import Outcome, describe_layout, run_local_ranks
+from coremill.launch.identity import HEAD, NodeIdentity
+from coremill.launch.local import Outcome, describe_layout
+from coremill.launch.output import Failure
 from coremill.launch.run_folder import RunFolder
 from coremill.launch.stop import ask_to_stop, forget_request
 from coremill.plan.types import Plan
 from coremill.prepare import Orders, prepare
-from coremill.report.console import AmountProgress, RunConsole, show_error
-from coremill.report.events import Event, EventFollower, EventWriter, read_events, reset_events
+from coremill.report.console import AmountProgress, show_error
+from coremill.report.events import EventWriter, read_events, reset_events
 from coremill.report.plan_screen import render_plan_short
-from coremill.report.summary import summarise, write_report
+from coremill.report.summary import summarise, write_report, write_whole
 from coremill.report.summary_screen import render_summary
 from coremill.sample import write_sample
+from coremill.supervision import errors_of, watch_ranks
 
 # Kubeflow's trainer makes 32 ranks of a pod with 32 CPUs unless told otherwise; on a small one that may be meant.
 RANK_PER_CORE_IS_A_CHOICE_BELOW = 8
@@ -59,13 +61,17 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     """Run on this machine, as one node of several where Kubeflow says so; returns the exit code."""
     config = loaded.config
     folder = RunFolder(Path(config.run.folder or f"runs/{loaded.name}").absolute())
+    environ = environment_snapshot()
+    leads, has_head = not_a_follower(node_identity), HEAD in environ
+    if has_head and not leads:
+        console = Console(quiet=True)  # the first node speaks for all
     if not options.dry_run and not options.fresh and already_finished(config, folder, console):
         return 0
-    environ = environment_snapshot()
     cache = cache_folder(environ)
     if not options.dry_run:
         folder.make_writable(loaded.origins["run.folder"].where("run.folder"))
-        forget_request(folder.path)
+        if leads:
+            forget_request(folder.path)
 
     def find_fleet() -> Fleet:
         return local_fleet(config, node_identity, cache, console)
@@ -77,18 +83,20 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
         say_dry_run(orders, folder, console)
         return 0
 
-    write_orders(folder, loaded, orders, fresh=options.fresh)
-    began = time.time()
-    outcome = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
-    if outcome.exit_code == 0 and config.sample.prompt and config.run.export and not_a_follower(node_identity):
+    write_orders(folder, loaded, orders, fresh=options.fresh, node=node_identity)
+    ending = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
+    outcome = ending.outcome
+    if outcome.exit_code == 0 and config.sample.prompt and config.run.export and leads:
         write_sample(folder.export, config.sample, folder.path, environ)
-    record_failure(outcome, folder, since=began)
-    if not_a_follower(node_identity):
+    record_failure(outcome, folder, since=ending.since)
+    if leads:
         summary = write_report(folder.path)
         if outcome.exit_code == 0:
             render_summary(summary, console)
-    if outcome.exit_code != 0:
-        explain_failure(outcome, folder, since=began, console=console)
+    if outcome.exit_code != 0 and has_head:
+        report_to_head(outcome, folder, since=ending.since)
+    elif outcome.exit_code != 0:
+        explain_failure(outcome, folder, since=ending.since, console=console)
     return outcome.exit_code
 
 
@@ -221,48 +229,32 @@ def prepare_with_progress(
     return orders
 
 
-def write_orders(folder: RunFolder, loaded: LoadedConfig, orders: Orders, *, fresh: bool) -> None:
-    """What the ranks and later readers find in the run folder; a run that goes on keeps what it said so far."""
-    if fresh:
-        clear_checkpoints(loaded.config, folder.path)
-    goes_on = newest_checkpoint(loaded.config, folder.path) is not None
-    folder.clear(keep_events=goes_on)
-    if not goes_on:
-        reset_events(folder.path)
+def write_orders(
+    folder: RunFolder, loaded: LoadedConfig, orders: Orders, *, fresh: bool, node: NodeIdentity | None = None
+) -> None:
+    """What the ranks and later readers find in the run folder; a run that goes on keeps what it said so far.
+
+    Several machines may share it: the first one clears it, before any rank can have met another.
+    """
+    leads = not_a_follower(node)
+    if leads:
+        if fresh:
+            clear_checkpoints(loaded.config, folder.path)
+        goes_on = newest_checkpoint(loaded.config, folder.path) is not None
+        folder.clear(keep_events=goes_on, keep_logs=node is not None and node.nodes > 1)
+        if not goes_on:
+            reset_events(folder.path)
     settled = replace(
         loaded,
         config=loaded.config.model_copy(
             update={"run": loaded.config.run.model_copy(update={"folder": str(folder.path)})}
         ),
     )
-    folder.config.write_text(show(settled))
-    folder.plan.write_text(json.dumps(orders.plan.to_json(), indent=2) + "\n")
-    folder.orders.write_text(json.dumps(orders.to_json(), indent=2) + "\n")
-
-
-def watch_ranks(
-    config: RunConfig,
-    orders: Orders,
-    folder: RunFolder,
-    environ: dict[str, str],
-    node_identity: NodeIdentity | None,
-    console: Console,
-) -> Outcome:
-    """Start this node's ranks and show their events until they end."""
-    follower = EventFollower(folder.path, since=time.time())
-    with RunConsole(orders.steps, orders.plan.to_json(), console) as screen:
-        outcome = run_local_ranks(
-            argv=[sys.executable, "-m", "coremill", "train", str(folder.config)],
-            plan=orders.plan,
-            environ=environ,
-            log_folder=folder.logs,
-            on_tick=lambda: screen.update(follower.poll()),
-            identity_base=node_identity,
-            stop_grace_seconds=seconds_of(config.checkpoint.grace),
-            on_stop=lambda request: screen.note(f"{request}: saving, then stopping; Ctrl-C again ends at once"),
-        )
-        screen.update(follower.poll())
-    return outcome
+    write_whole(folder.config, show(settled))
+    if leads:
+        write_whole(folder.plan, json.dumps(orders.plan.to_json(), indent=2) + "\n")
+    node_rank = 0 if node is None else node.node_rank
+    write_whole(folder.orders_of(node_rank), json.dumps(orders.to_json(), indent=2) + "\n")
 
 
 def not_a_follower(node_identity: NodeIdentity | None) -> bool:
@@ -273,7 +265,7 @@ def not_a_follower(node_identity: NodeIdentity | None) -> bool:
 def record_failure(outcome: Outcome, folder: RunFolder, *, since: float) -> None:
     """What became of a rank that could not say it itself (killed, or gone before it had joined), for all readers."""
     rank = outcome.failed_rank
-    if rank is None or _errors_of(rank, folder, since):
+    if rank is None or errors_of(rank, folder.path, since):
         return
     with EventWriter(folder.path, rank) as events:
         events.write(
@@ -284,8 +276,22 @@ def record_failure(outcome: Outcome, folder: RunFolder, *, since: float) -> None
         )
 
 
-def _errors_of(rank: int, folder: RunFolder, since: float) -> list[Event]:
-    return [e for e in read_events(folder.path) if e.kind == "error" and e.rank == rank and e.time >= since]
+def report_to_head(outcome: Outcome, folder: RunFolder, *, since: float) -> None:
+    """Tell the head on another machine why this node ends for good; it shows the first one's words."""
+    rank = -1 if outcome.failed_rank is None else outcome.failed_rank
+    errors = errors_of(rank, folder.path, since)
+    words = [str(errors[0].get(name)) for name in ("traceback", "message") if errors and errors[0].get(name)]
+    failure = Failure(
+        rank=rank,
+        host=socket.gethostname(),
+        exit_code=outcome.exit_code,
+        signal=outcome.signal,
+        time=time.time(),
+        follows=outcome.exit_code == PeerLost.exit_code and outcome.stuck is None,
+        tail="\n".join(words) or outcome.message,
+    )
+    sys.stderr.write(failure.to_line())
+    sys.stderr.flush()
 
 
 def explain_failure(outcome: Outcome, folder: RunFolder, *, since: float, console: Console) -> None:
@@ -298,5 +304,5 @@ def explain_failure(outcome: Outcome, folder: RunFolder, *, since: float, consol
     if outcome.failed_rank is None:
         show_error(outcome.message)
         return
-    error = _errors_of(outcome.failed_rank, folder, since)[0]
+    error = errors_of(outcome.failed_rank, folder.path, since)[0]
     show_error(error.get("message"), outcome.failed_rank, error.get("traceback"))

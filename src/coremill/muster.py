@@ -53,7 +53,7 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
     None where there is nothing to train: a dry run, or a run that is finished already.
     """
     if world.identity.launcher == "coremill":
-        return Orders.read(folder.orders)
+        return Orders.read(folder.orders_of(world.node_rank))
     here = world.hostnames[world.rank]
     masks = world.gather(sorted(affinity_mask()))
     # Open MPI binds each rank to cores of its own: the node's ranks together show what the node gives us.

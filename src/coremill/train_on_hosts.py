@@ -1,4 +1,7 @@
-"""`coremill train --hostfile`: the same train command as a rank on every host, after a plan and a look at the hosts."""
+"""`coremill train --hostfile`: a launcher of our own on every host, after a plan and a look at the hosts.
+
+With `--via` torchrun or mpirun starts the ranks instead, and restarts are theirs to make.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rich.console import Console
+
+from coremill.config.durations import seconds_of
 from coremill.config.load import load_config
 from coremill.hardware.calibrate import calibration_of
 from coremill.hardware.instances import fleet_of_hostfile
 from coremill.hardware.probe import cache_folder, probe_node
-from coremill.launch.request import Request, check_request, hosts_of
+from coremill.launch.reform import ReformPolicy, check_policy
+from coremill.launch.request import Request, check_request, hosts_of, via_of
 from coremill.launch.script import launch_script, say
-from coremill.launcher import Options, refuse_what_does_not_fit
+from coremill.launcher import Options, launch, refuse_what_does_not_fit
 from coremill.plan.planner import make_plan
 from coremill.planning import card_without_weights
 
@@ -27,14 +34,23 @@ def train_on_hosts(
     check_request(request)
     assert request.hostfile is not None
     node = probe_node(busy_seconds=0)
-    ranks = hosts_of(request, node)[0].ranks
-    settings = [*settings, f"parallel.ranks_per_node={ranks}"]
+    hosts = hosts_of(request, node)
+    settings = [*settings, f"parallel.ranks_per_node={hosts[0].ranks}"]
+    if via_of(request, hosts) == "local":
+        return launch(load_config(config, settings), options, None, Console())
     run_config = load_config(config, settings).config
     calibration = calibration_of(node, cache_folder(environ), progress=say)
     plan = make_plan(
         run_config, fleet_of_hostfile(request.hostfile, node, calibration), card_without_weights(run_config)
     )
     refuse_what_does_not_fit(plan, force=options.force)
+    wanted = run_config.supervise
+    policy = ReformPolicy(
+        restart=wanted.restart,
+        wait_seconds=seconds_of(wanted.wait_for_hosts),
+        min_nodes=run_config.fleet.min_nodes,
+    )
+    check_policy(policy, len(hosts))
     flags = [f"--{name}" for name in ("dry-run", "fresh", "force") if getattr(options, name.replace("-", "_"))]
     return launch_script(
         replace(
@@ -47,6 +63,8 @@ def train_on_hosts(
             ),
             same_files=(str(config),) if config is not None else (),
             memory_bytes_per_rank=None if options.force else plan.memory.peak.total,
+            nodes=policy,
+            only_first=("--fresh",),
             stop_seconds=STOP_SECONDS,
         ),
         environ,

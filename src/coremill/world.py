@@ -23,7 +23,15 @@ from coremill.errors import CoremillError, PeerLost, Stopped
 from coremill.launch.followers import follower_line
 from coremill.launch.identity import NodeIdentity, RankIdentity, identify, identify_node
 from coremill.launch.lost import as_peer_lost, peer_errors
-from coremill.launch.meeting import POLL_SECONDS, SLOWEST_POLL_SECONDS, call_the_roll, nodes_of, open_store
+from coremill.launch.meeting import (
+    POLL_SECONDS,
+    SLOWEST_POLL_SECONDS,
+    ClaimedTwice,
+    call_the_roll,
+    nodes_of,
+    open_store,
+)
+from coremill.launch.pulse import PULSE
 from coremill.launch.sockets import close_sockets_since, interface_towards, open_sockets
 
 if TYPE_CHECKING:
@@ -46,6 +54,7 @@ T = TypeVar("T")
 
 # torch waits 30 minutes for a silent peer by default; five are enough for the slowest first step we plan for.
 DEFAULT_TIMEOUT_SECONDS = 300.0
+OLD_STORE_SECONDS = 120.0
 HEARTBEAT_SECONDS = 2.0
 HEARING_SECONDS = 3.0  # a failing rank waits this long for the others to hear why
 FOLLOWING_SECONDS = 2.0  # torchrun and mpirun name the rank that ends first: let it be the one that failed
@@ -280,13 +289,14 @@ def _choose_interface(identity: RankIdentity) -> list[str]:
 def _meet(identity: RankIdentity, timeout_seconds: float) -> World:
     import torch.distributed as dist
 
+    PULSE.enter("meet")
     deadline = time.monotonic() + timeout_seconds
     timeout = timedelta(seconds=timeout_seconds)
-    store = open_store(identity, deadline)
-    roster = call_the_roll(store, identity, deadline)
+    store, roster = _meet_at_a_fresh_store(identity, deadline)
     with peer_errors():
         dist.init_process_group("gloo", store=store, rank=identity.rank, world_size=identity.size, timeout=timeout)
     nodes = nodes_of(roster)
+    PULSE.enter("other")
     return World(
         identity=identity,
         node_rank=nodes[identity.rank],
@@ -295,6 +305,20 @@ def _meet(identity: RankIdentity, timeout_seconds: float) -> World:
         store=store,
         timeout_seconds=timeout_seconds,
     )
+
+
+def _meet_at_a_fresh_store(identity: RankIdentity, deadline: float) -> tuple[Store, list[dict[str, Any]]]:
+    """Under launchers of ours on several hosts each starts its ranks again by itself, and some are quicker than others:
+    a store in which this rank is there already may be that of the attempt before, and goes in a moment."""
+    old_until = time.monotonic() + (OLD_STORE_SECONDS if identity.launcher == "coremill" else 0.0)
+    while True:
+        store = open_store(identity, deadline)
+        try:
+            return store, call_the_roll(store, identity, deadline)
+        except ClaimedTwice:
+            if time.monotonic() >= min(old_until, deadline) or identity.rank == 0:
+                raise
+        time.sleep(SLOWEST_POLL_SECONDS)
 
 
 def _leave_at_once(sockets_before: frozenset[str]) -> None:

@@ -160,3 +160,16 @@ def test_the_limit_decides(place: Scene, group: MemoryGroup) -> None:
     assert group.kills == 0
     report = json.loads(place.path("run/report.json").read_text())
     assert report["steps"] == 3 and report["plan"]["memory_limit_bytes_per_rank"] * RANKS <= needed + MARGIN_BYTES
+
+
+def test_a_rank_killed_for_memory_is_told_with_limit_peak_and_plan(scene: Scene, group: MemoryGroup) -> None:
+    group.limit(550 * 10**6)  # two interpreters with torch, and not much else
+    command = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "2", "--force"]
+    settings = ("run.folder=killed", "supervise.restarts_without_progress=1", "train.steps=100000")
+    words = [*command, *(word for setting in settings for word in ("--set", setting))]
+    done = scene.start(words, preexec_fn=group.enter).end()
+    assert done.code == 137 and not done.left, str(done)
+    assert group.kills == 2
+    assert done.out.count("was ended by SIGKILL: out of memory") == 2
+    assert "the limit here is 0.55 GB" in done.err and "all processes under it together reached 0.55 GB" in done.err
+    assert "the plan was 0.44 GB per rank" in done.err, str(done)

@@ -44,7 +44,7 @@ def interrupted(scene: Scene, folder: Path, by: Callable[[int, list[int]], None]
     """Start or go on, and call `by` with the launcher's and the ranks' process ids once so many more steps are done."""
     known = folder / "events" / "rank-00000.jsonl"
     already = len(events(folder)) if known.exists() else 0
-    running = scene.start(in_folder(folder.name, WITHOUT_END))
+    running = scene.start(in_folder(folder.name, WITHOUT_END, "supervise.restart=false"))
     deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
         new = events(folder)[already:] if known.exists() else []

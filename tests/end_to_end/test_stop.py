@@ -24,6 +24,7 @@ from end_to_end.scene import DEADLINE_SECONDS, Ended, Running, Scene, left_behin
 
 TRAIN = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "2"]
 WITHOUT_END = ["--set", "train.steps=50000"]  # minutes: far longer than any test waits
+ONCE = ["--set", "supervise.restart=false"]
 
 # Found on PYTHONPATH by every Python: rank 1 raises in its third step, as a fault in the model would.
 FAULT = """
@@ -69,7 +70,7 @@ def wait_for(condition: Callable[[], bool], running: Running) -> None:
 @contextlib.contextmanager
 def training(scene: Scene, folder: str) -> Iterator[Running]:
     """Two ranks without end, from their third step on."""
-    running = scene.start([*TRAIN, *WITHOUT_END, "--set", f"run.folder={folder}"])
+    running = scene.start([*TRAIN, *WITHOUT_END, *ONCE, "--set", f"run.folder={folder}"])
     try:
         wait_for(lambda: any(event.get("step") == 3 for event in events(scene.path(folder), 1)), running)
         yield running
@@ -129,7 +130,7 @@ def train_with_fault(scene: Scene, folder: str, fault: str) -> Ended:
     (place / "sitecustomize.py").write_text(fault)
     paths = scene.environ("", {})["PYTHONPATH"]
     environ = {"PYTHONPATH": f"{place}{os.pathsep}{paths}"}
-    return scene.run([*TRAIN, *WITHOUT_END, "--set", f"run.folder={folder}"], environ)
+    return scene.run([*TRAIN, *WITHOUT_END, *ONCE, "--set", f"run.folder={folder}"], environ)
 
 
 def test_a_rank_that_cannot_start_is_shown_by_its_log(scene: Scene) -> None:

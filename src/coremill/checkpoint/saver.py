@@ -28,6 +28,7 @@ from coremill.checkpoint.store import NotSaved, Store
 from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import NonFinite, Stopped, StorageError
+from coremill.launch.pulse import PULSE
 from coremill.launch.stop import REQUESTS, StopRequests, forget_request, request_file
 from coremill.plan.types import Choice, MemoryPlan
 from coremill.world import World
@@ -209,11 +210,13 @@ class Saver:
             )
             self._thread.start()
         else:
-            self._write(save, None)
+            with PULSE.phase("save"):
+                self._write(save, None)
 
     def _wait(self) -> None:
         if self._thread is not None:
-            self._thread.join()
+            with PULSE.phase("save"):
+                self._thread.join()
             self._thread = None
 
     def _write(self, save: _Save, blocked_seconds: float | None) -> None:
@@ -221,9 +224,10 @@ class Saver:
         partial = self._store.partial(save.step, save.number)
         report: dict[str, Any]
         try:
-            self._store.begin(save.step, save.number)
-            path = partial / file_name(self._world.rank, self._world.size)
-            report = asdict(self._store.write_tensors(path, save.snapshot.tensors, save.snapshot.rows))
+            with PULSE.saving():
+                self._store.begin(save.step, save.number)
+                path = partial / file_name(self._world.rank, self._world.size)
+                report = asdict(self._store.write_tensors(path, save.snapshot.tensors, save.snapshot.rows))
         except (OSError, NotSaved) as error:
             report = {"error": f"rank {self._world.rank}: {_words(error)}"}
         size = save.snapshot.bytes
@@ -278,7 +282,8 @@ class Saver:
             versions={"coremill": __version__, "torch": torch.__version__, "python": sys.version.split()[0]},
         )
         try:
-            self._store.commit(partial, manifest, save.state)
+            with PULSE.saving():
+                self._store.commit(partial, manifest, save.state)
         except OSError as error:
             return _words(error)
         self._bad -= {f"step-{save.step:08d}"}

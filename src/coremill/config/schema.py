@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from coremill.config.durations import DURATION_PATTERN, INTERVAL_PATTERN
+from coremill.config.durations import DURATION_PATTERN, INTERVAL_PATTERN, WAIT_PATTERN
 
 AUTO: Final = "auto"
 BUILT_IN: Final = "built-in"
@@ -115,6 +115,9 @@ class FleetSection(Section):
     """Which machines; left out: this one."""
 
     nodes: PositiveInt = Field(1, description="number of machines")
+    min_nodes: PositiveInt | None = Field(
+        None, description="train --hostfile: go on with so many machines where others stay away; left out: with all"
+    )
     instance: str | None = Field(None, description="AWS instance type, for planning and pricing")
 
 
@@ -134,6 +137,36 @@ class CheckpointSection(Section):
         pattern=DURATION_PATTERN,
         json_schema_extra={"x-form": "a time (30s, 2m, 1h)"},
         description="how long ranks may take to save when asked to stop",
+    )
+
+
+class SuperviseSection(Section):
+    """What coremill's own launcher does about ranks that die or hang."""
+
+    restart: bool = Field(
+        True, description="after a rank died or hung, start all again from the newest whole checkpoint; false: end"
+    )
+    restarts_without_progress: PositiveInt = Field(
+        3, description="so many restarts in a row without a new committed step are a crash loop: the run ends"
+    )
+    stuck_after: str = Field(
+        AUTO,
+        pattern=WAIT_PATTERN,
+        json_schema_extra={"x-form": "auto, never or a time (30s, 10m, 1h)"},
+        description="a rank that stands still for so long within a step is ended; auto: 10 s or five median steps,"
+        " whichever is longer; never: nobody watches",
+    )
+    save_deadline: str = Field(
+        "10m",
+        pattern=DURATION_PATTERN,
+        json_schema_extra={"x-form": "a time (30s, 2m, 1h)"},
+        description="a rank that needs longer to write its part of a checkpoint hangs in the storage",
+    )
+    wait_for_hosts: str = Field(
+        "10m",
+        pattern=DURATION_PATTERN,
+        json_schema_extra={"x-form": "a time (30s, 2m, 1h)"},
+        description="on several machines: how long to wait for one that went away",
     )
 
 
@@ -177,6 +210,7 @@ class RunConfig(Section):
     device: Literal["cpu"] = Field("cpu", description="where to compute")
     fleet: FleetSection = Field(default_factory=lambda: FleetSection())
     checkpoint: CheckpointSection = Field(default_factory=lambda: CheckpointSection())
+    supervise: SuperviseSection = Field(default_factory=lambda: SuperviseSection())
     evaluation: EvaluationSection = Field(default_factory=lambda: EvaluationSection())
     sample: SampleSection = Field(default_factory=lambda: SampleSection())
     run: RunSection = Field(default_factory=lambda: RunSection())

@@ -65,6 +65,36 @@ def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CgroupMemory:
+    """What the cgroup of this process counted; None where the kernel does not say."""
+
+    kills: int | None  # processes in it that the out-of-memory killer ended, whichever level's limit it was
+    peak_bytes: int | None  # the most it ever held, file cache included, at the level whose limit is smallest
+
+
+def read_cgroup_memory(root: Path = Path("/")) -> CgroupMemory:
+    """The counters of the cgroup this process is in (root: where /proc and /sys are)."""
+    paths = _paths_of_process(root)
+    kills: int | None = None
+    peaks: list[tuple[int, int]] = []
+    for mount in _mounts(root):
+        if mount.version == 1 and "memory" not in mount.controllers:
+            continue
+        counter, peak, limit = (
+            ("memory.events", "memory.peak", "memory.max")
+            if mount.version == 2
+            else ("memory.oom_control", "memory.max_usage_in_bytes", "memory.limit_in_bytes")
+        )
+        for number, level in enumerate(_levels(mount, paths)):
+            if number == 0 and (counted := _stat_value(level / counter, "oom_kill")) is not None:
+                kills = counted
+            bound, highest = _bounded(_number(level / limit)), _number(level / peak)
+            if bound is not None and highest is not None:
+                peaks.append((bound, highest))
+    return CgroupMemory(kills=kills, peak_bytes=min(peaks)[1] if peaks else None)
+
+
 def _mounts(root: Path) -> list[_Mount]:
     """The cgroup mounts from mountinfo, or the usual places where that cannot be read."""
     found = []

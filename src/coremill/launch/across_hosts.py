@@ -52,7 +52,7 @@ class HostsOutcome:
 
 def run_on_hosts(commands: Sequence[HostCommand], remote: Remote) -> HostsOutcome:
     """Start all commands, relay what they print, and wait for them. Call it from the main thread."""
-    runs: list[_HostRun] = []
+    runs: list[HostRun] = []
     stop: list[int] = []
 
     def take(number: int, _: FrameType | None) -> None:
@@ -61,18 +61,18 @@ def run_on_hosts(commands: Sequence[HostCommand], remote: Remote) -> HostsOutcom
     former = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         for command in commands:
-            runs.append(_HostRun(command, remote))
+            runs.append(HostRun(command, remote))
         _watch(runs, stop)
     finally:
         for run in runs:
             run.kill()
         for number, handler in former.items():
             signal.signal(number, handler)
-    return _outcome(runs, stop)
+    return outcome_of(runs, stop)
 
 
-class _HostRun:
-    """One keeper, here or behind ssh."""
+class HostRun:
+    """One keeper, here or behind ssh, and what it says."""
 
     def __init__(self, command: HostCommand, remote: Remote) -> None:
         self.host = command.host
@@ -105,6 +105,7 @@ class _HostRun:
             self.process.stdin.flush()
 
     def ask_to_end(self) -> None:
+        """Let it see that nobody wants it any more."""
         if self.process.poll() is None and not self.was_asked_to_end:
             self.was_asked_to_end = True
             assert self.process.stdin is not None
@@ -112,12 +113,17 @@ class _HostRun:
                 self.process.stdin.close()
 
     def kill(self) -> None:
+        """End it, with some patience."""
         self.ask_to_end()
         if self.process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=self.grace_seconds)
             self.process.kill()
             self.process.wait()
+        self.read_to_the_end()
+
+    def read_to_the_end(self) -> None:
+        """Take in what it said last; only once it has ended."""
         for reader in self._readers:
             reader.join(timeout=2)
 
@@ -143,7 +149,7 @@ class _HostRun:
                 content = content[os.write(target.fileno(), content) :]
 
 
-def _watch(runs: Sequence[_HostRun], stop: Sequence[int]) -> None:
+def _watch(runs: Sequence[HostRun], stop: Sequence[int]) -> None:
     """Until all have ended; a failure or a request to stop ends the others."""
     end_at: float | None = None
     while any(run.process.poll() is None for run in runs):
@@ -162,7 +168,8 @@ def _watch(runs: Sequence[_HostRun], stop: Sequence[int]) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _outcome(runs: Sequence[_HostRun], stop: Sequence[int]) -> HostsOutcome:
+def outcome_of(runs: Sequence[HostRun], stop: Sequence[int]) -> HostsOutcome:
+    """How it ended, by what hosts and their ranks said."""
     codes = [run.process.returncode or 0 for run in runs]
     failures = [failure for run in runs for failure in run.failures]
     if any(failure.exit_code == Stopped.exit_code for failure in failures):

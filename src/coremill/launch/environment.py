@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coremill.launch.identity import LAUNCHER_PID, LOOPBACK, STORE_FD, NodeIdentity
+from coremill.launch.pulse import PULSE_FD
 from coremill.launch.sockets import interface_towards
 from coremill.plan.layout import Layout
 from coremill.plan.types import Plan
@@ -70,7 +71,10 @@ def rank_environment(
 ) -> dict[str, str]:
     """The whole environment of one rank."""
     # Left over from a launcher further out: that store is not ours.
-    kept = {name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_") and name != STORE_FD}
+    not_ours = (STORE_FD, PULSE_FD)
+    kept = {
+        name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_") and name not in not_ours
+    }
     kept.update({setting.variable: setting.value for setting in settings})
     kept.update(
         {

@@ -15,13 +15,13 @@ from coremill.errors import InputError
 from coremill.launch.identity import is_loopback
 
 CONNECT_SECONDS = 10
-# A password cannot be asked for on several hosts at once; a host that has gone is noticed within a minute.
+# A password cannot be asked for on several hosts at once; a host that has gone is noticed within 15 s.
 _SSH_OPTIONS = (
     "-T",
     "-o", "BatchMode=yes",
     "-o", f"ConnectTimeout={CONNECT_SECONDS}",
-    "-o", "ServerAliveInterval=15",
-    "-o", "ServerAliveCountMax=4",
+    "-o", "ServerAliveInterval=5",
+    "-o", "ServerAliveCountMax=3",
 )  # fmt: skip
 
 

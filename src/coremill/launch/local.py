@@ -1,7 +1,8 @@
 """Start this machine's ranks, watch them, and end them all when one fails or the user wants to stop.
 
 Every rank is a session of its own (Ctrl-C on the terminal reaches the launcher only) and dies with the launcher, even
-if that is killed. A failing rank ends the run within seconds: the others are asked to end (SIGTERM), then killed.
+if that is killed. A failing rank ends the others within seconds: they are asked to end (SIGTERM), then killed. With a
+sentry a rank that is stuck counts as one that failed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from coremill.errors import PeerLost, Stopped
+from coremill.errors import Stopped
 from coremill.launch.environment import (
     Setting,
     cpus_for_rank,
@@ -26,11 +27,13 @@ from coremill.launch.environment import (
     rank_environment,
     shared_settings,
 )
-from coremill.launch.followers import is_follower
 from coremill.launch.identity import NodeIdentity
-from coremill.launch.memory_kills import memory_kills, memory_note
+from coremill.launch.memory_kills import memory_kills
 from coremill.launch.process import die_with_parent, wrapped
+from coremill.launch.rank_process import RankProcess, end_all, explained
+from coremill.launch.sentry import Sentry
 from coremill.launch.sockets import listen_on_loopback
+from coremill.launch.stuck import Stuck
 from coremill.plan.layout import Layout
 from coremill.plan.types import Plan
 
@@ -41,15 +44,6 @@ GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 BLAME_SECONDS = 3.0
 POLL_SECONDS = 0.05
 TICK_SECONDS = 0.2
-LOG_TAIL_BYTES = 16384
-
-_MEANINGS = {
-    69: "it lost the connection to other ranks",
-    70: "its numbers are not finite",
-    74: "storage",
-    78: "bad config or input",
-    127: "the command was not found",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +58,17 @@ class Outcome:
     log_tail: str  # of the failed rank
     log_file: Path | None  # of the failed rank
     settings: tuple[Setting, ...]
+    on_request: bool = False  # somebody asked this launcher to stop
+    stuck: Stuck | None = None  # the failed rank did not end by itself
+    failed_at: float = 0.0  # time.monotonic() when that was noticed
+    unseen_seconds: float = 0.0  # how long nobody had looked at it, or it had been silent, by then
+    memory_kills: int = 0  # by the kernel, for lack of memory, while the ranks ran
+    unkillable: tuple[int, ...] = ()  # ranks that even SIGKILL did not end
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the failed rank was killed by the kernel for lack of memory."""
+        return self.signal == signal.SIGKILL and self.memory_kills > 0
 
 
 def run_local_ranks(
@@ -79,6 +84,9 @@ def run_local_ranks(
     on_stop: Callable[[str], None] = lambda reason: None,
     settings: tuple[Setting, ...] | None = None,
     serves_store: bool = True,
+    sentry: Sentry | None = None,
+    ends_at_once: Callable[[int], bool] = lambda exit_code: False,
+    append_logs: bool = False,
 ) -> Outcome:
     """Run `argv` as `plan.ranks_per_node` ranks until all have ended; no process is left whichever way this returns.
 
@@ -88,83 +96,26 @@ def run_local_ranks(
     it from the main thread: only there can signals be caught, and ranks die with the thread that started them.
 
     `settings` replaces what a training run's ranks share. With `serves_store` false rank 0 opens MASTER_PORT itself, as
-    programs other than coremill do.
+    programs other than coremill do. `sentry` says which rank is stuck. After a failure with an exit code (128 + n: by
+    signal n) that `ends_at_once`, the other ranks get no grace: they only wait for the one that is gone.
     """
     kills_before = memory_kills()
-    ranks: list[_Rank] = []
+    ranks: list[RankProcess] = []
     log_folder.mkdir(parents=True, exist_ok=True)
     with _StopRequests() as stop:
         try:
-            shared = _start(ranks, argv, plan, environ, log_folder, identity_base, settings, serves_store)
+            shared = _start(
+                ranks, argv, plan, environ, log_folder, identity_base, settings, serves_store, sentry, append_logs
+            )
             stop_grace = grace_seconds if stop_grace_seconds is None else stop_grace_seconds
-            culprit = _watch(ranks, stop, on_tick, on_stop, grace_seconds, stop_grace)
+
+            def grace_after(exit_code: int) -> float:
+                return 0.0 if ends_at_once(exit_code) else grace_seconds
+
+            culprit = _watch(ranks, stop, on_tick, on_stop, grace_after, stop_grace, sentry)
         finally:
-            for rank in ranks:
-                rank.kill()
+            end_all(ranks)
     return _outcome(ranks, culprit, stop, shared, memory_kills() - kills_before)
-
-
-class _Rank:
-    """One process and what is known of its end."""
-
-    def __init__(self, rank: int, process: subprocess.Popen[bytes], log_file: Path) -> None:
-        self.rank = rank
-        self.log_file = log_file
-        self.ended_at = 0.0
-        self.was_asked_to_end = False
-        self._process = process
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
-        return self._process.returncode
-
-    @property
-    def is_running(self) -> bool:
-        return self._process.returncode is None
-
-    @property
-    def failed(self) -> bool:
-        """Ended badly, and not because we asked it to end."""
-        return bool(self.exit_code) and not self.was_asked_to_end
-
-    @property
-    def only_followed(self) -> bool:
-        """Ended because another rank did, by its exit code or by what it says in its log."""
-        return self.exit_code == PeerLost.exit_code or is_follower(self.log_tail())
-
-    def poll(self) -> None:
-        """See whether it has ended; its own children are then ended too.
-
-        They hold its sockets: with one left the other ranks would wait for a rank that is gone. The group is signalled
-        before the rank is reaped, while its number cannot have been given to anybody else.
-        """
-        if self.is_running and os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            self._signal_group(signal.SIGKILL)
-            self._process.wait()
-            self.ended_at = time.monotonic()
-
-    def ask_to_end(self) -> None:
-        if self.is_running:
-            self.was_asked_to_end = True
-            self._signal_group(signal.SIGTERM)
-
-    def kill(self) -> None:
-        if self.is_running:
-            self.was_asked_to_end = True
-            self._signal_group(signal.SIGKILL)
-            self._process.wait()
-
-    def log_tail(self) -> str:
-        with self.log_file.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-            return log.read().decode(errors="replace")
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        try:
-            os.killpg(self._process.pid, number)
-        except (ProcessLookupError, PermissionError):  # it has not become a group of its own yet, or holds only zombies
-            self._process.send_signal(number)
 
 
 class _StopRequests:
@@ -193,7 +144,7 @@ class _StopRequests:
 
 
 def _start(
-    ranks: list[_Rank],
+    ranks: list[RankProcess],
     argv: Sequence[str],
     plan: Plan | Layout,
     environ: Mapping[str, str],
@@ -201,6 +152,8 @@ def _start(
     identity_base: NodeIdentity | None,
     settings: tuple[Setting, ...] | None,
     serves_store: bool,
+    sentry: Sentry | None,
+    append_logs: bool,
 ) -> tuple[Setting, ...]:
     """Start all ranks into `ranks`, which the caller cleans up even if this fails half-way."""
     local_size = plan.ranks_per_node.value
@@ -218,11 +171,18 @@ def _start(
         for local_rank in range(local_size):
             rank = node.node_rank * local_size + local_rank
             store_fd = listener.fileno() if rank == 0 and node.nodes == 1 and serves_store else None
+            descriptors = [] if store_fd is None else [store_fd]
+            pulse = {}
+            if sentry is not None:
+                descriptors.append(sentry.descriptor)
+                pulse = sentry.variable(local_rank)
             log_file = log_folder / f"rank-{rank:05d}.log"
-            with log_file.open("wb") as log:
+            with log_file.open("ab" if append_logs else "wb") as log:
+                log_begin = log.tell()
                 process = subprocess.Popen(
                     wrapped(list(argv), launcher_pid=launcher_pid, cpus=cpus_for_rank(plan, local_rank, inherited)),
-                    env=rank_environment(
+                    env=pulse
+                    | rank_environment(
                         environ,
                         settings,
                         node,
@@ -234,23 +194,24 @@ def _start(
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    pass_fds=() if store_fd is None else (store_fd,),
+                    pass_fds=descriptors,
                     start_new_session=True,
                 )
-            ranks.append(_Rank(rank, process, log_file))
+            ranks.append(RankProcess(rank, process, log_file, log_begin))
     return settings
 
 
 def _watch(
-    ranks: list[_Rank],
+    ranks: list[RankProcess],
     stop: _StopRequests,
     on_tick: Callable[[], None],
     on_stop: Callable[[str], None],
-    grace_seconds: float,
+    grace_after: Callable[[int], float],
     stop_grace_seconds: float,
-) -> _Rank | None:
+    sentry: Sentry | None,
+) -> RankProcess | None:
     """Wait for all ranks; returns the one to blame, if any failed."""
-    culprit: _Rank | None = None
+    culprit: RankProcess | None = None
     kill_at: float | None = None
     next_tick = 0.0
     while True:
@@ -260,17 +221,20 @@ def _watch(
         running = [rank for rank in ranks if rank.is_running]
         # A rank may be asked to stop without us; then all save and leave, and one that has not joined yet is asked too.
         stopping = stop.first is not None or any(rank.exit_code == Stopped.exit_code for rank in ranks)
+        stuck = sentry.look([rank.pid for rank in ranks]) if sentry is not None else None
         if culprit is None and not stopping:
             culprit = _blamed(ranks, now)
+            if culprit is None and stuck is not None and not any(rank.failed for rank in ranks):
+                culprit = ranks[stuck.local_rank]
+                culprit.is_stuck(stuck)
         if (culprit is not None or stopping) and kill_at is None:
-            kill_at = now + (stop_grace_seconds if culprit is None else grace_seconds)
+            kill_at = now + (stop_grace_seconds if culprit is None else grace_after(explained(culprit)[0]))
             if stop.first is not None and running:
                 on_stop("Ctrl-C" if stop.first == signal.SIGINT else stop.first.name)
             for rank in running:
                 rank.ask_to_end()
         if stop.at_once or (kill_at is not None and now >= kill_at):
-            for rank in running:
-                rank.kill()
+            end_all(running)
             running = []
         if now >= next_tick or not running:
             on_tick()
@@ -280,7 +244,7 @@ def _watch(
         time.sleep(POLL_SECONDS)
 
 
-def _blamed(ranks: list[_Rank], now: float) -> _Rank | None:
+def _blamed(ranks: list[RankProcess], now: float) -> RankProcess | None:
     """The first rank that failed for a reason of its own; one that only followed is blamed when no other turns up."""
     failed = sorted((rank for rank in ranks if rank.failed), key=lambda rank: (rank.ended_at, rank.rank))
     for rank in failed:
@@ -292,17 +256,22 @@ def _blamed(ranks: list[_Rank], now: float) -> _Rank | None:
 
 
 def _outcome(
-    ranks: list[_Rank], culprit: _Rank | None, stop: _StopRequests, settings: tuple[Setting, ...], kills: int
+    ranks: list[RankProcess],
+    culprit: RankProcess | None,
+    stop: _StopRequests,
+    settings: tuple[Setting, ...],
+    kills: int,
 ) -> Outcome:
     codes = tuple(rank.exit_code or 0 for rank in ranks)
+    unkillable = tuple(rank.rank for rank in ranks if rank.is_running)
     exit_code, message, number = 0, "", None
     if culprit is not None:
-        exit_code, message, number = _explained(culprit, kills)
+        exit_code, message, number = explained(culprit, kills)
     elif Stopped.exit_code in codes and not stop.at_once:
         exit_code, message = Stopped.exit_code, "stopped on request"
     elif (failed := _failed_while_stopping(ranks)) is not None and not stop.at_once:
         culprit = failed
-        exit_code, message, number = _explained(culprit, kills)
+        exit_code, message, number = explained(culprit, kills)
     elif stop.first is not None and any(codes):
         # A second Ctrl-C ends with Ctrl-C's code, whatever the first request was.
         exit_code = 128 + (signal.SIGINT if stop.at_once else stop.first)
@@ -317,24 +286,16 @@ def _outcome(
         log_tail="" if culprit is None else culprit.log_tail(),
         log_file=None if culprit is None else culprit.log_file,
         settings=settings,
+        on_request=stop.first is not None,
+        stuck=None if culprit is None else culprit.stuck,
+        failed_at=0.0 if culprit is None else culprit.ended_at,
+        unseen_seconds=0.0 if culprit is None else culprit.unseen_seconds,
+        memory_kills=kills,
+        unkillable=unkillable,
     )
 
 
-def _failed_while_stopping(ranks: list[_Rank]) -> _Rank | None:
+def _failed_while_stopping(ranks: list[RankProcess]) -> RankProcess | None:
     """A rank that was asked to end and ended badly for a reason of its own, as its exit code says."""
     failed = [rank for rank in ranks if (rank.exit_code or 0) > 0 and not rank.only_followed]
     return min(failed, key=lambda rank: rank.ended_at, default=None)
-
-
-def _explained(culprit: _Rank, kills: int) -> tuple[int, str, int | None]:
-    """Exit code, one line, and the signal of a rank that failed."""
-    code = culprit.exit_code or 0
-    if code >= 0:
-        meaning = f": {_MEANINGS[code]}" if code in _MEANINGS else ""
-        return code, f"rank {culprit.rank} failed with exit code {code}{meaning}", None
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    note = memory_note(kills) if -code == signal.SIGKILL else ""
-    return 128 - code, f"rank {culprit.rank} was ended by {name}{note}", -code

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from coremill.errors import PeerLost
+from coremill.launch.pulse import PULSE
 
 # What gloo and the store say when the other side is gone or silent (torch 2.11 and 2.13).
 _LOST_PHRASES = (
@@ -47,9 +48,10 @@ def as_peer_lost(exception: BaseException) -> PeerLost | None:
 
 @contextlib.contextmanager
 def peer_errors() -> Iterator[None]:
-    """Raise what torch says of a lost peer as `PeerLost`."""
+    """Raise what torch says of a lost peer as `PeerLost`; the launcher is told that this rank waits for others."""
     try:
-        yield
+        with PULSE.waiting():
+            yield
     except RuntimeError as error:
         lost = as_peer_lost(error)
         if lost is None:

@@ -21,6 +21,10 @@ from coremill.launch.sockets import listen_for_store, own_address_towards, reach
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+class ClaimedTwice(InputError):
+    """Another process is this rank already, or was in an attempt whose store is about to go."""
+
+
 POLL_SECONDS = 0.05
 SLOWEST_POLL_SECONDS = 0.5
 
@@ -83,7 +87,7 @@ def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list
     }
     with peer_errors():
         if store.add(f"claims/{identity.rank}", 1) > 1:
-            raise InputError(
+            raise ClaimedTwice(
                 f"two processes say they are rank {identity.rank}",
                 where=f"this one runs on {host}",
                 why="RANK must differ between processes; perhaps the same command was started twice",

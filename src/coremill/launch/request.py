@@ -13,6 +13,7 @@ from coremill.hardware.facts import NodeFacts
 from coremill.hardware.hostfile import read_hostfile
 from coremill.launch.hosts import Host, is_this_host
 from coremill.launch.identity import DEFAULT_PORT, DERIVED_PORTS, LOOPBACK, NodeIdentity, is_loopback
+from coremill.launch.reform import ReformPolicy
 from coremill.launch.settings import Allocator
 from coremill.launch.sockets import own_address_towards
 
@@ -49,6 +50,8 @@ class Request:
     same_files: tuple[str, ...] = ()  # besides the script: files that must be the same on all hosts
     memory_bytes_per_rank: int | None = None  # where known: hosts with less are refused
     stop_seconds: float = 8.0  # from a request to stop to the kill
+    nodes: ReformPolicy | None = None  # the program is a launcher on each host, and a host that is lost comes back
+    only_first: tuple[str, ...] = ()  # words of `arguments` that a host which comes back is not told
 
     @property
     def program(self) -> list[str]:

@@ -36,6 +36,10 @@ class RunFolder:
         """What the launcher found out for its ranks: folders, rows, steps."""
         return self.path / "orders.json"
 
+    def orders_of(self, node_rank: int) -> Path:
+        """The same for one of several machines that may share this folder: caches may lie elsewhere there."""
+        return self.orders if node_rank == 0 else self.path / f"orders-node-{node_rank}.json"
+
     @property
     def logs(self) -> Path:
         """One file per rank: its stdout and stderr."""
@@ -72,9 +76,13 @@ class RunFolder:
                 do="set run.folder to a folder you may write, or change its permissions",
             ) from error
 
-    def clear(self, *, keep_events: bool = False) -> None:
-        """Remove what an earlier run left, and nothing else that may lie there; a run that goes on keeps its events."""
-        for name in ("logs", "export") if keep_events else ("events", "logs", "export"):
+    def clear(self, *, keep_events: bool = False, keep_logs: bool = False) -> None:
+        """Remove what an earlier run left, and nothing else that may lie there; a run that goes on keeps its events.
+
+        Other machines may have opened their logs already.
+        """
+        kept = {"events"} if keep_events else set()
+        for name in {"events", "logs", "export"} - kept - ({"logs"} if keep_logs else set()):
             shutil.rmtree(self.path / name, ignore_errors=True)
         for name in ("config.yaml", "plan.json", "orders.json", "report.json", "report.html"):
             (self.path / name).unlink(missing_ok=True)

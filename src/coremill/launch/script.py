@@ -29,9 +29,11 @@ from coremill.launch.hosts import Host, Remote, ssh_program
 from coremill.launch.identity import NodeIdentity, RankIdentity, identify
 from coremill.launch.local import run_local_ranks
 from coremill.launch.mpirun import find_mpirun, hostfile_text, mpirun_command, mpirun_environment
+from coremill.launch.node_command import node_commands
 from coremill.launch.output import LogFollower, last_words
 from coremill.launch.preflight import HostAnswer, Questions, check_hosts
 from coremill.launch.rank_shim import SHIM, ShimOrder, is_bound_by_parent, run_rank, start_of_rank
+from coremill.launch.reform import run_nodes
 from coremill.launch.request import (
     Request,
     check_request,
@@ -232,7 +234,16 @@ def _run_across(request: Request, node: NodeFacts, hosts: tuple[Host, ...], envi
             here = _settings_here(request, node, layout, None, environ)
             show_hosts(request, commands, remote, answers, here, environ)
             return 0
-        outcome = run_on_hosts(commands, remote)
+        if request.nodes is not None and via_of(request, hosts) == "torchrun" and request.via is None:
+            outcome = run_nodes(
+                hosts,
+                lambda left, is_first: node_commands(request, left, port, environ, is_first=is_first),
+                remote,
+                request.nodes,
+                say,
+            )
+        else:
+            outcome = run_on_hosts(commands, remote)
     _explain(outcome.message, outcome.last_words)
     return outcome.exit_code
 
@@ -258,7 +269,9 @@ def _commands(
     threads_here: int,
     scratch: Path,
 ) -> list[HostCommand]:
-    """What runs where: one torchrun per host, or one mpirun here."""
+    """What runs where: a launcher of ours or one torchrun per host, or one mpirun here."""
+    if request.nodes is not None and request.via is None:
+        return node_commands(request, hosts, port, environ, is_first=True)
     order = replace(
         _shim_order(request, environ), user_threads="OMP_NUM_THREADS" in environ, announce=not request.quiet
     )

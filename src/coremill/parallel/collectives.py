@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from coremill.launch.pulse import PULSE
+
 # Reductions in flight at once. Each holds a send and a receive buffer of one layer; two keep the wire busy while
 # backward computes the next.
 MAX_IN_FLIGHT = 2
@@ -44,7 +46,8 @@ class WireMeter:
     def wait(self, work: dist.Work) -> None:
         """Wait for a collective, on the clock."""
         begin = time.perf_counter()
-        work.wait()
+        with PULSE.waiting():
+            work.wait()
         self.exposed_seconds += time.perf_counter() - begin
 
     def take(self) -> tuple[int, float]:

@@ -19,6 +19,7 @@ from coremill.report import terminal
 from coremill.report.charts import Dots, Part, Reference, level_bar, line_chart, stacked_bar
 from coremill.report.plan_screen import MEMORY_PARTS, PHASE_NAMES
 from coremill.report.summary_screen import SPLIT_STYLES, format_perplexity
+from coremill.report.timeline import outcome_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -84,6 +85,7 @@ def render_page(summary: Mapping[str, Any]) -> str:
         wall_split=_wall_split(summary),
         comparison=_comparison(summary),
         environment=_environment(summary),
+        faults=[{**fault, "outcome": outcome_of(fault)} for fault in summary.get("faults") or ()],
     )
 
 

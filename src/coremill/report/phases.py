@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from coremill.hardware.process_memory import peak_rss_bytes, reset_peak, rss_bytes
+from coremill.launch.pulse import PULSE
 from coremill.report.events import EventWriter
 
 
@@ -15,6 +16,7 @@ def phase(events: EventWriter, name: str) -> Iterator[int]:
     """Time the body and note its peak; yields what was resident before it."""
     reset_peak()
     before, began = rss_bytes(), time.perf_counter()
-    yield before
+    with PULSE.phase(name):
+        yield before
     seconds = time.perf_counter() - began
     events.write("phase", name=name, seconds=seconds, rss_bytes=rss_bytes(), peak_rss_bytes=peak_rss_bytes())

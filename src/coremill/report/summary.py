@@ -19,6 +19,7 @@ from coremill.report.events import events_folder, iter_events, redact
 from coremill.report.page import render_page
 from coremill.report.summary_screen import render_summary
 from coremill.report.tally import SPLIT, RankTally, RunTally
+from coremill.report.timeline import timeline
 
 __all__ = ["render_summary", "summarise", "write_report", "write_whole"]
 
@@ -59,6 +60,7 @@ def summarise(run_folder: Path | str) -> dict[str, Any]:
         ],
         "sample": None if tally.sample is None else {key: tally.sample.get(key) for key in ("prompt", "completion")},
         "export": None if tally.export is None else {k: tally.export.get(k) for k in ("folder", "bytes", "seconds")},
+        "faults": timeline(tally.faults, tally.restarts, tally.first_time),
         "choices": _choices(tally),
         "ranks": [_rank_row(tally.ranks.get(rank, RankTally(rank))) for rank in range(tally.world_size)],
         "wall_seconds_split": _wall_split(tally),

@@ -24,6 +24,7 @@ from coremill.report.terminal import (
     print_rows,
     print_verbatim,
 )
+from coremill.report.timeline import render_timeline
 
 SPLIT_STYLES = {
     "compute": "cyan",
@@ -43,6 +44,7 @@ def render_summary(summary: Mapping[str, Any], console: Console) -> None:
     if split.get("total"):
         print_heading(console, f"Where a step went ({format_seconds(split['total'])})")
         render_split(split, console, "where a step went")
+    render_timeline(summary.get("faults") or (), console)
     _evaluations(summary, console)
     _sample(summary, console)
     _next_steps(summary, console)

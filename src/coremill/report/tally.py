@@ -99,6 +99,8 @@ class RunTally:
     evaluations: dict[int, Event] = field(default_factory=dict)
     choices: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)  # (name, value, reason) -> ranks
     errors: list[Event] = field(default_factory=list)
+    faults: list[Event] = field(default_factory=list)
+    restarts: list[Event] = field(default_factory=list)
     sample: Event | None = None
     export: Event | None = None
     last_step: int = 0  # the highest step done; 0 before the first
@@ -178,6 +180,12 @@ class RunTally:
 
     def _error(self, rank: RankTally, event: Event) -> None:
         self.errors.append(event)
+
+    def _fault(self, rank: RankTally, event: Event) -> None:
+        self.faults.append(event)
+
+    def _restart(self, rank: RankTally, event: Event) -> None:
+        self.restarts.append(event)
 
     def _end(self, rank: RankTally, event: Event) -> None:
         rank.ended = True
@@ -278,5 +286,7 @@ _HANDLERS: dict[str, Callable[[RunTally, RankTally, Event], None]] = {
     "sample": RunTally._sample,
     "export": RunTally._export,
     "error": RunTally._error,
+    "fault": RunTally._fault,
+    "restart": RunTally._restart,
     "end": RunTally._end,
 }

@@ -14,6 +14,7 @@ from torch import nn
 from coremill.config.schema import TrainSection
 from coremill.data.loader import Batch, RowLoader
 from coremill.errors import NonFinite
+from coremill.launch.pulse import PULSE
 from coremill.parallel.engine import Engine
 from coremill.train.optimizer import learning_rate_at
 
@@ -66,6 +67,7 @@ def train_steps(
 ) -> Iterator[StepResult]:
     """Run steps first_step..steps, yielding each one's numbers."""
     for step in range(first_step, steps + 1):
+        PULSE.step(step)
         began = time.perf_counter()
         work = loader.next_step()
         have_data = time.perf_counter()
@@ -73,6 +75,7 @@ def train_steps(
         scale = 1.0 / work.valid_targets
         loss = 0.0
         for index, batch in enumerate(work.batches):
+            PULSE.mark()
             loss += engine.forward_backward(
                 lambda module, batch=batch, scale=scale: task.loss(module, batch, scale),  # type: ignore[misc]
                 is_last=index == len(work.batches) - 1,
@@ -98,6 +101,7 @@ def train_steps(
         if agreement:
             agreement.hear(totals.votes)
         ended = time.perf_counter()
+        PULSE.step_done(step)
 
         wire = engine.wire_use()
         yield StepResult(
@@ -114,6 +118,7 @@ def train_steps(
             optimizer_seconds=ended - have_gradients,
             wire_bytes=wire.bytes_sent,
         )
+    PULSE.enter("finish")
 
 
 def evaluation_loss(engine: Engine, task: Task, batches: Iterable[Batch], valid_targets: int) -> float:
@@ -122,6 +127,10 @@ def evaluation_loss(engine: Engine, task: Task, batches: Iterable[Batch], valid_
     module.eval()
     try:
         with torch.no_grad():
-            return sum(float(task.loss(module, batch, 1.0 / valid_targets)) for batch in batches)
+            total = 0.0
+            for batch in batches:
+                PULSE.mark()
+                total += float(task.loss(module, batch, 1.0 / valid_targets))
+            return total
     finally:
         module.train()

@@ -116,6 +116,13 @@ def test_followers_are_recognised_by_their_line() -> None:
 
 
 def test_kernel_kills_are_read(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / "vmstat").write_text("nr_free_pages 1\noom_kill 12\noom_kill_other 3\n")
-    assert memory_kills(tmp_path / "vmstat") == 12
-    assert memory_kills(tmp_path / "absent") == 0
+    assert memory_kills(tmp_path) == 0
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "vmstat").write_text("nr_free_pages 1\noom_kill 12\noom_kill_other 3\n")
+    assert memory_kills(tmp_path) == 12
+    # The cgroup knows better where it counts: the machine's number holds strangers.
+    level = tmp_path / "sys" / "fs" / "cgroup"
+    level.mkdir(parents=True)
+    (level / "cgroup.controllers").write_text("memory\n")
+    (level / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 0\n")
+    assert memory_kills(tmp_path) == 3
