@@ -32,6 +32,7 @@ SPLIT_STYLES = {
     "data": "green",
     "other": "bright_black",
 }
+SHOWN_FINDINGS = 8
 _STATE_STYLES = {"finished": "bold green", "running": "bold cyan", "failed": "bold red", "stopped": "bold yellow"}
 
 
@@ -44,6 +45,7 @@ def render_summary(summary: Mapping[str, Any], console: Console) -> None:
         print_heading(console, f"Where a step went ({format_seconds(split['total'])})")
         render_split(split, console, "where a step went")
     _evaluations(summary, console)
+    _findings(summary, console)
     _sample(summary, console)
     _next_steps(summary, console)
 
@@ -144,6 +146,17 @@ def _evaluations(summary: Mapping[str, Any], console: Console) -> None:
     rows = [(f"step {one['step']}", format_loss(one["loss"]), format_perplexity(one["perplexity"])) for one in shown]
     print_heading(console, "Evaluation")
     print_rows(console, "evaluation", ("", "loss", "perplexity"), rows)
+
+
+def _findings(summary: Mapping[str, Any], console: Console) -> None:
+    findings = summary.get("findings") or []
+    if not findings:
+        return
+    print_heading(console, "Look at")
+    for text in findings[:SHOWN_FINDINGS]:
+        print_line(console, text, style="yellow")
+    if len(findings) > SHOWN_FINDINGS:
+        print_line(console, f"and {len(findings) - SHOWN_FINDINGS} more: coremill report {summary['run']} --json")
 
 
 def format_perplexity(value: float | None) -> str:
