@@ -46,6 +46,10 @@ def train_saved(
     slow_writes: bool = False,
     full_at: int | None = None,  # on the last rank the disk is full when this step is saved
     poison_at: int | None = None,  # weights stop being numbers before this step
+    bad_loss_at: tuple[int, ...] = (),  # in these steps the last rank's loss is not a number
+    bad_gradient_at: tuple[int, ...] = (),  # in these steps the last rank's gradients are not, its loss is
+    on_non_finite: str = "stop",
+    skip_budget: int = 10,
 ) -> dict[str, Any]:
     """Losses by step, rows by step, digest of the final weights, and what was said."""
     import torch
@@ -54,7 +58,7 @@ def train_saved(
     from coremill.checkpoint.resume import find_origin
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, restore_parameters, restore_progress
-    from coremill.config.schema import CheckpointSection, RunConfig, TrainSection
+    from coremill.config.schema import CheckpointSection, NumericsSection, RunConfig, TrainSection
     from coremill.data.loader import RowLoader
     from coremill.data.packed import PackedData
     from coremill.errors import NonFinite, Stopped
@@ -65,6 +69,7 @@ def train_saved(
     from coremill.parallel import make_engine
     from coremill.tasks.causal_lm import CausalLm
     from coremill.train.loop import train_steps
+    from coremill.train.numerics import NumericsGuard
     from coremill.train.optimizer import make_optimizer
 
     torch.set_num_threads(1)
@@ -117,25 +122,45 @@ def train_saved(
         accumulation_steps=ceil(ceil(rows_per_step / world.size) / micro_batch_rows),
         **here,
     )
+    now = 0  # the step under way
+    bad_rows: dict[int, list[int]] = {}  # by step: this rank's last micro-batch, on the last rank the bad one
+    whole_loss = task.loss
+
+    def bad_loss(module: Any, batch: Any, scale: float) -> Any:
+        loss = whole_loss(module, batch, scale)
+        if last and list(batch.row_ids) == bad_rows.get(now):
+            if now in bad_loss_at:
+                loss = loss * float("nan")
+            if now in bad_gradient_at and loss.requires_grad:
+                loss.register_hook(lambda gradient: gradient * float("inf"))
+        return loss
+
+    task.loss = bad_loss  # type: ignore[method-assign]
     rows: dict[int, tuple[int, ...]] = {}
     next_step = loader.next_step
 
     def noted() -> Any:
+        nonlocal now
         batches = next_step()
-        rows[loader.rows_done // rows_per_step] = batches.row_ids
+        now = loader.rows_done // rows_per_step
+        rows[now] = batches.row_ids
+        bad_rows[now] = list(batches.batches[-1].row_ids)
         return batches
 
     loader.next_step = noted  # type: ignore[method-assign]
-    training = Training(made, model, optimizer, loader)
+    guard = NumericsGuard(NumericsSection(on_non_finite=on_non_finite, skip_budget=skip_budget), world, events)
+    training = Training(made, model, optimizer, loader, guard)
     if origin.checkpoint is not None:
         restore_progress(origin.checkpoint, training, **here)
     losses: dict[int, float] = {}
+    skipped: list[int] = []
     ended = "done"
     try:
         with Saver(config, Path(folder), origin, memory, steps, world, training, events, requests) as saver:
-            for result in train_steps(
-                made, task, loader, optimizer, settings, steps=steps, first_step=origin.step + 1, agreement=saver
-            ):
+            where = {"steps": steps, "first_step": origin.step + 1}
+            for result in train_steps(made, task, loader, optimizer, settings, **where, agreement=saver, guard=guard):
+                if result.skipped:
+                    skipped.append(result.step)
                 losses[result.step] = result.loss
                 saver.after_step(result.step)
                 if last and result.step == kill_at:
@@ -154,6 +179,8 @@ def train_saved(
     return {
         "first_step": origin.step + 1,
         "losses": losses,
+        "skipped": skipped,
+        "bad_rows": bad_rows,
         "rows": rows,
         "digest": hashlib.sha256(b"".join(data for _, data in pieces)).hexdigest(),
         "ended": ended,

@@ -226,6 +226,8 @@ def prepare_with_progress(
     finally:
         for bar in bars.values():
             bar.close(done=orders is not None)
+    if orders.data.bad_rows:
+        say(console, orders.data.bad_rows_words)
     return orders
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from coremill.config.load import LoadedConfig
 from coremill.hardware.probe import affinity_mask
@@ -57,6 +58,7 @@ def train_rank(
     from coremill.parallel import DTYPES, make_engine
     from coremill.tasks.causal_lm import CausalLm
     from coremill.train.loop import evaluation_loss, train_steps
+    from coremill.train.numerics import NumericsGuard
     from coremill.train.optimizer import make_optimizer
 
     config, plan = loaded.config, orders.plan
@@ -73,6 +75,7 @@ def train_rank(
         dtype=plan.dtype.value,
         torch_version=torch.__version__,
     )
+    events.write("data", **orders.data.counts())
     torch.manual_seed(config.train.seed)
     task = CausalLm()
 
@@ -96,20 +99,17 @@ def train_rank(
         events.write("load", **asdict(loaded_weights), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
     engine.start()
     optimizer = make_optimizer(engine.parameters(), config.train)
-
-    batch_shape = {**here, "micro_batch_rows": plan.micro_batch_rows.value}
-    across = config.data.attention_across_documents
+    batch_shape: dict[str, Any] = {**here, "micro_batch_rows": plan.micro_batch_rows.value}
+    batch_shape["attention_across_documents"] = config.data.attention_across_documents
     loader = RowLoader(
         orders.data,
-        split="train",
         seed=config.train.seed,
         rows_per_step=plan.rows_per_step,
         accumulation_steps=plan.accumulation_steps.value,
-        attention_across_documents=across,
         **batch_shape,
     )
-
-    training = Training(engine, model, optimizer, loader)
+    guard = NumericsGuard(config.numerics, world, events)
+    training = Training(engine, model, optimizer, loader, guard)
     if origin.checkpoint is not None:
         restore_progress(origin.checkpoint, training, **here)
     saver = Saver(config, folder.path, origin, plan.memory, orders.steps, world, training, events)
@@ -117,19 +117,20 @@ def train_rank(
     def evaluate(step: int) -> None:
         with phase(events, "evaluate"):
             started = time.perf_counter()
-            held_out = evaluation_batches(
-                orders.data, max_rows=config.evaluation.rows, attention_across_documents=across, **batch_shape
-            )
-            loss = world.sums([evaluation_loss(engine, task, held_out, held_out.valid_targets)])[0]
-            seconds = time.perf_counter() - started
-            numbers = {"loss": loss, "perplexity": task.metric(loss), "tokens": held_out.tokens, "seconds": seconds}
-            events.write("evaluation", step=step, **numbers)
+            held_out = evaluation_batches(orders.data, max_rows=config.evaluation.rows, **batch_shape)
+            part, bad_rows = evaluation_loss(engine, task, held_out)
+            numbers = {"loss": world.sum(part), "tokens": held_out.tokens, "seconds": time.perf_counter() - started}
+            events.write("evaluation", step=step, perplexity=task.metric(numbers["loss"]), **numbers)
+            guard.judge_evaluation(step, numbers["loss"], bad_rows)
 
     every = config.evaluation.every_steps
     reset_peak()
     with saver:
         steps = {"first_step": origin.step + 1, "steps": orders.steps}
-        for result in train_steps(engine, task, loader, optimizer, config.train, **steps, agreement=saver):
+        training_steps = train_steps(
+            engine, task, loader, optimizer, config.train, **steps, agreement=saver, guard=guard
+        )
+        for result in training_steps:
             events.write("step", **asdict(result), rss_bytes=rss_bytes(), peak_rss_bytes=peak_rss_bytes())
             saver.after_step(result.step)
             if orders.data.evaluation_rows and every and result.step % every == 0 and result.step != orders.steps:
@@ -142,9 +143,8 @@ def train_rank(
     if config.run.export:
         del optimizer, training, saver
         with phase(events, "export"):
-            exported = export_model(
-                model, orders.model, orders.tokenizer, folder.export, world=world, dtype=DTYPES[plan.dtype.value]
-            )
+            dtype = DTYPES[plan.dtype.value]
+            exported = export_model(model, orders.model, orders.tokenizer, folder.export, world=world, dtype=dtype)
         if world.rank == 0:
             events.write("export", folder=str(folder.export), bytes=exported.bytes, seconds=exported.seconds)
     events.write("end", seconds=time.perf_counter() - began)

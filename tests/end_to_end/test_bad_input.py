@@ -74,6 +74,20 @@ def folder_as_text(scene: Scene) -> None:
     scene.path("folder.yaml").write_text(RUN_FILE.replace("text/*.jsonl", "text"))
 
 
+def broken_line(scene: Scene) -> None:
+    lines = scene.path("text/part.jsonl").read_text().splitlines(keepends=True)
+    scene.path("broken.jsonl").write_text("".join([*lines[:39], '{"text": \n', *lines[39:]]))
+
+
+def truncated_parquet(scene: Scene) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = scene.path("cut.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["some words"] * 1000}), path)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
 def short_text(scene: Scene) -> None:
     scene.path("short.jsonl").write_text('{"text": "' + "mill" * 10 + '"}\n')
 
@@ -130,6 +144,18 @@ CASES = {
     "no such text": Case("no file matches...absent/", ("data.source=absent/*.jsonl",)),
     "empty dataset": Case("empty.jsonl", ("data.source=empty.jsonl",), prepare=empty_text),
     "missing column": Case("'body'...text", ("data.column=body",)),
+    "a broken line in the middle, two ranks": Case(
+        "not a line of JSON...broken.jsonl:40, column 10...repair or remove...data.on_bad_rows=skip",
+        ("data.source=broken.jsonl",),
+        words=("--nproc", "2"),
+        prepare=broken_line,
+    ),
+    "truncated parquet, two ranks": Case(
+        "not a whole parquet file...cut.parquet...again",
+        ("data.source=cut.parquet",),
+        words=("--nproc", "2"),
+        prepare=truncated_parquet,
+    ),
     "a folder as text": Case(
         r"is a folder...where: folder.yaml:3 \(data.source\): text\n", file="folder.yaml", prepare=folder_as_text
     ),

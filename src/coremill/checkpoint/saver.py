@@ -200,6 +200,7 @@ class Saver:
             "step": step,
             "updates": updates_done(self._training.optimizer),
             "loader": self._training.loader.state(),
+            "numerics": self._training.guard.state(),
             "seed": self._config.train.seed,
             "config": self._config.model_dump(mode="json"),
         }

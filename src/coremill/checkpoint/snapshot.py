@@ -26,6 +26,7 @@ from coremill.model.read import TensorReader
 from coremill.model.slices import RowSlice, model_name, named_tensors, rows_of_rank, slice_of
 from coremill.parallel.engine import Engine
 from coremill.plan.headers import TensorHeader, read_file_header
+from coremill.train.numerics import NumericsGuard
 
 WEIGHTS, BUFFERS, RNG = "parameters", "buffers", "rng/torch"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -44,6 +45,7 @@ class Training:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     loader: RowLoader
+    guard: NumericsGuard
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ def restore_progress(checkpoint: Checkpoint, training: Training, *, rank: int, w
     state = checkpoint.state()
     restore_optimizer(training.optimizer, training.engine.slices(), checkpoint, state["updates"])
     training.loader.restore(state["loader"])
+    training.guard.restore(state.get("numerics", {}))
     restore_rng(checkpoint, rank=rank, world_size=world_size, seed=state["seed"])
 
 

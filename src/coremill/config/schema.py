@@ -59,6 +59,11 @@ class DataSection(Section):
         0.0, description="share of the rows kept for evaluation where no evaluation source or split is named"
     )
     sequence_length: PositiveInt = Field(512, description="tokens per row")
+    on_bad_rows: Literal["stop", "skip"] = Field(
+        "stop",
+        description="stop: end with 78 at the first row that cannot be used (not UTF-8, broken JSON, no text);"
+        " skip: leave such rows out, count and list them",
+    )
     attention_across_documents: bool = Field(
         True, description="false: a token attends only to its own document, at some cost in speed"
     )
@@ -170,6 +175,17 @@ class SuperviseSection(Section):
     )
 
 
+class NumericsSection(Section):
+    """What to do when the loss or a gradient is not a number; the weights are never touched by such a step."""
+
+    on_non_finite: Literal["stop", "skip"] = Field(
+        "stop", description="stop: end with 70 and name step, rank and rows; skip: leave the step out and go on"
+    )
+    skip_budget: NonNegativeInt = Field(
+        10, description="skip: at most so many steps of the whole run, continuations included; one more ends it with 70"
+    )
+
+
 class EvaluationSection(Section):
     """When to evaluate, and on how much."""
 
@@ -211,6 +227,7 @@ class RunConfig(Section):
     fleet: FleetSection = Field(default_factory=lambda: FleetSection())
     checkpoint: CheckpointSection = Field(default_factory=lambda: CheckpointSection())
     supervise: SuperviseSection = Field(default_factory=lambda: SuperviseSection())
+    numerics: NumericsSection = Field(default_factory=lambda: NumericsSection())
     evaluation: EvaluationSection = Field(default_factory=lambda: EvaluationSection())
     sample: SampleSection = Field(default_factory=lambda: SampleSection())
     run: RunSection = Field(default_factory=lambda: RunSection())

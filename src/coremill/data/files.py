@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from coremill.data.bad_rows import BadRows, another_cure
 from coremill.data.pieces import PIECE_BYTES, Piece, cut_position, pieces_of_text
 from coremill.errors import InputError
 
@@ -20,8 +21,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PARQUET_BATCH_ROWS = 1024
 
 
-def read_txt(path: Path) -> Iterator[Piece]:
-    """One document, cut into pieces as it is read."""
+def read_txt(path: Path, bad: BadRows) -> Iterator[Piece]:
+    """One document, cut into pieces as it is read; its rows are lines."""
     with path.open("rb") as stream:
         line, offset, carry = 1, 0, b""
         at_end = False
@@ -30,47 +31,66 @@ def read_txt(path: Path) -> Iterator[Piece]:
             at_end = not stream.peek(1)
             cut = len(data) if at_end else cut_position(data)
             chunk, carry = data[:cut], data[cut:]
-            text = _decode(chunk.removeprefix(BYTE_ORDER_MARK) if offset == 0 else chunk, path, line, offset)
+            content = chunk.removeprefix(BYTE_ORDER_MARK) if offset == 0 else chunk
+            try:
+                text = _decode(content, path, line, offset)
+            except InputError as problem:
+                if bad.policy == "stop":
+                    bad.take(problem)
+                text = _good_lines(content, path, line, offset, bad)
             yield Piece(text, str(path), line, at_end, len(chunk))
             line += chunk.count(b"\n")
             offset += len(chunk)
 
 
-def read_jsonl(path: Path, column: str) -> Iterator[Piece]:
+def read_jsonl(path: Path, column: str, bad: BadRows) -> Iterator[Piece]:
     """One document a line."""
     with path.open("rb") as stream:
         offset = 0
         for row, line in enumerate(stream, 1):
             content = line.removeprefix(BYTE_ORDER_MARK) if row == 1 else line
             if not content.isspace() and content:
-                text = _decode(content, path, row, offset)
-                where = f"{path}:{row}"
                 try:
-                    value = json.loads(text)
-                except json.JSONDecodeError as error:
-                    raise InputError(
-                        "not a line of JSON",
-                        where=f"{where}, column {error.colno}",
-                        why=f"{error.msg}; a .jsonl file has one JSON object a line",
-                        do="repair or remove the line"
-                        + ("; the file may be cut off" if not line.endswith(b"\n") else ""),
-                    ) from None
-                if not isinstance(value, dict):
-                    raise InputError(
-                        f"the line holds {_kind_of(value)}, not an object",
-                        where=where,
-                        why="a .jsonl line must be an object whose keys are columns",
-                        do=f'write it as {{"{column}": "..."}}',
-                    )
-                if column not in value:
-                    raise missing_column(column, list(value), where)
-                yield from pieces_of_text(
-                    checked_text(value[column], column, where), file=str(path), row=row, source_bytes=len(line)
-                )
+                    text = _text_of_line(content, column, path, row, offset)
+                except InputError as problem:
+                    bad.take(problem)
+                else:
+                    yield from pieces_of_text(text, file=str(path), row=row, source_bytes=len(line))
             offset += len(line)
 
 
-def read_parquet(path: Path, column: str) -> Iterator[Piece]:
+def _text_of_line(line: bytes, column: str, path: Path, row: int, offset: int) -> str:
+    where = f"{path}:{row}"
+    text = _decode(line, path, row, offset).rstrip("\r\n")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSON, a number of 5,000 digits, a thousand brackets
+        place, why = where, str(error).partition(";")[0]
+        if isinstance(error, json.JSONDecodeError):
+            place, why = f"{where}, column {error.colno}", error.msg
+        cure = another_cure(path) if row == 1 else None
+        if cure is None and row == 1 and text.strip() == "[":
+            cure = f"it is one JSON list: jq -c '.[]' {path.name} makes lines of it"
+        cut_off = "" if line.endswith(b"\n") else "; the file may be cut off"
+        raise InputError(
+            "not a line of JSON",
+            where=place,
+            why=f"{why}; a .jsonl file has one JSON object a line",
+            do=cure or f"repair or remove the line{cut_off}",
+        ) from None
+    if not isinstance(value, dict):
+        raise InputError(
+            f"the line holds {_kind_of(value)}, not an object",
+            where=where,
+            why="a .jsonl line must be an object whose keys are columns",
+            do=f'write it as {{"{column}": "..."}}',
+        )
+    if column not in value:
+        raise missing_column(column, list(value), where)
+    return checked_text(value[column], column, where)
+
+
+def read_parquet(path: Path, column: str, bad: BadRows) -> Iterator[Piece]:
     """One document a row, one row group after the other."""
     import pyarrow
     import pyarrow.parquet
@@ -94,30 +114,41 @@ def read_parquet(path: Path, column: str) -> Iterator[Piece]:
                 raise _damaged_parquet(path, error) from None
             if batch is None:
                 return
-            for value in texts_of_arrow(batch.column(0), str(path), row):
-                row += 1
-                text = checked_text(value, column, f"{path}:{row}")
-                share = int(row * bytes_per_row) - int((row - 1) * bytes_per_row)
-                yield from pieces_of_text(text, file=str(path), row=row, source_bytes=share)
+            yield from pieces_of_arrow(batch.column(0), column, str(path), row, bytes_per_row, bad)
+            row += len(batch)
 
 
-def texts_of_arrow(column: Any, file: str, rows_before: int) -> list[Any]:
-    """The values of an Arrow column; Arrow itself never checks that a string is UTF-8."""
-    try:
-        values: list[Any] = column.to_pylist()
-    except UnicodeDecodeError:
-        values = []
-        for index in range(len(column)):
-            try:
-                values.append(column[index].as_py())
-            except UnicodeDecodeError as error:
+def pieces_of_arrow(
+    values: Any, column: str, file: str, rows_before: int, bytes_per_row: float, bad: BadRows
+) -> Iterator[Piece]:
+    """The rows of an Arrow column that has `rows_before` rows in front of it."""
+    for row, value in enumerate(_arrow_values(values), rows_before + 1):
+        try:
+            if isinstance(value, UnicodeDecodeError):
                 raise InputError(
                     "the text is not UTF-8",
-                    where=f"{file}:{rows_before + index + 1}",
-                    why=f"{error.reason} at byte {error.start} of the value",
+                    where=f"{file}:{row}",
+                    why=f"{value.reason} at byte {value.start} of the value",
                     do="write the file again with its text encoded as UTF-8",
-                ) from None
-    return values
+                )
+            text = checked_text(value, column, f"{file}:{row}")
+        except InputError as problem:
+            bad.take(problem)
+        else:
+            share = int(row * bytes_per_row) - int((row - 1) * bytes_per_row)
+            yield from pieces_of_text(text, file=file, row=row, source_bytes=share)
+
+
+def _arrow_values(column: Any) -> Iterator[Any]:
+    """The values, or the error of one that is not UTF-8: Arrow itself never checks that."""
+    try:
+        yield from column.to_pylist()
+    except UnicodeDecodeError:
+        for index in range(len(column)):
+            try:
+                yield column[index].as_py()
+            except UnicodeDecodeError as error:
+                yield error
 
 
 def checked_text(value: Any, column: str, where: str) -> str:
@@ -129,6 +160,8 @@ def checked_text(value: Any, column: str, where: str) -> str:
             why="every row must have a string to train on",
             do="remove such rows, or name another column in data.column",
         )
+    if "\0" in value:
+        raise _nul(where, f"at character {value.index(chr(0))} of the value")
     if not value.isascii():
         # JSON may spell half of a surrogate pair (\ud800): a Python string, but no text that UTF-8 can hold.
         try:
@@ -172,16 +205,41 @@ def require_text_type(arrow_type: Any, column: str, where: str, schema: Any) -> 
 
 
 def _decode(data: bytes, path: Path, line: int, offset: int) -> str:
+    nul = data.find(b"\0")
     try:
-        return data.decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         bad_line = line + data.count(b"\n", 0, error.start)
         raise InputError(
             "the text is not UTF-8",
             where=f"{path}:{bad_line}",
             why=f"{error.reason} at byte {offset + error.start} of the file",
-            do=f"convert it, for instance: iconv -f latin1 -t utf-8 {path.name}",
+            do=another_cure(path) or f"convert it, for instance: iconv -f latin1 -t utf-8 {path.name}",
         ) from None
+    if nul >= 0:
+        raise _nul(f"{path}:{line + data.count(bytes([10]), 0, nul)}", f"at byte {offset + nul} of the file")
+    return text
+
+
+def _good_lines(data: bytes, path: Path, line: int, offset: int, bad: BadRows) -> str:
+    """The lines of a stretch of text that can be used; the others are taken."""
+    kept = []
+    for number, content in enumerate(data.splitlines(keepends=True), line):
+        try:
+            kept.append(_decode(content, path, number, offset))
+        except InputError as problem:
+            bad.take(problem)
+        offset += len(content)
+    return "".join(kept)
+
+
+def _nul(where: str, place: str) -> InputError:
+    return InputError(
+        "the text holds a NUL character",
+        where=where,
+        why=f"{place}; UTF-16 and binary files read as text look like this",
+        do="convert the file to UTF-8, or remove the row",
+    )
 
 
 def _kind_of(value: Any) -> str:
@@ -205,5 +263,5 @@ def _damaged_parquet(path: Path, error: Exception) -> InputError:
         "not a whole parquet file",
         where=str(path),
         why=f"{str(error).splitlines()[0]} ({size:,} bytes on disk)",
-        do="copy or download the file again: it looks cut off or damaged",
+        do=another_cure(path) or "copy or download the file again: it looks cut off or damaged",
     )

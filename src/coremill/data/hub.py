@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from coremill.data.files import checked_text, missing_column, require_text_type, texts_of_arrow
-from coremill.data.pieces import Piece, pieces_of_text
+from coremill.data.bad_rows import BadRows
+from coremill.data.files import missing_column, pieces_of_arrow, require_text_type
+from coremill.data.pieces import Piece
 from coremill.errors import InputError
 
 PREFIX = "hf://"
@@ -75,7 +76,7 @@ def resolve_dataset(name: str, *, split: str, setting: str) -> Dataset:
     return Dataset(repository=repository, config=config, split=split, commit=commit, offline=offline)
 
 
-def open_dataset(dataset: Dataset, *, column: str, where: str) -> tuple[Iterator[Piece], int | None]:
+def open_dataset(dataset: Dataset, *, column: str, where: str, bad: BadRows) -> tuple[Iterator[Piece], int | None]:
     """The rows of a dataset, downloaded where needed; the first call in its process."""
     import datasets
 
@@ -95,18 +96,14 @@ def open_dataset(dataset: Dataset, *, column: str, where: str) -> tuple[Iterator
     require_text_type(texts.features.arrow_schema.field(column).type, column, where, rows.features.arrow_schema)
     label = f"{PREFIX}{dataset.repository}[{dataset.split}]"
     bytes_per_row = texts.data.nbytes / max(1, len(texts))
-    return _rows(texts, column, label, bytes_per_row), texts.data.nbytes
+    return _rows(texts, column, label, bytes_per_row, bad), texts.data.nbytes
 
 
-def _rows(texts: Any, column: str, label: str, bytes_per_row: float) -> Iterator[Piece]:
+def _rows(texts: Any, column: str, label: str, bytes_per_row: float, bad: BadRows) -> Iterator[Piece]:
     row = 0
     for table in texts.with_format("arrow").iter(batch_size=BATCH_ROWS):
-        for value in texts_of_arrow(table.column(column), label, row):
-            row += 1
-            share = int(row * bytes_per_row) - int((row - 1) * bytes_per_row)
-            yield from pieces_of_text(
-                checked_text(value, column, f"{label}:{row}"), file=label, row=row, source_bytes=share
-            )
+        yield from pieces_of_arrow(table.column(column), column, label, row, bytes_per_row, bad)
+        row += len(table)
 
 
 def _commit_on_hub(repository: str, revision: str | None) -> str:

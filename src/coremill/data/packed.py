@@ -56,6 +56,8 @@ class Manifest:
     empty_documents: int  # left out: nothing but white space
     highest_id: int
     highest_token: str
+    bad_rows: int = 0  # left out
+    bad_rows_words: str = ""  # how many and why
 
     @property
     def tokens_bytes(self) -> int:
@@ -102,6 +104,13 @@ class PackedData:
     eos_id: int
     from_cache: bool
     seconds: float
+    bad_rows: int = 0  # left out of both
+    bad_rows_words: str = ""  # how many, why, and where they are listed
+
+    def counts(self) -> dict[str, Any]:
+        """What is known of the data, for an event."""
+        names = ("train_rows", "evaluation_rows", "tokens", "dropped_tokens", "documents", "bad_rows", "bad_rows_words")
+        return {name: getattr(self, name) for name in names}
 
     def to_json(self) -> dict[str, Any]:
         """For handing to a rank: `PackedData.from_json` there costs no hashing."""

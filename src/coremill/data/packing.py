@@ -14,6 +14,7 @@ from typing import IO, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from coremill.data.bad_rows import BadRows
 from coremill.data.packed import BOUNDARIES_FILE, TOKENS_FILE, Progress, require_id_in_vocabulary
 from coremill.data.pieces import Piece
 from coremill.data.sources import OpenedText
@@ -51,9 +52,7 @@ def pack_text(
             raise InputError(
                 "the dataset is empty",
                 where=where,
-                why=f"its {writer.empty_documents} documents hold no text"
-                if writer.empty_documents
-                else "it holds no documents",
+                why=_why_empty(writer.empty_documents, text.bad),
                 do="name files with text in them; for jsonl, parquet and hf check data.column",
             )
         rows = writer.tokens // sequence_length
@@ -68,6 +67,7 @@ def pack_text(
         stream.truncate(rows * sequence_length * np.dtype(dtype).itemsize)
         os.fsync(stream.fileno())
     _write_boundaries(destination, dtype, rows, sequence_length, tokenizer.eos_id)
+    text.bad.write(destination)
     return {
         "eos_id": tokenizer.eos_id,
         "dtype": dtype,
@@ -76,9 +76,17 @@ def pack_text(
         "dropped_tokens": writer.tokens - rows * sequence_length,
         "documents": writer.documents,
         "empty_documents": writer.empty_documents,
+        "bad_rows": text.bad.count,
+        "bad_rows_words": text.bad.words() if text.bad.count else "",
         "highest_id": writer.highest_id,
         "highest_token": tokenizer.token_of(writer.highest_id),
     }
+
+
+def _why_empty(empty_documents: int, bad: BadRows) -> str:
+    if bad.count:
+        return f"{bad.words()}; the first: {bad.listed[0]['where']}"
+    return f"its {empty_documents} documents hold no text" if empty_documents else "it holds no documents"
 
 
 class _Writer:

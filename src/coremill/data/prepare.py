@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coremill.config.schema import DataSection, RunConfig
+from coremill.data.bad_rows import LISTING_FILE
 from coremill.data.cache import build_once
 from coremill.data.child_process import run_in_child
 from coremill.data.hub import PREFIX as HUB_PREFIX
@@ -43,7 +44,7 @@ def prepare_data(
     packer = _Packer(
         section.sequence_length, tokenizer_folder.absolute(), vocabulary_rows, cache.absolute() / "data", progress
     )
-    training_source = resolve_source(section.source, column=section.column, split=section.split)
+    training_source = _training_source(section)
     evaluation_source = _evaluation_source(section)
     training = packer.pack(training_source)
     evaluation = None if evaluation_source is None else packer.pack(evaluation_source)
@@ -71,16 +72,19 @@ def prepare_data(
         eos_id=training.manifest.eos_id,
         from_cache=all(packing.from_cache for packing in packings),
         seconds=time.perf_counter() - started,
+        bad_rows=sum(packing.manifest.bad_rows for packing in packings),
+        bad_rows_words="; ".join(
+            f"{packing.manifest.bad_rows_words}; listed in {packing.folder / LISTING_FILE}"
+            for packing in packings
+            if packing.manifest.bad_rows
+        ),
     )
 
 
 def check_sources(section: DataSection, *, max_positions: int | None) -> None:
     """Find what can be wrong with the data in a second: names, the length of rows, the first row of local files."""
     _require_positions(section, max_positions)
-    for source in (
-        resolve_source(section.source, column=section.column, split=section.split),
-        _evaluation_source(section),
-    ):
+    for source in (_training_source(section), _evaluation_source(section)):
         if source is not None and source.kind in ("txt", "jsonl", "parquet"):
             next(open_text(source).pieces, None)
 
@@ -120,6 +124,7 @@ class _Packer:
             self._identity(source, stamps),
             tokenizer_identity(self.tokenizer_folder),
             self.sequence_length,
+            *([source.on_bad_rows] if source.on_bad_rows != "stop" else []),
         )
         final = self.cache / key
         from_cache = build_once(
@@ -180,11 +185,20 @@ class _Packer:
         manifest.write(partial)
 
 
+def _training_source(section: DataSection) -> TextSource:
+    return resolve_source(
+        section.source, column=section.column, split=section.split, on_bad_rows=section.on_bad_rows
+    )
+
+
 def _evaluation_source(section: DataSection) -> TextSource | None:
     if section.evaluation_source is not None:
-        split = section.evaluation_split or section.split
         return resolve_source(
-            section.evaluation_source, column=section.column, split=split, setting="data.evaluation_source"
+            section.evaluation_source,
+            column=section.column,
+            split=section.evaluation_split or section.split,
+            setting="data.evaluation_source",
+            on_bad_rows=section.on_bad_rows,
         )
     if section.evaluation_split is None:
         return None
@@ -195,7 +209,9 @@ def _evaluation_source(section: DataSection) -> TextSource | None:
             why=f"data.source is {section.source}",
             do="name files in data.evaluation_source, or a share of the rows in data.evaluation_fraction",
         )
-    return resolve_source(section.source, column=section.column, split=section.evaluation_split)
+    return resolve_source(
+        section.source, column=section.column, split=section.evaluation_split, on_bad_rows=section.on_bad_rows
+    )
 
 
 def _held_out_rows(rows: int, section: DataSection) -> int:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import glob
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from coremill.config.schema import BUILT_IN
 from coremill.data import hub
+from coremill.data.bad_rows import BadRows, OnBadRows
 from coremill.data.built_in_corpus import built_in_files
 from coremill.data.files import read_jsonl, read_parquet, read_txt
 from coremill.data.pieces import Piece
@@ -39,6 +40,7 @@ class TextSource:
     column: str
     files: tuple[str, ...] = ()
     dataset: hub.Dataset | None = None
+    on_bad_rows: OnBadRows = "stop"
 
     @property
     def where(self) -> str:
@@ -63,16 +65,20 @@ class OpenedText:
 
     pieces: Iterator[Piece]
     bytes_total: int | None
+    bad: BadRows = field(default_factory=BadRows)  # filled while the pieces are read
 
 
-def resolve_source(name: str, *, column: str, split: str, setting: str = "data.source") -> TextSource:
+def resolve_source(
+    name: str, *, column: str, split: str, setting: str = "data.source", on_bad_rows: OnBadRows = "stop"
+) -> TextSource:
     """Find the files or the dataset that `name` means; nothing is read or downloaded yet."""
+    how: dict[str, Any] = {"name": name, "setting": setting, "column": column, "on_bad_rows": on_bad_rows}
     if name == BUILT_IN:
         files = tuple(str(path) for path in built_in_files())
-        return TextSource(name=name, setting=setting, kind="built-in", column=column, files=files)
+        return TextSource(kind="built-in", files=files, **how)
     if name.startswith(hub.PREFIX):
         dataset = hub.resolve_dataset(name, split=split, setting=setting)
-        return TextSource(name=name, setting=setting, kind="hub", column=column, dataset=dataset)
+        return TextSource(kind="hub", dataset=dataset, **how)
     if "://" in name:
         raise InputError(
             f"'{name.split('://')[0]}://' is not a source coremill can read",
@@ -80,7 +86,7 @@ def resolve_source(name: str, *, column: str, split: str, setting: str = "data.s
             do="use hf://[owner/]name[:config][@revision], a glob of local files, or built-in",
         )
     files = _matching_files(name, setting)
-    return TextSource(name=name, setting=setting, kind=_kind_of_files(files, name, setting), column=column, files=files)
+    return TextSource(kind=_kind_of_files(files, name, setting), files=files, **how)
 
 
 def identity_of(source: TextSource, on_bytes: Callable[[int], None] | None = None) -> str:
@@ -107,24 +113,25 @@ def stamps_of(source: TextSource) -> tuple[tuple[int, int], ...]:
 
 def open_text(source: TextSource) -> OpenedText:
     """The documents of a source, in order of file and row."""
+    bad = BadRows(source.on_bad_rows)
     if source.dataset is not None:
-        pieces, bytes_total = hub.open_dataset(source.dataset, column=source.column, where=source.where)
-        return OpenedText(pieces, bytes_total)
-    return OpenedText(_read_files(source), sum(Path(file).stat().st_size for file in source.files))
+        pieces, bytes_total = hub.open_dataset(source.dataset, column=source.column, where=source.where, bad=bad)
+        return OpenedText(pieces, bytes_total, bad)
+    return OpenedText(_read_files(source, bad), sum(Path(file).stat().st_size for file in source.files), bad)
 
 
-def _read_files(source: TextSource) -> Iterator[Piece]:
+def _read_files(source: TextSource, bad: BadRows) -> Iterator[Piece]:
     for file in source.files:
         path = Path(file)
         if source.kind == "jsonl":
-            yield from read_jsonl(path, source.column)
+            yield from read_jsonl(path, source.column, bad)
         elif source.kind == "parquet":
-            yield from read_parquet(path, source.column)
+            yield from read_parquet(path, source.column, bad)
         elif source.kind == "txt":
-            yield from read_txt(path)
+            yield from read_txt(path, bad)
         else:
             try:
-                yield from list(read_txt(path))
+                yield from list(read_txt(path, BadRows()))
             except InputError:  # not UTF-8: see built_in_corpus
                 continue
 

@@ -160,6 +160,7 @@ class ScatterSum:
         self._pool = pool
         self._wire_dtype = wire_dtype
         self._in_flight: deque[Callable[[], None]] = deque()
+        self.look: Callable[[torch.Tensor], None] | None = None  # shown what this rank puts in
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Where FSDP2 lays gradients out, and where it wants its share of the sum."""
@@ -173,6 +174,8 @@ class ScatterSum:
         op: Any = None,
         async_op: bool = False,
     ) -> None:
+        if self.look is not None:
+            self.look(input_tensor)
         parts = input_tensor.view(group.size(), -1)
         columns = columns_at_once(parts.numel(), group.size(), self._pool.keep_up_to_numel)
         for begin in range(0, parts.shape[1], columns):

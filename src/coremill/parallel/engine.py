@@ -66,6 +66,12 @@ class Engine(Protocol):
         `votes` travel along in the same exchange, so that ranks agree on something every step at no cost.
         """
 
+    def examine(self, loss_function: LossFunction) -> bool:
+        """One micro-batch again, between two steps: whether the gradients this rank alone makes of it are finite.
+
+        For finding out whose they were not; every rank calls it as often. Leaves no gradients.
+        """
+
     def scale_gradients(self, factor: float) -> None:
         """Multiply all gradients (clipping)."""
 

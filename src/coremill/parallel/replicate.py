@@ -6,6 +6,7 @@ optimizer moves, and gradients are added up in fp32 over micro-batches and ranks
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import deque
 from collections.abc import Sequence
@@ -109,8 +110,18 @@ class ReplicateEngine:
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """The exchange ended with backward; every rank holds the same gradients."""
         squares = sum_of_squares(weight.grad for _, weight in self.parameters() if weight.grad is not None)
-        total_loss, *total_votes = self._world.sums([loss, *votes])
-        return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
+        # The norms are equal unless a rank's memory fails it: what one of them cannot use, none does.
+        total_loss, unusable, *total_votes = self._world.sums([loss, float(not math.isfinite(squares)), *votes])
+        norm = math.nan if unusable else squares**0.5
+        return StepTotals(loss=total_loss, gradient_norm=norm, votes=tuple(total_votes))
+
+    def examine(self, loss_function: LossFunction) -> bool:
+        """On the bare model: nothing is exchanged."""
+        self._folding = False
+        loss_function(self._model).backward()
+        finite = all(bool(w.grad.isfinite().all()) for w in self._model.parameters() if w.grad is not None)
+        self._model.zero_grad(set_to_none=True)
+        return finite
 
     def scale_gradients(self, factor: float) -> None:
         """In place."""

@@ -156,6 +156,26 @@ class ShardEngine:
         total_loss, squares, *total_votes = self._world.sums([loss, sum_of_squares(gradients), *votes])
         return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
 
+    def examine(self, loss_function: LossFunction) -> bool:
+        """A whole exchange, with a look at what this rank puts into it."""
+        assert isinstance(self._model, FSDPModule)
+        self._model.set_requires_gradient_sync(True)
+        self._model.set_reshard_after_backward(True)
+        finite = True
+
+        def look(gradients: torch.Tensor) -> None:
+            nonlocal finite
+            finite = finite and bool(gradients.isfinite().all())
+
+        self._scatter_sum.look = look
+        try:
+            loss_function(self._model).backward()
+            self._scatter_sum.flush()
+        finally:
+            self._scatter_sum.look = None
+        self._model.zero_grad(set_to_none=True)
+        return finite
+
     def scale_gradients(self, factor: float) -> None:
         """In place."""
         torch._foreach_mul_([local.grad for _, local in self.parameters() if local.grad is not None], factor)

@@ -105,6 +105,8 @@ class RunConsole:
             self._save(event)
         elif event.kind in ("resume", "passed_over") and event.rank == 0:
             print_line(self.console, str(event.get("text")))
+        elif event.kind == "non_finite" and event.rank == 0 and event.get("skipped"):
+            self._non_finite(event)
         elif event.kind == "export":
             size, seconds = format_bytes(event.get("bytes")), format_seconds(event.get("seconds"))
             print_line(self.console, f"exported to {event.get('folder')} ({size} in {seconds})")
@@ -151,6 +153,10 @@ class RunConsole:
         cost = f"{format_count(event.get('tokens'))} tokens in {format_seconds(event.get('seconds'))}"
         text = f"evaluation at step {int(event.number('step'))}: loss {loss}, perplexity {perplexity} ({cost})"
         print_line(self.console, text)
+
+    def _non_finite(self, event: Event) -> None:
+        counted = f" ({event.get('skipped_so_far')} of {event.get('budget')} skips spent)"
+        print_line(self.console, f"{event.get('text')}: left out{counted}")
 
     def _save(self, event: Event) -> None:
         """A save by the word of rank 0; a failed one once per reason, for every rank tells it."""

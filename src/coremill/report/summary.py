@@ -11,12 +11,14 @@ import math
 import os
 import socket
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError, StorageError
 from coremill.report.events import events_folder, iter_events, redact
 from coremill.report.page import render_page
+from coremill.report.spikes import loss_spikes
 from coremill.report.summary_screen import render_summary
 from coremill.report.tally import SPLIT, RankTally, RunTally
 from coremill.report.timeline import timeline
@@ -62,6 +64,7 @@ def summarise(run_folder: Path | str) -> dict[str, Any]:
         "export": None if tally.export is None else {k: tally.export.get(k) for k in ("folder", "bytes", "seconds")},
         "faults": timeline(tally.faults, tally.restarts, tally.first_time),
         "choices": _choices(tally),
+        **_findings(tally),
         "ranks": [_rank_row(tally.ranks.get(rank, RankTally(rank))) for rank in range(tally.world_size)],
         "wall_seconds_split": _wall_split(tally),
         "environment": _environment(tally),
@@ -145,7 +148,7 @@ def _figures(tally: RunTally) -> dict[str, Any]:
     rate = tally.tokens_per_second()
     ranks = [tally.ranks.get(rank) for rank in range(tally.world_size)]
     loads = [rank.load if rank is not None else None for rank in ranks]
-    losses = [tally.steps[step].loss for step in sorted(tally.steps)]
+    losses = [tally.steps[step].loss for step in sorted(tally.steps) if not tally.steps[step].skipped]
     return {
         "steps": tally.last_step,
         "steps_planned": tally.plan.get("steps"),
@@ -165,6 +168,25 @@ def _figures(tally: RunTally) -> dict[str, Any]:
         "peak_rss_bytes_at_load_per_rank": [load.get("peak_rss_bytes") if load else None for load in loads],
         "wire_bytes_per_step_per_rank": [rank.wire_bytes_per_step if rank else None for rank in ranks],
         "world_size": tally.world_size,
+    }
+
+
+def _findings(tally: RunTally) -> dict[str, Any]:
+    """What a reader should look at: numbers that were none, losses far above the usual; `findings` in words."""
+    spikes = loss_spikes((step, tally.steps[step].loss) for step in sorted(tally.steps))
+    told = [tally.non_finite[key] for key in sorted(tally.non_finite)]
+    lines = [
+        f"{event.get('text')}: {'left out' if event.get('skipped') else 'the run ended here'}" for event in told
+    ]
+    bad_rows = None if tally.data is None else int(tally.data.number("bad_rows"))
+    if bad_rows and tally.data is not None:
+        lines.insert(0, str(tally.data.get("bad_rows_words")))
+    return {
+        "bad_rows": bad_rows,
+        "skipped_steps": [step for step in sorted(tally.steps) if tally.steps[step].skipped],
+        "non_finite": [{key: event.get(key) for key in ("step", "text", "skipped", "culprits")} for event in told],
+        "loss_spikes": [asdict(spike) for spike in spikes],
+        "findings": [*lines, *(str(spike) for spike in spikes)],
     }
 
 
@@ -314,7 +336,7 @@ def _series(tally: RunTally) -> dict[str, list[Any]]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+    known = [value for value in values if value is not None and math.isfinite(value)]
     return math.fsum(known) / len(known) if known else None
 
 

@@ -33,6 +33,7 @@ SPLIT_STYLES = {
     "data": "green",
     "other": "bright_black",
 }
+SHOWN_FINDINGS = 8
 _STATE_STYLES = {"finished": "bold green", "running": "bold cyan", "failed": "bold red", "stopped": "bold yellow"}
 
 
@@ -46,6 +47,7 @@ def render_summary(summary: Mapping[str, Any], console: Console) -> None:
         render_split(split, console, "where a step went")
     render_timeline(summary.get("faults") or (), console)
     _evaluations(summary, console)
+    _findings(summary, console)
     _sample(summary, console)
     _next_steps(summary, console)
 
@@ -146,6 +148,17 @@ def _evaluations(summary: Mapping[str, Any], console: Console) -> None:
     rows = [(f"step {one['step']}", format_loss(one["loss"]), format_perplexity(one["perplexity"])) for one in shown]
     print_heading(console, "Evaluation")
     print_rows(console, "evaluation", ("", "loss", "perplexity"), rows)
+
+
+def _findings(summary: Mapping[str, Any], console: Console) -> None:
+    findings = summary.get("findings") or []
+    if not findings:
+        return
+    print_heading(console, "Look at")
+    for text in findings[:SHOWN_FINDINGS]:
+        print_line(console, text, style="yellow")
+    if len(findings) > SHOWN_FINDINGS:
+        print_line(console, f"and {len(findings) - SHOWN_FINDINGS} more: coremill report {summary['run']} --json")
 
 
 def format_perplexity(value: float | None) -> str:

@@ -30,6 +30,7 @@ class StepRecord:
     padding_tokens: float
     seconds: float
     warming_up: bool  # the first step of an attempt
+    skipped: bool = False  # its numbers were none
 
 
 @dataclass(slots=True)
@@ -101,6 +102,8 @@ class RunTally:
     errors: list[Event] = field(default_factory=list)
     faults: list[Event] = field(default_factory=list)
     restarts: list[Event] = field(default_factory=list)
+    non_finite: dict[tuple[int, str], Event] = field(default_factory=dict)  # (step, text) -> by the lowest rank
+    data: Event | None = None
     sample: Event | None = None
     export: Event | None = None
     last_step: int = 0  # the highest step done; 0 before the first
@@ -163,6 +166,7 @@ class RunTally:
                 padding_tokens=event.number("padding_tokens"),
                 seconds=seconds,
                 warming_up=rank.warming_up,
+                skipped=bool(event.get("skipped")),
             )
         rank.warming_up = False
 
@@ -171,6 +175,15 @@ class RunTally:
         known = self.evaluations.get(step)
         if known is None or event.rank <= known.rank:
             self.evaluations[step] = event
+
+    def _non_finite(self, rank: RankTally, event: Event) -> None:
+        key = (int(event.number("step")), str(event.get("text")))
+        known = self.non_finite.get(key)
+        if known is None or event.rank <= known.rank:
+            self.non_finite[key] = event
+
+    def _data(self, rank: RankTally, event: Event) -> None:
+        self.data = event
 
     def _sample(self, rank: RankTally, event: Event) -> None:
         self.sample = event
@@ -283,6 +296,8 @@ _HANDLERS: dict[str, Callable[[RunTally, RankTally, Event], None]] = {
     "choice": RunTally._choice,
     "step": RunTally._step,
     "evaluation": RunTally._evaluation,
+    "non_finite": RunTally._non_finite,
+    "data": RunTally._data,
     "sample": RunTally._sample,
     "export": RunTally._export,
     "error": RunTally._error,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from coremill.config.schema import TrainSection
-from coremill.data.loader import Batch, RowLoader
+from coremill.data.loader import Batch, EvaluationBatches, RowLoader, StepBatches
 from coremill.errors import NonFinite
 from coremill.launch.pulse import PULSE
-from coremill.parallel.engine import Engine
+from coremill.parallel.engine import Engine, StepTotals
+from coremill.train.numerics import NumericsGuard, bad_rows, is_finite
 from coremill.train.optimizer import learning_rate_at
 
 
@@ -52,6 +53,7 @@ class StepResult:
     communication_seconds: float  # not hidden behind compute
     optimizer_seconds: float
     wire_bytes: int  # sent by this rank
+    skipped: bool = False  # its numbers were none: the optimizer did not see it
 
 
 def train_steps(
@@ -64,8 +66,9 @@ def train_steps(
     steps: int,
     first_step: int = 1,
     agreement: Agreement | None = None,
+    guard: NumericsGuard | None = None,
 ) -> Iterator[StepResult]:
-    """Run steps first_step..steps, yielding each one's numbers."""
+    """Run steps first_step..steps, yielding each one's numbers; without a guard a number that is none ends it."""
     for step in range(first_step, steps + 1):
         PULSE.step(step)
         began = time.perf_counter()
@@ -73,31 +76,28 @@ def train_steps(
         have_data = time.perf_counter()
 
         scale = 1.0 / work.valid_targets
-        loss = 0.0
+        losses = []
         for index, batch in enumerate(work.batches):
             PULSE.mark()
-            loss += engine.forward_backward(
-                lambda module, batch=batch, scale=scale: task.loss(module, batch, scale),  # type: ignore[misc]
-                is_last=index == len(work.batches) - 1,
+            losses.append(
+                engine.forward_backward(
+                    lambda module, batch=batch, scale=scale: task.loss(module, batch, scale),  # type: ignore[misc]
+                    is_last=index == len(work.batches) - 1,
+                )
             )
-        totals = engine.reduce(loss, agreement.votes(step) if agreement else ())
+        totals = engine.reduce(sum(losses), agreement.votes(step) if agreement else ())
         have_gradients = time.perf_counter()
-        if not (math.isfinite(totals.loss) and math.isfinite(totals.gradient_norm)):
-            # Every rank holds the same totals, so all stop here, with the weights as they were.
-            raise NonFinite(
-                f"step {step}: the loss is {totals.loss}, the gradient norm {totals.gradient_norm}",
-                why="the weights were left as they were before this step",
-                do="lower train.learning_rate, set train.clip_norm, or look at the rows "
-                + ", ".join(str(row) for row in work.row_ids[:8]),
-            )
-
-        if settings.clip_norm is not None and totals.gradient_norm > settings.clip_norm:
-            engine.scale_gradients(settings.clip_norm / totals.gradient_norm)
         learning_rate = learning_rate_at(step, steps, settings)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        optimizer.step()
+        finite = is_finite(totals)  # of totals that are the same everywhere: all ranks take the same way
+        if finite:
+            if settings.clip_norm is not None and totals.gradient_norm > settings.clip_norm:
+                engine.scale_gradients(settings.clip_norm / totals.gradient_norm)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
         engine.after_step()
+        if not finite:
+            _judge(step, engine, task, work, losses, totals, guard)
         if agreement:
             agreement.hear(totals.votes)
         ended = time.perf_counter()
@@ -117,20 +117,48 @@ def train_steps(
             communication_seconds=wire.exposed_seconds,
             optimizer_seconds=ended - have_gradients,
             wire_bytes=wire.bytes_sent,
+            skipped=not finite,
         )
     PULSE.enter("finish")
 
 
-def evaluation_loss(engine: Engine, task: Task, batches: Iterable[Batch], valid_targets: int) -> float:
-    """This rank's part of the mean loss over the evaluation rows; the parts of all ranks add up to it."""
+def _judge(
+    step: int,
+    engine: Engine,
+    task: Task,
+    work: StepBatches,
+    losses: Sequence[float],
+    totals: StepTotals,
+    guard: NumericsGuard | None,
+) -> None:
+    """Leave a step out whose numbers are none, or end the run; gradients are dropped already, weights as they were."""
+    if guard is None:
+        raise NonFinite(f"step {step}: the loss is {totals.loss}, the gradient norm {totals.gradient_norm}")
+    scale = 1.0 / work.valid_targets
+    with torch.random.fork_rng(devices=()):  # looking again must not change the random numbers of later steps
+        guard.judge_step(
+            step,
+            totals,
+            work.batches,
+            losses,
+            lambda batch: engine.examine(lambda module: task.loss(module, batch, scale)),
+        )
+
+
+def evaluation_loss(engine: Engine, task: Task, batches: EvaluationBatches) -> tuple[float, list[int]]:
+    """This rank's part of the mean loss over the evaluation rows, and its rows whose loss is not a number.
+
+    The parts of all ranks add up to the loss.
+    """
     module = engine.module
     module.eval()
     try:
         with torch.no_grad():
-            total = 0.0
+            kept = []
             for batch in batches:
                 PULSE.mark()
-                total += float(task.loss(module, batch, 1.0 / valid_targets))
-            return total
+                kept.append((batch, float(task.loss(module, batch, 1.0 / batches.valid_targets))))
     finally:
         module.train()
+    rows = bad_rows([batch for batch, _ in kept], [not math.isfinite(loss) for _, loss in kept])
+    return sum(loss for _, loss in kept), rows

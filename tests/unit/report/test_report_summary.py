@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import socket
@@ -6,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from coremill.errors import InputError
 from coremill.report import summary as summary_module
-from coremill.report.summary import summarise, write_report
+from coremill.report.page import render_page
+from coremill.report.summary import render_summary, summarise, write_report
 from coremill.report.terminal import format_bytes, format_seconds
-from unit.report.fake_run import fake_plan, make_fake_run, write_line
+from unit.report.fake_run import START, fake_plan, make_fake_run, write_line
 
 CONTRACT = (
     "tokens_per_second",
@@ -203,3 +206,31 @@ def test_units() -> None:
         "2h 05m",
         "1d 03h",
     ]
+
+
+def test_what_to_look_at(tmp_path):
+    folder = make_fake_run(tmp_path / "run", world_size=2, steps=120)
+    culprits = [{"rank": 1, "what": "the loss is nan", "rows": [4, 9]}]
+    text = "step 61: the loss is nan on rank 1 in rows 4, 9"
+    told = {"step": 61, "text": text, "skipped": True, "culprits": culprits}
+    for rank in (0, 1):
+        write_line(folder, rank, "non_finite", START + 700, **told, skipped_so_far=1, budget=10)
+        nan = {"loss": None, "gradient_norm": None, "non_finite": {"loss": "nan"}, "skipped": True, "seconds": 1.0}
+        write_line(folder, rank, "step", START + 700, step=61, tokens=1, **nan)
+        write_line(folder, rank, "step", START + 900, step=90, loss=19.5, tokens=1, seconds=1.0)
+    summary = summarise(folder)
+    assert summary["skipped_steps"] == [61]
+    assert summary["non_finite"] == [told]
+    assert [spike["first_step"] for spike in summary["loss_spikes"]] == [90]
+    assert summary["findings"][0] == "step 61: the loss is nan on rank 1 in rows 4, 9: left out"
+    assert summary["findings"][1].startswith("loss spike at step 90: 19.5, where ")
+    assert summary["series"]["loss"].count(None) == 1  # of step 61; charts leave a gap there
+    screen = io.StringIO()
+    render_summary(summary, Console(file=screen, force_terminal=False, width=200))
+    assert all(line in screen.getvalue() for line in summary["findings"])
+    assert "loss spike at step 90" in render_page(summary)
+
+
+def test_nothing_to_look_at(tmp_path):
+    summary = summarise(make_fake_run(tmp_path / "run"))
+    assert summary["findings"] == summary["loss_spikes"] == summary["skipped_steps"] == summary["non_finite"] == []
