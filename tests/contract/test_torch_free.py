@@ -28,6 +28,7 @@ COMPUTING = (
     "coremill.tasks.causal_lm",
     "coremill.train.loop",
     "coremill.train.loss",
+    "coremill.train.numerics",
     "coremill.train.optimizer",
 )
 

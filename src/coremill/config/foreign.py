@@ -9,7 +9,6 @@ from dataclasses import dataclass
 LATER_KEYS = {
     "lora": "training with adapters comes in a later release; this one trains all weights",
     "compile": "compilation comes in a later release; this one runs the model as it is",
-    "numerics": "settings for non-finite numbers come in a later release",
     "kubernetes": "manifests come in a later release; this one runs where it is started, also in a pod",
     "parallel.deepspeed": "this engine comes in a later release; engine: shard keeps 1/N of the model on each rank too",
     "train.samples_per_step": "it belongs to question answering and classification, which come in a later release",

@@ -81,7 +81,6 @@ FILES = [
     # later releases
     ("train: {steps: 1}\nlora: {rank: 8}", "lora is not in this release", "2 (lora)", "later release", "remove it"),
     ("train: {steps: 1}\ncompile: true", "compile is not in this release", "2 (", "later release", "remove it"),
-    ("train: {steps: 1}\nnumerics: {}", "numerics is not in this release", "2 (", "later release", "remove it"),
     ("train: {steps: 1}\ncheckpoint: {every: 10 minutes}", "checkpoint.every must be a time (30s, 10m, 1h)", "2 (", "save", "write a time"),
     ("train: {steps: 1, save_steps: 100}", "unknown key train.save_steps", "1 (", "another name", "checkpoint.every"),
     ("train: {steps: 1}\nkubernetes: {}", "kubernetes is not in this release", "2 (", "later release", "remove it"),
