@@ -15,6 +15,7 @@ from coremill.config.schema import TrainSection
 from coremill.data.loader import Batch, RowLoader
 from coremill.errors import NonFinite
 from coremill.parallel.engine import Engine
+from coremill.parallel.exchange import CollectiveUse
 from coremill.train.optimizer import learning_rate_at
 
 
@@ -51,6 +52,7 @@ class StepResult:
     communication_seconds: float  # not hidden behind compute
     optimizer_seconds: float
     wire_bytes: int  # sent by this rank
+    collectives: dict[str, CollectiveUse]  # the same by kind, with seconds on the wire and seconds not hidden
 
 
 def train_steps(
@@ -113,6 +115,7 @@ def train_steps(
             communication_seconds=wire.exposed_seconds,
             optimizer_seconds=ended - have_gradients,
             wire_bytes=wire.bytes_sent,
+            collectives=wire.collectives,
         )
 
 
