@@ -18,7 +18,8 @@ data:
   sequence_length: {sequence_length}
 train:
   steps: {steps}
-  learning_rate: 2.0e-5
+  learning_rate: {learning_rate}
+  schedule: {schedule}
   tokens_per_step: {tokens_per_step}
   seed: {seed}
 run:
@@ -27,7 +28,17 @@ run:
 """
 
 
-def write_run_file(path: Path, work: Workload, *, run: Path, steps: int, tokens_per_step: int, seed: int) -> None:
+def write_run_file(
+    path: Path,
+    work: Workload,
+    *,
+    run: Path,
+    steps: int,
+    tokens_per_step: int,
+    seed: int,
+    learning_rate: float = 2e-5,
+    schedule: str = "linear",
+) -> None:
     """A run file on the workload; engine, dtype, ranks and threads are left to coremill."""
     path.write_text(
         RUN_FILE.format(
@@ -37,6 +48,8 @@ def write_run_file(path: Path, work: Workload, *, run: Path, steps: int, tokens_
             steps=steps,
             tokens_per_step=tokens_per_step,
             seed=seed,
+            learning_rate=learning_rate,
+            schedule=schedule,
             run=json.dumps(str(run.resolve())),
         )
     )

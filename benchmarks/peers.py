@@ -65,7 +65,7 @@ class Session:
 def main(argv: list[str] | None = None) -> int:
     """Run all rounds; 1 where a contender failed, else 0, whatever the figures are."""
     arguments = _parse(argv)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     cache = arguments.folder.resolve()
     session_folder = cache / time.strftime("%Y%m%d-%H%M%S")
     session_folder.mkdir(parents=True)
@@ -131,11 +131,11 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def prepare_workload(cache: Path, log: Path) -> workload.Workload:
+def prepare_workload(cache: Path, log: Path, shape: str = "52M") -> workload.Workload:
     """Make the workload in a process of its own: the driver stays small, without torch."""
     cache.mkdir(parents=True, exist_ok=True)
     finished = processes.run_tree(
-        [sys.executable, "-m", "benchmarks.workload", str(cache)],
+        [sys.executable, "-m", "benchmarks.workload", str(cache), shape],
         environment=environment(cache),
         folder=ROOT,
         log=log,
@@ -248,7 +248,8 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a go as Ctrl-C does: with what was measured so far."""
     raise KeyboardInterrupt
 
 

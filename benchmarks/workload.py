@@ -26,7 +26,6 @@ from coremill.data.built_in_corpus import built_in_files
 from coremill.data.built_in_tokenizer import built_in_tokenizer
 
 SEQUENCE_LENGTH = 512
-VOCABULARY = 24_000
 MODULE_STRIDE = 6  # every sixth module
 SEED = 7
 # Raise by one whenever what is written below changes: an older folder is then not taken up again.
@@ -34,7 +33,7 @@ LAYOUT_VERSION = 4
 
 LLAMA_SHAPE: dict[str, Any] = {
     "model_type": "llama",
-    "vocab_size": VOCABULARY,
+    "vocab_size": 24_000,
     "hidden_size": 512,
     "intermediate_size": 1536,
     "num_hidden_layers": 8,
@@ -43,6 +42,17 @@ LLAMA_SHAPE: dict[str, Any] = {
     "max_position_embeddings": SEQUENCE_LENGTH,
     "tie_word_embeddings": False,
 }
+# For slow links: 13 M parameters, most of them in decoder layers as in the large models it stands for.
+SMALL_LLAMA_SHAPE: dict[str, Any] = {
+    **LLAMA_SHAPE,
+    "vocab_size": 4096,
+    "hidden_size": 384,
+    "intermediate_size": 960,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+}
+SHAPES = {"52M": LLAMA_SHAPE, "13M": SMALL_LLAMA_SHAPE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,14 +135,14 @@ def pack(documents: list[list[int]], end_token_id: int, length: int) -> tuple[li
     return stream[: rows * length], rows
 
 
-def prepare(cache: Path) -> Workload:
+def prepare(cache: Path, shape: dict[str, Any] = LLAMA_SHAPE) -> Workload:
     """The workload under `cache`, made now unless it is there already."""
-    key = json.dumps([LAYOUT_VERSION, LLAMA_SHAPE, SEQUENCE_LENGTH, MODULE_STRIDE, SEED, sys.version])
+    key = json.dumps([LAYOUT_VERSION, shape, SEQUENCE_LENGTH, MODULE_STRIDE, SEED, sys.version])
     folder = cache / f"workload-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     summary = folder / "workload.json"
     if not summary.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        workload = _make(folder)
+        workload = _make(folder, shape)
         unfinished = folder / "workload.json.partial"
         unfinished.write_text(json.dumps(asdict(workload), indent=1))
         unfinished.rename(summary)
@@ -144,12 +154,12 @@ def load(folder: Path) -> Workload:
     return Workload(**{**json.loads((folder / "workload.json").read_text()), "folder": str(folder)})
 
 
-def _make(folder: Path) -> Workload:
+def _make(folder: Path, shape: dict[str, Any]) -> Workload:
     import numpy as np
 
     model_folder = folder / "model"
-    tokenizer = _make_tokenizer(model_folder)
-    parameters = _make_model(model_folder, tokenizer.eos_token_id)
+    tokenizer = _make_tokenizer(model_folder, shape["vocab_size"])
+    parameters = _make_model(model_folder, shape, tokenizer.eos_token_id)
 
     documents = list(modules(MODULE_STRIDE))
     paragraphs = [paragraph for document in documents for paragraph in paragraphs_of(document)]
@@ -171,35 +181,32 @@ def _make(folder: Path) -> Workload:
     )
 
 
-def _make_tokenizer(model_folder: Path) -> Any:
+def _make_tokenizer(model_folder: Path, vocabulary: int) -> Any:
     """Byte-level BPE, trained on the whole library: the slice alone would have its rarer words cut finer."""
     from transformers import AutoTokenizer
 
-    trained = built_in_tokenizer(model_folder.parent, vocabulary=VOCABULARY)
+    trained = built_in_tokenizer(model_folder.parent, vocabulary=vocabulary)
     model_folder.mkdir(exist_ok=True)
     for file in trained.iterdir():
         if file.is_file():
             shutil.copy(file, model_folder / file.name)
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    if len(tokenizer) != VOCABULARY:
-        raise RuntimeError(f"the standard library gave {len(tokenizer)} words instead of {VOCABULARY}")
+    if len(tokenizer) != vocabulary:
+        raise RuntimeError(f"the standard library gave {len(tokenizer)} words instead of {vocabulary}")
     return tokenizer
 
 
-def _make_model(model_folder: Path, end_token_id: int) -> int:
+def _make_model(model_folder: Path, shape: dict[str, Any], end_token_id: int) -> int:
     """Random weights in fp32 safetensors; the count of parameters is checked against the shape's arithmetic."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(SEED)
-    shape = {key: value for key, value in LLAMA_SHAPE.items() if key != "model_type"}
-    config = AutoConfig.for_model(
-        LLAMA_SHAPE["model_type"], **shape, bos_token_id=end_token_id, eos_token_id=end_token_id
-    )
+    config = AutoConfig.for_model(**shape, bos_token_id=end_token_id, eos_token_id=end_token_id)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    if parameters != llama_parameters(LLAMA_SHAPE):
-        raise RuntimeError(f"{parameters} parameters where the shape says {llama_parameters(LLAMA_SHAPE)}")
+    if parameters != llama_parameters(shape):
+        raise RuntimeError(f"{parameters} parameters where the shape says {llama_parameters(shape)}")
     model.save_pretrained(model_folder)
     return int(parameters)
 
@@ -213,4 +220,4 @@ def _write_jsonl(path: Path, texts: list[str]) -> None:
 if __name__ == "__main__":
     # A process of its own, so that the driver never holds torch or the corpus in memory.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    print(prepare(Path(sys.argv[1])).folder)
+    print(prepare(Path(sys.argv[1]), SHAPES[sys.argv[2]]).folder)

@@ -24,6 +24,8 @@ def main() -> None:
     # torchrun sets OMP_NUM_THREADS; said again here because some BLAS builds take all cores where torch is not told.
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
+    recorder = StepRecorder()
+    recorder.loading()
     model = AutoModelForCausalLM.from_pretrained(work.model, dtype=torch.float32)
     model.config.use_cache = False
     mesh = init_device_mesh("cpu", (ranks,))
@@ -35,12 +37,13 @@ def main() -> None:
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, fused=True)
 
-    rows = np.load(work.packed_rows, mmap_mode="r")
+    rows = np.load(arguments.ordered_rows or work.packed_rows, mmap_mode="r")
     order = np.random.default_rng(arguments.seed).permutation(len(rows))
+    if arguments.ordered_rows:
+        order = np.arange(len(rows))
     rows_per_step = arguments.rows_per_rank * ranks
-    recorder = StepRecorder()
     dist.barrier()
     recorder.begin()
     for step in range(arguments.steps):

@@ -1,6 +1,7 @@
 """What a peer's rank writes down: seconds, loss and real tokens of each optimizer step, and its own peak memory.
 
 Peers record themselves from inside, by one clock rule: a step lasts from the end of the one before to its own end.
+Times of day are kept too: who watches from outside (the bytes on a link) can then tell loading and steps apart.
 """
 
 from __future__ import annotations
@@ -29,12 +30,20 @@ class StepRecorder:
     losses: list[float] = field(default_factory=list)
     real_tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)  # real tokens and padding
+    step_ends: list[float] = field(default_factory=list)  # time of day
+    load_began: float = 0.0  # time of day: ranks have met, the model is not yet read
+    first_step_began: float = 0.0  # time of day
     _last: float = 0.0
     _real: int = 0
     _positions: int = 0
 
+    def loading(self) -> None:
+        """Call right before the model is read."""
+        self.load_began = time.time()
+
     def begin(self) -> None:
         """Call right before the first step."""
+        self.first_step_began = time.time()
         self._last = time.perf_counter()
 
     def count(self, real_tokens: int, positions: int) -> None:
@@ -48,6 +57,7 @@ class StepRecorder:
         self.step_seconds.append(now - self._last)
         self.real_tokens.append(self._real)
         self.positions.append(self._positions)
+        self.step_ends.append(time.time())
         self._last, self._real, self._positions = now, 0, 0
 
     def write(self, folder: Path) -> None:
@@ -57,12 +67,16 @@ class StepRecorder:
         rank = int(os.environ["RANK"])
         record = {
             "rank": rank,
+            "pid": os.getpid(),
             "world_size": int(os.environ["WORLD_SIZE"]),
             "threads": torch.get_num_threads(),
             "step_seconds": self.step_seconds,
             "losses": self.losses,
             "real_tokens": self.real_tokens,
             "positions": self.positions,
+            "step_ends": self.step_ends,
+            "load_began": self.load_began,
+            "first_step_began": self.first_step_began,
             "peak_rss_bytes": peak_rss_bytes(),
         }
         unfinished = folder / f"rank-{rank}.json.partial"
@@ -80,6 +94,8 @@ class ContenderArguments:
     dtype: str
     rows_per_rank: int
     seed: int
+    learning_rate: float
+    ordered_rows: Path | None  # packed rows to take as they lie; None: the workload's, shuffled by the seed
 
 
 def parse_arguments(description: str) -> ContenderArguments:
@@ -91,4 +107,6 @@ def parse_arguments(description: str) -> ContenderArguments:
     parser.add_argument("--dtype", choices=["fp32", "bf16"], required=True)
     parser.add_argument("--rows-per-rank", type=int, default=1, help="packed rows per optimizer step on each rank")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--learning-rate", type=float, default=2e-5)
+    parser.add_argument("--ordered-rows", type=Path, help="packed rows to take in the order in which they lie")
     return ContenderArguments(**vars(parser.parse_args()))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from transformers import Trainer, TrainerCallback
 
 from benchmarks.contenders.measure import StepRecorder
@@ -24,13 +27,33 @@ class _Stopwatch(TrainerCallback):
             self.recorder.losses.append(float(logs["loss"]))
 
 
-class TimedTrainer(Trainer):
-    """`Trainer`, plus a recorder."""
+class PackedRows(torch.utils.data.Dataset):
+    """Ready rows, memory-mapped."""
 
-    def __init__(self, recorder: StepRecorder, **keywords: Any) -> None:
+    def __init__(self, file: Path) -> None:
+        self._rows = np.load(file, mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = torch.from_numpy(self._rows[index].astype(np.int64))
+        return {"input_ids": row, "labels": row}
+
+
+class TimedTrainer(Trainer):
+    """`Trainer`, plus a recorder; with `in_order` it takes rows as they lie: all contenders then train on the same."""
+
+    def __init__(self, recorder: StepRecorder, *, in_order: bool = False, **keywords: Any) -> None:
         super().__init__(**keywords)
         self._recorder = recorder
+        self._in_order = in_order
         self.add_callback(_Stopwatch(recorder))
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        if not self._in_order:
+            return super()._get_train_sampler(train_dataset)
+        return torch.utils.data.SequentialSampler(train_dataset or self.train_dataset)
 
     def training_step(self, model: Any, inputs: Any, *rest: Any, **keywords: Any) -> Any:
         """Count, then train."""

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 from benchmarks import workload
 from benchmarks.contenders.measure import StepRecorder, parse_arguments
-from benchmarks.contenders.timed_trainer import TimedTrainer
-
-
-class PackedRows(torch.utils.data.Dataset):
-    """Ready rows, memory-mapped."""
-
-    def __init__(self, work: workload.Workload) -> None:
-        self._rows = np.load(work.packed_rows, mmap_mode="r")
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = torch.from_numpy(self._rows[index].astype(np.int64))
-        return {"input_ids": row, "labels": row}
+from benchmarks.contenders.timed_trainer import PackedRows, TimedTrainer
 
 
 def main() -> None:
@@ -37,7 +20,8 @@ def main() -> None:
         ddp_backend="gloo",
         bf16=arguments.dtype == "bf16",
         per_device_train_batch_size=arguments.rows_per_rank,
-        learning_rate=2e-5,
+        learning_rate=arguments.learning_rate,
+        lr_scheduler_type="constant" if arguments.ordered_rows else "linear",
         logging_steps=1,
         max_steps=arguments.steps,
         save_strategy="no",
@@ -45,11 +29,13 @@ def main() -> None:
         report_to="none",
     )
     recorder = StepRecorder()
+    recorder.loading()
     trainer = TimedTrainer(
         recorder,
         model=AutoModelForCausalLM.from_pretrained(work.model, dtype=torch.float32),
         args=training_arguments,
-        train_dataset=PackedRows(work),
+        train_dataset=PackedRows(arguments.ordered_rows or work.packed_rows),
+        in_order=arguments.ordered_rows is not None,
     )
     trainer.train()
     recorder.write(arguments.out)

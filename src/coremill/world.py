@@ -32,7 +32,7 @@ from coremill.launch.meeting import (
     open_store,
 )
 from coremill.launch.pulse import PULSE
-from coremill.launch.sockets import close_sockets_since, interface_towards, open_sockets
+from coremill.launch.sockets import close_sockets_since, flows_of, interface_for_flows, interface_towards, open_sockets
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -81,6 +81,7 @@ class World:
     hostnames: tuple[str, ...]  # by rank
     store: Store
     timeout_seconds: float
+    flows: int = 1  # connections to each peer
     _meshes: list[DeviceMesh] = field(default_factory=list, repr=False)
     _once_calls: int = field(default=0, repr=False)
 
@@ -282,7 +283,7 @@ def _choose_interface(identity: RankIdentity) -> list[str]:
     name = interface_towards(None if identity.is_one_host else identity.master_address)
     if name is None:
         return []
-    os.environ["GLOO_SOCKET_IFNAME"] = name
+    os.environ["GLOO_SOCKET_IFNAME"] = interface_for_flows(name, identity.size // identity.local_size)
     return ["GLOO_SOCKET_IFNAME"]
 
 
@@ -304,6 +305,7 @@ def _meet(identity: RankIdentity, timeout_seconds: float) -> World:
         hostnames=tuple(entry["host"] for entry in roster),
         store=store,
         timeout_seconds=timeout_seconds,
+        flows=flows_of(os.environ.get("GLOO_SOCKET_IFNAME", "")),
     )
 
 

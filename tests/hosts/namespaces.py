@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +32,18 @@ class FakeHost:
     address: str
     namespace: str
     sshd_pid: int
+    link: str  # this machine's end of the host's link
+    cpu: int | None = None  # the one it may use; None: all
 
     def command(self, argv: list[str], folder: Path = Path("/")) -> list[str]:
-        """Argv that runs inside this host: its network, its name, its hosts file."""
+        """Argv that runs inside this host: its network, its name, its hosts file, its processor."""
         inside = ["nsenter", "--target", str(self.sshd_pid), "--net", "--uts", "--mount"]
-        return [*inside, "--", "env", "-C", str(folder), *argv]
+        return [*inside, "--", *_on_cpu(self.cpu), "env", "-C", str(folder), *argv]
+
+    @property
+    def sent_bytes(self) -> int:
+        """All it has sent so far, packet headers included; what arrives at this end of its link."""
+        return int(Path(f"/sys/class/net/{self.link}/statistics/rx_bytes").read_text())
 
 
 @dataclass(frozen=True)
@@ -116,8 +123,13 @@ def why_not() -> str | None:
 
 
 @contextlib.contextmanager
-def fake_hosts(count: int, folder: Path) -> Iterator[Fleet]:
-    """Hosts node1, node2, ... for the time of the block; nothing of them is left afterwards."""
+def fake_hosts(
+    count: int, folder: Path, *, link_bits_per_second: float | None = None, cpus: Sequence[int] = ()
+) -> Iterator[Fleet]:
+    """Hosts node1, node2, ... for the time of the block; nothing of them is left afterwards.
+
+    Links have the given rate each way; hosts get one of `cpus` each, in turn.
+    """
     mark = str(os.getpid())
     bridge = f"cm{mark}"
     with contextlib.ExitStack() as undo:
@@ -136,13 +148,18 @@ def fake_hosts(count: int, folder: Path) -> Iterator[Fleet]:
             _ip("-n", namespace, "address", "add", f"{SUBNET}.{index}/24", "dev", DEVICE)
             _ip("-n", namespace, "link", "set", DEVICE, "up")
             _ip("-n", namespace, "link", "set", "lo", "up")
+            if link_bits_per_second is not None:
+                _shape("-n", namespace, "qdisc", "add", "dev", DEVICE, rate=link_bits_per_second)
+                _shape("qdisc", "add", "dev", f"cm{mark}-{index}", rate=link_bits_per_second)
             etc = Path("/etc/netns") / namespace  # iproute2 lays these files over /etc inside
             etc.mkdir(parents=True)
             undo.callback(shutil.rmtree, etc, ignore_errors=True)
             (etc / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
-            process = _start_sshd(namespace, f"node{index}", folder)
+            cpu = cpus[(index - 1) % len(cpus)] if cpus else None
+            process = _start_sshd(namespace, f"node{index}", folder, cpu)
             undo.callback(_end, process)
-            hosts.append(FakeHost(f"node{index}", f"{SUBNET}.{index}", namespace, process.pid))
+            address, link = f"{SUBNET}.{index}", f"cm{mark}-{index}"
+            hosts.append(FakeHost(f"node{index}", address, namespace, process.pid, link, cpu))
         fleet = Fleet(tuple(hosts), folder)
         for host in hosts:
             _wait_for_sshd(fleet, host)
@@ -153,6 +170,19 @@ def _ip(*words: str, check: bool = True) -> None:
     done = subprocess.run(["ip", *words], capture_output=True, text=True)
     if check and done.returncode != 0:
         raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+def _shape(*words: str, rate: float) -> None:
+    """A token bucket: 10 ms worth of it, and at least two of the largest packets that TCP hands down in one piece."""
+    burst = max(2 * 65536, int(rate / 8 / 100))
+    shape = ["root", "tbf", "rate", f"{rate:.0f}bit", "burst", f"{burst}b", "latency", "50ms"]
+    done = subprocess.run(["tc", *words, *shape], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"tc {' '.join([*words, *shape])}: {done.stderr.strip()}")
+
+
+def _on_cpu(cpu: int | None) -> list[str]:
+    return [] if cpu is None else ["taskset", "--cpu-list", str(cpu)]
 
 
 def _write_ssh_files(folder: Path, count: int) -> None:
@@ -170,12 +200,12 @@ def _write_ssh_files(folder: Path, count: int) -> None:
     )
 
 
-def _start_sshd(namespace: str, hostname: str, folder: Path) -> subprocess.Popen[bytes]:
+def _start_sshd(namespace: str, hostname: str, folder: Path, cpu: int | None) -> subprocess.Popen[bytes]:
     Path("/run/sshd").mkdir(exist_ok=True)  # sshd insists
     # exec all the way: the process we hold is sshd itself, inside the namespaces.
     program = f"hostname {hostname} && exec {SSHD} -D -e -f {folder}/sshd_config"
     return subprocess.Popen(
-        ["ip", "netns", "exec", namespace, "unshare", "--uts", "sh", "-c", program],
+        [*_on_cpu(cpu), "ip", "netns", "exec", namespace, "unshare", "--uts", "sh", "-c", program],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=(folder / f"sshd-{hostname}.log").open("wb"),

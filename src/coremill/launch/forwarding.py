@@ -28,7 +28,9 @@ _SECRET_NAME = re.compile(
     r"TOKEN(?!IZER|S)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|(API|ACCESS)[_-]?KEY|AUTH(?!OR)|(^|[_-])(KEY|PAT|DSN)$",
     re.IGNORECASE,
 )
-_SECRET_VALUE = re.compile(r"hf_[A-Za-z0-9]{8,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|AKIA[A-Z0-9]{12,}|://[^/\s:@]+:[^/\s@]+@")
+_SECRET_VALUE = re.compile(
+    r"hf_[A-Za-z0-9]{8,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|AKIA[A-Z0-9]{12,}|://[^/\s:@]+:[^/\s@]+@"
+)
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:

@@ -33,8 +33,14 @@ from coremill.launch.followers import is_follower
 from coremill.launch.identity import RankIdentity, identify
 from coremill.launch.output import Failure, Prefixer, Tail
 from coremill.launch.process import die_with_parent, wrapped
-from coremill.launch.settings import Allocator, find_openmp, find_torch_folder, script_settings, setting_lines
-from coremill.launch.sockets import interface_towards
+from coremill.launch.settings import (
+    Allocator,
+    choose_interface,
+    find_openmp,
+    find_torch_folder,
+    script_settings,
+    setting_lines,
+)
 from coremill.plan.layout import lay_out
 from coremill.plan.types import Choice
 
@@ -128,13 +134,8 @@ def is_bound_by_parent(inherited: frozenset[int]) -> bool:
 
 
 def _interface(identity: RankIdentity, order: ShimOrder) -> Choice[str] | None:
-    if order.interface is not None:
-        return Choice(order.interface, "chosen by you (--interface)")
-    if identity.is_one_host:
-        name = interface_towards(None)
-        return None if name is None else Choice(name, "all ranks are on this machine: nothing leaves it")
-    name = interface_towards(identity.master_address)
-    return None if name is None else Choice(name, f"leads to {identity.master_address}, the host of rank 0")
+    master = None if identity.is_one_host else identity.master_address
+    return choose_interface(order.interface, master, identity.size // identity.local_size)
 
 
 def run_rank(argv: list[str], start: RankStart, rank: int, order: ShimOrder) -> int:

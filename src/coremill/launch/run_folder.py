@@ -1,6 +1,6 @@
 """The folder a run leaves: what lies where, and whether it may be written.
 
-    RUN/  config.yaml  plan.json  orders.json  events/  logs/  checkpoints/  export/  report.json  report.html
+RUN/  config.yaml  plan.json  orders.json  events/  logs/  checkpoints/  export/  report.json  report.html
 """
 
 from __future__ import annotations

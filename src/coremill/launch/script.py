@@ -1,9 +1,9 @@
 """`coremill launch`: any Python script on this machine or many, each rank with its cores, threads and environment.
 
-    one machine        --nproc N                                coremill's own launcher (launch/local.py)
-    many, one command  --hostfile F --ppn K                     torchrun over ssh, or mpirun; ranks through rank_shim
-    many, by hand      --nnodes N --node-rank I --master A:P    coremill's own launcher on each
-    inside a rank      under torchrun or mpirun                 becomes that rank; the mask stays as it is
+one machine        --nproc N                                coremill's own launcher (launch/local.py)
+many, one command  --hostfile F --ppn K                     torchrun over ssh, or mpirun; ranks through rank_shim
+many, by hand      --nnodes N --node-rank I --master A:P    coremill's own launcher on each
+inside a rank      under torchrun or mpirun                 becomes that rank; the mask stays as it is
 """
 
 from __future__ import annotations
@@ -43,11 +43,16 @@ from coremill.launch.request import (
     ports_to_try,
     via_of,
 )
-from coremill.launch.settings import find_openmp, find_torch_folder, notes_on, script_settings, setting_lines
-from coremill.launch.sockets import interface_towards
+from coremill.launch.settings import (
+    choose_interface,
+    find_openmp,
+    find_torch_folder,
+    notes_on,
+    script_settings,
+    setting_lines,
+)
 from coremill.launch.torchrun import torchrun_command
 from coremill.plan.layout import Layout, lay_out
-from coremill.plan.types import Choice
 
 
 def launch_script(request: Request, environ: Mapping[str, str]) -> int:
@@ -123,21 +128,12 @@ def _settings_here(
         layout,
         environ,
         openmp=find_openmp(node, find_torch_folder()),
-        interface=_interface(request, None if base is None else base.master_address),
+        interface=choose_interface(
+            request.interface, None if base is None else base.master_address, 1 if base is None else base.nodes
+        ),
         allocator=request.allocator,
         bind_threads=request.bind_threads,
     )
-
-
-def _interface(request: Request, master: str | None) -> Choice[str] | None:
-    """The device gloo takes: the user's, the one that leads to rank 0, or loopback where nothing has to leave."""
-    if request.interface is not None:
-        return Choice(request.interface, "chosen by you (--interface)")
-    name = interface_towards(master)
-    if name is None:
-        return None
-    reason = f"leads to {master}, the host of rank 0" if master else "all ranks are on this machine: nothing leaves it"
-    return Choice(name, reason)
 
 
 def _check_interface(request: Request, node: NodeFacts) -> None:

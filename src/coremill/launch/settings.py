@@ -18,6 +18,7 @@ from coremill.errors import InputError
 from coremill.hardware.facts import NodeFacts
 from coremill.launch.environment import KEEP_MEMORY, Setting, yielding
 from coremill.launch.forwarding import shown
+from coremill.launch.sockets import flows_of, interface_for_flows, interface_towards
 from coremill.plan.layout import Layout
 from coremill.plan.types import Choice
 
@@ -77,6 +78,26 @@ def script_settings(
     if interface is not None:
         wanted.append(Setting("GLOO_SOCKET_IFNAME", interface.value, interface.reason))
     return tuple(yielding(setting, environ) for setting in wanted)
+
+
+def choose_interface(asked: str | None, master: str | None, hosts: int) -> Choice[str] | None:
+    """The device gloo takes: the user's, the one that leads to `master`, or loopback where nothing has to leave.
+
+    On several hosts it is named as often as there should be connections to each peer.
+    """
+    name = asked or interface_towards(master)
+    if name is None:
+        return None
+    if asked is not None:
+        reason = "chosen by you (--interface)"
+    elif master is None:
+        reason = "all ranks are on this machine: nothing leaves it"
+    else:
+        reason = f"leads to {master}, the host of rank 0"
+    value = interface_for_flows(name, hosts)
+    if value != name:
+        reason += f"; named {flows_of(value)} times for as many connections to each peer, since clouds cap a single one"
+    return Choice(value, reason)
 
 
 def _binding(openmp: OpenMp, bind_threads: bool) -> list[Setting]:

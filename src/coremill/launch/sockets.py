@@ -71,6 +71,22 @@ def interface_towards(host: str | None) -> str | None:
     return None
 
 
+# A cloud caps what one connection carries (AWS: 5 Gbit/s of a card's 12.5 and more), and one thread of gloo's serves
+# each. With this many connections to all peers together a card is full.
+FLOWS_TO_FILL_A_CARD = 4
+
+
+def interface_for_flows(name: str, hosts: int) -> str:
+    """The device as often as there should be connections to each peer: gloo opens one for every time it is named."""
+    peers = max(1, hosts - 1)
+    return ",".join([name] * (1 if hosts == 1 else max(1, -(-FLOWS_TO_FILL_A_CARD // peers))))
+
+
+def flows_of(interface: str) -> int:
+    """Connections to each peer that gloo opens for this value of GLOO_SOCKET_IFNAME."""
+    return max(1, len([name for name in interface.split(",") if name]))
+
+
 def reaches(host: str, port: int) -> bool:
     """Whether somebody listens there."""
     try:

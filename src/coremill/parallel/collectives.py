@@ -7,7 +7,6 @@ peers at once, and backward goes on meanwhile. All sums are taken in rank order,
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from coremill.launch.pulse import PULSE
+from coremill.parallel.exchange import Exchange, Flight
 
 # Reductions in flight at once. Each holds a send and a receive buffer of one layer; two keep the wire busy while
 # backward computes the next.
@@ -34,27 +33,6 @@ RING_RANKS = 2
 
 # Newer torch warns, on the user's screen, about the name that older torch knows.
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-
-
-class WireMeter:
-    """Counts what one rank sends and how long its compute threads stand waiting."""
-
-    def __init__(self) -> None:
-        self.bytes_sent = 0
-        self.exposed_seconds = 0.0
-
-    def wait(self, work: dist.Work) -> None:
-        """Wait for a collective, on the clock."""
-        begin = time.perf_counter()
-        with PULSE.waiting():
-            work.wait()
-        self.exposed_seconds += time.perf_counter() - begin
-
-    def take(self) -> tuple[int, float]:
-        """Bytes and seconds since the last call."""
-        taken = (self.bytes_sent, self.exposed_seconds)
-        self.bytes_sent, self.exposed_seconds = 0, 0.0
-        return taken
 
 
 class BufferPool:
@@ -117,10 +95,13 @@ class Gather:
     enough to overlap.
     """
 
-    def __init__(self, meter: WireMeter, pool: BufferPool, wire_dtype: torch.dtype | None) -> None:
-        self._meter = meter
+    def __init__(self, exchange: Exchange, pool: BufferPool, wire_dtype: torch.dtype | None, *, as_ring: bool) -> None:
+        self._exchange = exchange
         self._pool = pool
         self._wire_dtype = wire_dtype  # None: as it comes
+        # A ring crosses each network card once however many ranks are behind it; straight to all peers, every rank's
+        # part would cross it once per rank over there.
+        self._as_ring = as_ring
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Where FSDP2 wants the gathered weights."""
@@ -129,34 +110,36 @@ class Gather:
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work:
-        peers = group.size() - 1
         if self._wire_dtype is None or output_tensor.dtype == self._wire_dtype:
-            self._meter.bytes_sent += peers * input_tensor.numel() * input_tensor.element_size()
-            work = all_gather(output_tensor, input_tensor, group=group, async_op=True)
-            return _Deferred(lambda: self._meter.wait(work))
+            return _Deferred(self._start(output_tensor, input_tensor, group).wait)
 
         # Narrower on the wire: this rank's own part travels rounded too, so that all ranks compute with the same
         # weights.
         piece = self._pool.take(input_tensor.numel(), self._wire_dtype)
         whole = self._pool.take(output_tensor.numel(), self._wire_dtype)
         piece.copy_(input_tensor)
-        self._meter.bytes_sent += peers * piece.numel() * piece.element_size()
-        work = all_gather(whole, piece, group=group, async_op=True)
+        flight = self._start(whole, piece, group)
 
         def widen() -> None:
-            self._meter.wait(work)
+            flight.wait()
             output_tensor.copy_(whole)
             self._pool.give(piece)
             self._pool.give(whole)
 
         return _Deferred(widen)
 
+    def _start(self, whole: torch.Tensor, piece: torch.Tensor, group: dist.ProcessGroup) -> Flight:
+        if not self._as_ring:
+            return self._exchange.all_gather("gather", group, whole, piece)
+        work = all_gather(whole, piece, group=group, async_op=True)
+        return self._exchange.follow("gather", work, (group.size() - 1) * piece.numel() * piece.element_size())
+
 
 class ScatterSum:
     """Reduce-scatter for FSDP2 as all-to-all and a local fp32 sum; results are in place after `flush`."""
 
-    def __init__(self, meter: WireMeter, pool: BufferPool, wire_dtype: torch.dtype) -> None:
-        self._meter = meter
+    def __init__(self, exchange: Exchange, pool: BufferPool, wire_dtype: torch.dtype) -> None:
+        self._exchange = exchange
         self._pool = pool
         self._wire_dtype = wire_dtype
         self._in_flight: deque[Callable[[], None]] = deque()
@@ -190,11 +173,10 @@ class ScatterSum:
         send = self._pool.take(parts.numel(), self._wire_dtype)
         receive = self._pool.take(parts.numel(), self._wire_dtype)
         send.view(ranks, -1).copy_(parts)
-        self._meter.bytes_sent += (ranks - 1) * output_tensor.numel() * send.element_size()
-        work = dist.all_to_all_single(receive, send, group=group, async_op=True)
+        flight = self._exchange.all_to_all("reduce_scatter", group, receive, send)
 
         def finish() -> None:
-            self._meter.wait(work)
+            flight.wait()
             torch.sum(receive.view(ranks, -1), dim=0, dtype=torch.float32, out=output_tensor)
             self._pool.give(send)
             self._pool.give(receive)
@@ -235,19 +217,20 @@ class SumOverRanks:
         self,
         buffer: torch.Tensor,
         group: dist.ProcessGroup,
-        meter: WireMeter,
+        exchange: Exchange,
         pool: BufferPool,
         wire_dtype: torch.dtype,
     ) -> None:
         self._buffer = buffer
         self._group = group
-        self._meter = meter
+        self._exchange = exchange
         self._pool = pool
         self._ranks = group.size()
         if wire_dtype == torch.float32 and self._ranks <= RING_RANKS:
-            self._meter.bytes_sent += 2 * (self._ranks - 1) * buffer.numel() * 4 // self._ranks
-            self._work = dist.all_reduce(buffer, group=group, async_op=True)
-            self._stages: list[Callable[[], None]] = [lambda: self._meter.wait(self._work)]
+            work = dist.all_reduce(buffer, group=group, async_op=True)
+            sent = 2 * (self._ranks - 1) * buffer.numel() * 4 // self._ranks
+            self._flight = exchange.follow("all_reduce", work, sent)
+            self._stages: list[Callable[[], None]] = [self._flight.wait]
             return
         self._piece_numel = -(-buffer.numel() // self._ranks)
         padded = self._piece_numel * self._ranks
@@ -255,18 +238,17 @@ class SumOverRanks:
         self._receive = pool.take(padded, wire_dtype)
         self._send[: buffer.numel()].copy_(buffer)
         self._send[buffer.numel() :].zero_()
-        self._meter.bytes_sent += 2 * (self._ranks - 1) * self._piece_numel * self._send.element_size()
-        self._work = dist.all_to_all_single(self._receive, self._send, group=group, async_op=True)
+        self._flight = exchange.all_to_all("all_reduce", group, self._receive, self._send)
         self._stages = [self._sum_and_gather, self._spread]
 
     def _sum_and_gather(self) -> None:
-        self._meter.wait(self._work)
+        self._flight.wait()
         piece = self._send[: self._piece_numel]  # free again: it has been sent
         piece.copy_(torch.sum(self._receive.view(self._ranks, -1), dim=0, dtype=torch.float32))
-        self._work = all_gather(self._receive, piece, group=self._group, async_op=True)
+        self._flight = self._exchange.all_gather("all_reduce", self._group, self._receive, piece)
 
     def _spread(self) -> None:
-        self._meter.wait(self._work)
+        self._flight.wait()
         self._buffer.copy_(self._receive[: self._buffer.numel()])
         self._pool.give(self._send)
         self._pool.give(self._receive)

@@ -7,6 +7,7 @@ The life of an engine: `place` a model that lies on the meta device, fill its pa
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,8 @@ import torch
 from torch import nn
 
 from coremill.model.slices import RowSlice
+from coremill.parallel.exchange import CollectiveUse, WireMeter
+from coremill.world import World
 
 LossFunction = Callable[[nn.Module], torch.Tensor]
 
@@ -32,8 +35,17 @@ class StepTotals:
 class WireUse:
     """What the collectives of one step cost this rank."""
 
-    bytes_sent: int
-    exposed_seconds: float  # time the compute threads stood waiting
+    collectives: dict[str, CollectiveUse]  # by kind
+
+    @property
+    def bytes_sent(self) -> int:
+        """Of all kinds."""
+        return sum(use.bytes for use in self.collectives.values())
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Time the compute threads stood waiting."""
+        return sum(use.exposed_seconds for use in self.collectives.values())
 
 
 class Engine(Protocol):
@@ -80,6 +92,17 @@ class Engine(Protocol):
 
     def wire_use(self) -> WireUse:
         """Since the last call."""
+
+
+def agree(world: World, values: Sequence[float], meter: WireMeter) -> list[float]:
+    """Sums over all ranks of a few numbers: the small exchange that ends a step, where the quick wait for the slow."""
+    began = time.perf_counter()
+    totals = world.sums(values)
+    seconds = time.perf_counter() - began
+    if world.size > 1:
+        sent = 2 * (world.size - 1) * 8 * len(values) // world.size
+        meter.add("agreement", sent=sent, seconds=seconds, exposed=seconds)
+    return totals
 
 
 def sum_of_squares(tensors: Iterable[torch.Tensor]) -> float:

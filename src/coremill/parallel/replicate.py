@@ -20,8 +20,9 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from coremill.model.slices import RowSlice, materialise, model_name
-from coremill.parallel.collectives import BufferPool, SumOverRanks, WireMeter
-from coremill.parallel.engine import LossFunction, StepTotals, WireUse, sum_of_squares
+from coremill.parallel.collectives import BufferPool, SumOverRanks
+from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
+from coremill.parallel.exchange import Exchange, WireMeter
 from coremill.world import World
 
 # Large enough that a bucket's exchange is bandwidth, not latency; small enough that the first one leaves early in
@@ -51,6 +52,7 @@ class ReplicateEngine:
         self._wire_dtype = wire_dtype
         self._meter = WireMeter()
         self._pool = BufferPool()
+        self._wire = Exchange(self._meter, world.flows)
         self._masters: dict[nn.Parameter, nn.Parameter] = {}  # bf16 weight -> fp32 master
         self._folded: set[nn.Parameter] = set()  # masters whose gradient already holds part of this step
         self._folding = True
@@ -111,7 +113,9 @@ class ReplicateEngine:
         """The exchange ended with backward; every rank holds the same gradients."""
         squares = sum_of_squares(weight.grad for _, weight in self.parameters() if weight.grad is not None)
         # The norms are equal unless a rank's memory fails it: what one of them cannot use, none does.
-        total_loss, unusable, *total_votes = self._world.sums([loss, float(not math.isfinite(squares)), *votes])
+        total_loss, unusable, *total_votes = agree(
+            self._world, [loss, float(not math.isfinite(squares)), *votes], self._meter
+        )
         norm = math.nan if unusable else squares**0.5
         return StepTotals(loss=total_loss, gradient_norm=norm, votes=tuple(total_votes))
 
@@ -141,7 +145,7 @@ class ReplicateEngine:
 
     def wire_use(self) -> WireUse:
         """Since the last call."""
-        return WireUse(*self._meter.take())
+        return WireUse(self._meter.take())
 
     def _keep_masters(self) -> None:
         for weight in self._model.parameters():
@@ -181,7 +185,7 @@ class ReplicateEngine:
                 self._add_to_master(weight, gradient)
             total = torch.cat([self._master_gradient(weight).view(-1) for weight in weights])
         exchange = _BucketExchange(
-            sum=SumOverRanks(total, self._world.group, self._meter, self._pool, self._wire_dtype),
+            sum=SumOverRanks(total, self._world.group, self._wire, self._pool, self._wire_dtype),
             weights=weights,
             total=total,
             bucket=bucket.buffer(),

@@ -15,8 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from coremill.model.build import find_layers
 from coremill.model.slices import RowSlice, materialise, model_name, rows_of_rank
-from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, WireMeter, install
-from coremill.parallel.engine import LossFunction, StepTotals, WireUse, sum_of_squares
+from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, install
+from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
+from coremill.parallel.exchange import Exchange, WireMeter
 from coremill.world import World
 
 
@@ -41,8 +42,10 @@ class ShardEngine:
         self._head_in_backward = head_in_backward
         self._meter = WireMeter()
         self._pool = BufferPool()
-        self._gather = Gather(self._meter, self._pool, weight_wire_dtype)
-        self._scatter_sum = ScatterSum(self._meter, self._pool, gradient_wire_dtype)
+        exchange = Exchange(self._meter, world.flows)
+        shares_cards = world.nodes > 1 and world.nodes < world.size
+        self._gather = Gather(exchange, self._pool, weight_wire_dtype, as_ring=shares_cards)
+        self._scatter_sum = ScatterSum(exchange, self._pool, gradient_wire_dtype)
         self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
         self._earlier: list[torch.Tensor] | None = None  # gradients of this step's earlier micro-batches
 
@@ -153,7 +156,8 @@ class ShardEngine:
             gradients = [parameter.grad.to_local() for _, parameter, _ in self._locals]  # type: ignore[union-attr]
         for (_, _, local), gradient in zip(self._locals, gradients, strict=True):
             local.grad = gradient
-        total_loss, squares, *total_votes = self._world.sums([loss, sum_of_squares(gradients), *votes])
+        numbers = [loss, sum_of_squares(gradients), *votes]
+        total_loss, squares, *total_votes = agree(self._world, numbers, self._meter)
         return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
 
     def examine(self, loss_function: LossFunction) -> bool:
@@ -188,4 +192,4 @@ class ShardEngine:
 
     def wire_use(self) -> WireUse:
         """Since the last call."""
-        return WireUse(*self._meter.take())
+        return WireUse(self._meter.take())

@@ -16,6 +16,7 @@ from coremill.data.loader import Batch, EvaluationBatches, RowLoader, StepBatche
 from coremill.errors import NonFinite
 from coremill.launch.pulse import PULSE
 from coremill.parallel.engine import Engine, StepTotals
+from coremill.parallel.exchange import CollectiveUse
 from coremill.train.numerics import NumericsGuard, bad_rows, is_finite
 from coremill.train.optimizer import learning_rate_at
 
@@ -53,6 +54,7 @@ class StepResult:
     communication_seconds: float  # not hidden behind compute
     optimizer_seconds: float
     wire_bytes: int  # sent by this rank
+    collectives: dict[str, CollectiveUse]  # the same by kind, with seconds on the wire and seconds not hidden
     skipped: bool = False  # its numbers were none: the optimizer did not see it
 
 
@@ -117,6 +119,7 @@ def train_steps(
             communication_seconds=wire.exposed_seconds,
             optimizer_seconds=ended - have_gradients,
             wire_bytes=wire.bytes_sent,
+            collectives=wire.collectives,
             skipped=not finite,
         )
     PULSE.enter("finish")

@@ -1,0 +1,194 @@
+"""Exchanges between ranks: pieces sent straight from and into the tensors they belong to, over several flows, timed.
+
+Gloo's collectives allocate a buffer of their own, copy it out on a thread of theirs, and use one connection per peer.
+Here every piece is a send and a receive of its own, all posted at once: no copy, no gloo worker, all peers in parallel.
+Where the interface is named several times in GLOO_SOCKET_IFNAME, gloo keeps as many connections to each peer, and
+large pieces are cut to use them all: clouds cap what one connection may carry.
+
+One thread of the process waits for what is under way and notes when it arrived; whoever needs the data waits for that
+note. So the time of an exchange is known even where nobody had to wait for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.distributed as dist
+
+from coremill.launch.pulse import PULSE
+
+# Pieces are cut for several flows down to this: below, a message's own cost is what counts.
+LEAST_BYTES_PER_FLOW = 128 * 1024
+_LAST_TAG = 2**30  # gloo takes 31 bits
+
+Kind = Literal["gather", "reduce_scatter", "all_reduce", "agreement"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class CollectiveUse:
+    """What one kind of collective cost one rank in one step."""
+
+    bytes: int = 0  # sent
+    seconds: float = 0.0  # from its start to its arrival, hidden or not; several may run side by side
+    exposed_seconds: float = 0.0  # that the compute threads stood waiting
+
+
+class WireMeter:
+    """Counts what one rank sends, how long that takes, and how long its compute threads stand waiting."""
+
+    def __init__(self) -> None:
+        self._uses = dict.fromkeys(KINDS, CollectiveUse())
+
+    def add(self, kind: Kind, *, sent: int = 0, seconds: float = 0.0, exposed: float = 0.0) -> None:
+        """Add to one kind."""
+        use = self._uses[kind]
+        self._uses[kind] = CollectiveUse(use.bytes + sent, use.seconds + seconds, use.exposed_seconds + exposed)
+
+    def take(self) -> dict[str, CollectiveUse]:
+        """Since the last call, by kind; kinds that did not occur are left out."""
+        taken: dict[str, CollectiveUse] = {kind: use for kind, use in self._uses.items() if use != CollectiveUse()}
+        self._uses = dict.fromkeys(KINDS, CollectiveUse())
+        return taken
+
+
+class Flight:
+    """Something under way between ranks."""
+
+    def __init__(self, kind: Kind, works: Sequence[dist.Work], meter: WireMeter) -> None:
+        self._kind = kind
+        self._meter = meter
+        self._began = time.perf_counter()
+        self._arrived_at = 0.0
+        self._error: BaseException | None = None
+        self._arrived = threading.Event()
+        _watch(self, works)
+
+    def arrived(self, error: BaseException | None) -> None:
+        """Called by the thread that waits."""
+        self._arrived_at, self._error = time.perf_counter(), error
+        self._arrived.set()
+
+    def wait(self) -> None:
+        """Until it has arrived; a lost peer is raised here."""
+        exposed = 0.0
+        if not self._arrived.is_set():
+            begin = time.perf_counter()
+            with PULSE.waiting():
+                self._arrived.wait()
+            exposed = time.perf_counter() - begin
+        if self._error is not None:
+            raise self._error
+        self._meter.add(self._kind, seconds=self._arrived_at - self._began, exposed=exposed)
+
+
+class Exchange:
+    """Sends and receives among the ranks of a group. All ranks start the same exchanges in the same order."""
+
+    def __init__(self, meter: WireMeter, flows: int = 1) -> None:
+        self._meter = meter
+        self._flows = flows
+        self._count = 0
+
+    def start(
+        self,
+        kind: Kind,
+        group: dist.ProcessGroup,
+        sends: Iterable[tuple[int, torch.Tensor]],
+        receives: Iterable[tuple[int, torch.Tensor]],
+    ) -> Flight:
+        """Post everything; (rank of the group, contiguous tensor). What a rank sends here, that rank receives there."""
+        self._count = (self._count + 1) % (_LAST_TAG // self._flows)
+        works = [
+            dist.irecv(part, group=group, group_src=peer, tag=tag)
+            for peer, tensor in receives
+            for part, tag in self._parts(tensor)
+        ]
+        sent = 0
+        for peer, tensor in sends:
+            sent += tensor.numel() * tensor.element_size()
+            for part, tag in self._parts(tensor):
+                works.append(dist.isend(part, group=group, group_dst=peer, tag=tag))
+        self._meter.add(kind, sent=sent)
+        return Flight(kind, [work for work in works if work is not None], self._meter)
+
+    def follow(self, kind: Kind, work: dist.Work, sent: int) -> Flight:
+        """A collective of gloo's own, counted and timed like the others."""
+        self._meter.add(kind, sent=sent)
+        return Flight(kind, [work], self._meter)
+
+    def all_to_all(self, kind: Kind, group: dist.ProcessGroup, receive: torch.Tensor, send: torch.Tensor) -> Flight:
+        """Piece r of `send` goes to rank r; this rank's own is copied at once."""
+        mine, ranks = group.rank(), group.size()
+        outgoing, incoming = send.view(ranks, -1), receive.view(ranks, -1)
+        peers = _peers(mine, ranks)
+        flight = self.start(
+            kind,
+            group,
+            [(peer, outgoing[peer]) for peer in peers],
+            [(peer, incoming[peer]) for peer in reversed(peers)],
+        )
+        incoming[mine].copy_(outgoing[mine])
+        return flight
+
+    def all_gather(self, kind: Kind, group: dist.ProcessGroup, whole: torch.Tensor, piece: torch.Tensor) -> Flight:
+        """`piece` becomes part r of every rank's `whole`; it may lie there already."""
+        mine, ranks = group.rank(), group.size()
+        parts = whole.view(ranks, -1)
+        peers = _peers(mine, ranks)
+        flight = self.start(
+            kind, group, [(peer, piece) for peer in peers], [(peer, parts[peer]) for peer in reversed(peers)]
+        )
+        if piece.data_ptr() != parts[mine].data_ptr():
+            parts[mine].copy_(piece)
+        return flight
+
+    def _parts(self, tensor: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+        """A tensor in as many parts as there are flows, each with a tag that gloo maps to that flow."""
+        if not tensor.numel():
+            return []
+        first = self._count * self._flows
+        parts = min(self._flows, max(1, tensor.numel() * tensor.element_size() // LEAST_BYTES_PER_FLOW))
+        if parts == 1:
+            return [(tensor, first + self._count % self._flows)]
+        return [(part, first + index) for index, part in enumerate(tensor.view(-1).chunk(parts))]
+
+
+def _peers(mine: int, ranks: int) -> list[int]:
+    """The next rank first: no rank is everybody's first."""
+    return [(mine + distance) % ranks for distance in range(1, ranks)]
+
+
+# --- the thread that waits
+
+_waiting: queue.SimpleQueue[tuple[Flight, Sequence[dist.Work]]] = queue.SimpleQueue()
+_starting = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def _watch(flight: Flight, works: Sequence[dist.Work]) -> None:
+    global _thread
+    with _starting:
+        if _thread is None or not _thread.is_alive():
+            _thread = threading.Thread(target=_wait_in_order, daemon=True, name="coremill-wire")
+            _thread.start()
+    _waiting.put((flight, works))
+
+
+def _wait_in_order() -> None:
+    while True:
+        flight, works = _waiting.get()
+        error: BaseException | None = None
+        try:
+            for work in works:
+                work.wait()
+        except BaseException as caught:  # whoever waits for this flight raises it
+            error = caught
+        flight.arrived(error)
+        del flight, works, error
