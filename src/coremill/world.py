@@ -312,7 +312,8 @@ def _meet(identity: RankIdentity, timeout_seconds: float) -> World:
 def _meet_at_a_fresh_store(identity: RankIdentity, deadline: float) -> tuple[Store, list[dict[str, Any]]]:
     """Under launchers of ours on several hosts each starts its ranks again by itself, and some are quicker than others:
     a store in which this rank is there already may be that of the attempt before, and goes in a moment."""
-    old_until = time.monotonic() + (OLD_STORE_SECONDS if identity.launcher == "coremill" else 0.0)
+    may_be_old = identity.launcher == "coremill" and not identity.is_one_host
+    old_until = time.monotonic() + (OLD_STORE_SECONDS if may_be_old else 0.0)
     while True:
         store = open_store(identity, deadline)
         try:
