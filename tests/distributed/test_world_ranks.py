@@ -200,7 +200,7 @@ def join_with(identity: RankIdentity, changes: dict[int, dict[str, int]], patien
         with join_world(replace(identity, **changes.get(identity.rank, {})), timeout_seconds=patience) as world:
             world.barrier()
     except (InputError, PeerLost) as error:
-        return type(error).__name__, str(error)
+        return "InputError" if isinstance(error, InputError) else "PeerLost", str(error)
     return "joined", ""
 
 
