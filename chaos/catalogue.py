@@ -8,6 +8,7 @@ from chaos import mutation, resizing, store_faults
 from chaos.campaign import battle
 from chaos.experiment import Experiment
 from chaos.mounts import why_no_freezing, why_no_mounts
+from chaos.peers import PEER_EXPERIMENTS
 from chaos.storage import siege
 
 
@@ -179,4 +180,5 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         run=store_faults.traced_order,
         why_not=why_no_strace,
     ),
+    *PEER_EXPERIMENTS,
 )

@@ -45,16 +45,17 @@ def mutated(rig: Rig, trials: int) -> Iterator[Trial]:
 
 def _be_rank(folder: Path, trials: int) -> None:
     import torch
+    from safetensors.torch import load_file
 
     from coremill.checkpoint import store as store_module
     from coremill.checkpoint.snapshot import MOMENTS, Training, take_snapshot, updates_done
     from coremill.checkpoint.store import Store
-    from coremill.model.slices import slice_of
+    from coremill.model.slices import RowSlice
 
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Tanh(), torch.nn.Linear(512, 64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    slices = [slice_of(name, parameter, 0, 1) for name, parameter in model.named_parameters()]
+    slices = [RowSlice(name, tuple(weight.shape), 0, len(weight), weight) for name, weight in model.named_parameters()]
 
     class Engine:
         def slices(self) -> Any:
@@ -98,8 +99,6 @@ def _be_rank(folder: Path, trials: int) -> None:
             steps += 1
         thread.join()
         stored = hashlib.sha256()
-        from safetensors.torch import load_file
-
         tensors = load_file(path)
         for piece in slices:
             for group in ("parameters", *MOMENTS):

@@ -71,6 +71,7 @@ def _weathered(campaign: Campaign, fault: str, words: str, trouble: contextlib.A
     run.wait_for(
         lambda: len({e.rank for e in run.of("save", since=healed) if e.get("saved")}) == ranks, "a save afterwards"
     )
+    # At most one save may be under way while we look.
     good = len(kept.sound) >= 2 and not kept.passed_over and len(left) <= 1 and not run.of("fault", since=since)
     return Trial(
         passed=good,
@@ -97,7 +98,7 @@ def disk_full(campaign: Campaign, disk: Path) -> Trial:
         finally:
             path.unlink()
 
-    return _weathered(campaign, "the disk of the checkpoints is full", "bytes needed", ballast())
+    return _weathered(campaign, "the disk of the checkpoints is full", "the disk is too full", ballast())
 
 
 def file_too_large(campaign: Campaign, disk: Path) -> Trial:
