@@ -34,6 +34,7 @@ def siege(rig: Rig, counts: dict[str, int]) -> Generator[tuple[str, Trial], None
                 for _ in range(counts.get(key, 0)):
                     try:
                         campaign.going()
+                        campaign.run.wait_for(lambda: len(survey(campaign.run.checkpoints).sound) >= 2, "two saves")
                         yield key, FAULTS[key](campaign, disk)
                     except (Broken, Unusable, OSError) as error:
                         campaign.run.kill()
