@@ -7,8 +7,11 @@ import shutil
 from chaos import mutation, resizing, store_faults
 from chaos.campaign import battle
 from chaos.experiment import Experiment
+from chaos.links import links
+from chaos.links import why_not as why_no_hosts
 from chaos.mounts import why_no_freezing, why_no_mounts
 from chaos.peers import PEER_EXPERIMENTS
+from chaos.soak import soak
 from chaos.storage import siege
 
 
@@ -101,9 +104,38 @@ ON_A_DISK = (
     on_a_disk("X20b", "storage turns read-only", WEATHERED, short=1, long=10, seconds=4),
 )
 
+
+def on_hosts(key: str, fault: str, promise: str, *, long: int, seconds: float) -> Experiment:
+    """One of those that need two hosts; too long for `make test`."""
+    return Experiment(
+        key=key,
+        fault=fault,
+        promise=promise,
+        short_trials=0,
+        long_trials=long,
+        seconds_per_trial=seconds,
+        campaign=links,
+        why_not=why_no_hosts,
+    )
+
+
+ON_HOSTS = (
+    on_hosts(
+        "X7",
+        "link between two hosts cut for ever",
+        "host named and exit 69, or fewer hosts",
+        long=4,
+        seconds=60,
+    ),
+    on_hosts("X8a", "link cut for 2 s", "no restart", long=5, seconds=5),
+    on_hosts("X8b", "link cut for 8 s", "no restart", long=5, seconds=15),
+    on_hosts("X8c", "link cut for 20 s", "goes on by itself", long=5, seconds=45),
+)
+
 EXPERIMENTS: tuple[Experiment, ...] = (
     *ON_ONE_RUN,
     *ON_A_DISK,
+    *ON_HOSTS,
     Experiment(
         key="X13",
         fault="the number of ranks changes: 2, 1, 4, 3, 2",
@@ -179,6 +211,16 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         seconds_per_trial=1.0,
         run=store_faults.traced_order,
         why_not=why_no_strace,
+    ),
+    Experiment(
+        key="X25",
+        fault="soak: random faults, a minute apart on average",
+        promise="goodput at least 85 %; memory, handles, temporary files flat; steps done twice have the same bits",
+        short_trials=0,
+        long_trials=30,
+        seconds_per_trial=65,
+        start_seconds=60,
+        campaign=soak,
     ),
     *PEER_EXPERIMENTS,
 )
