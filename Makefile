@@ -33,7 +33,7 @@ bench: setup                ## coremill beside its peers on this machine
 	$(BIN)/python -m benchmarks.peers
 
 chaos: setup                ## every fault experiment, for a night; `python -m chaos --short` is what `make test` runs
-	$(BIN)/python -m chaos --json runs/chaos/rows.json --markdown runs/chaos/table.md
+	$(BIN)/python -m chaos --systems all --json runs/chaos/rows.json --markdown runs/chaos/table.md
 
 soak: setup                 ## half an hour of random faults
 	$(BIN)/python -m chaos --only X25
