@@ -25,7 +25,7 @@ from chaos.running import POLL_SECONDS, Broken, Run, environment
 from coremill.launch.process import wrapped
 from coremill.report.events import EventFollower
 
-LIMIT_SECONDS = 120.0
+LEAST_LIMIT_SECONDS = 120.0  # or four times what a start took, on a machine that others use
 START_SECONDS = 600.0  # DeepSpeed compiles an operator the first time
 SYSTEMS = {
     "torchrun+Trainer+DeepSpeed": "chaos.contenders.trainer_deepspeed",
@@ -40,6 +40,7 @@ class PeerRun(Run):
     def __init__(self, module: str, folder: Path, shared: Path) -> None:
         super().__init__(Path(), folder, shared)
         self._module = module
+        self.limit_seconds = LEAST_LIMIT_SECONDS
 
     def begin(self, steps: int = MANY_STEPS, *, nan_at: int = 0, ranks: int = 2) -> None:
         """The same command as ever."""
@@ -77,6 +78,7 @@ class PeerRun(Run):
             f"{steps} steps and a save",
             START_SECONDS,
         )
+        self.limit_seconds = max(LEAST_LIMIT_SECONDS, 4 * (self.of("step", rank=0, since=since)[0].time - since))
         return self.last_step
 
     def files(self) -> list[Path]:
@@ -114,7 +116,7 @@ def _until_limit(run: PeerRun, since: float, condition: Callable[[], object]) ->
             return "yes", seconds
         if ended:
             return "ended", seconds
-        if seconds > LIMIT_SECONDS:
+        if seconds > run.limit_seconds:
             return "limit", seconds
         time.sleep(POLL_SECONDS)
 
@@ -145,7 +147,7 @@ def _survived(run: PeerRun, since: float, fault: str) -> Trial:
             resumed_seconds=seconds,
             exit_code=code,
         )
-    return Trial(passed=False, fault=fault, outcome=f"nothing within {LIMIT_SECONDS:.0f} s")
+    return Trial(passed=False, fault=fault, outcome=f"nothing within {run.limit_seconds:.0f} s")
 
 
 def killed(peer: Peer, run: PeerRun) -> Trial:
@@ -173,7 +175,7 @@ def asked_to_stop(peer: Peer, run: PeerRun) -> Trial:
     os.kill(run.launcher_pid, signal.SIGTERM)
     how, seconds = _until_limit(run, since, lambda: False)
     if how == "limit":
-        return Trial(passed=False, fault="SIGTERM", outcome=f"did not end within {LIMIT_SECONDS:.0f} s")
+        return Trial(passed=False, fault="SIGTERM", outcome=f"did not end within {run.limit_seconds:.0f} s")
     code = run.wait_end()
     lost = run.last_step - run.saved_step()
     outcome = "ended without saving" if lost else "ended; the last step happened to be saved"
@@ -223,7 +225,7 @@ def _again(run: PeerRun, fault: str, *, should_notice: bool = False) -> Trial:
         return Trial(
             passed=False, fault=fault, outcome=f"cannot go on: {kind}, no other checkpoint is tried", exit_code=code
         )
-    return Trial(passed=False, fault=fault, outcome=f"nothing within {LIMIT_SECONDS:.0f} s")
+    return Trial(passed=False, fault=fault, outcome=f"nothing within {run.limit_seconds:.0f} s")
 
 
 def flipped(peer: Peer, run: PeerRun) -> Trial:
@@ -262,10 +264,11 @@ def disk_full(peer: Peer, run: PeerRun) -> Trial:
     size = sum(path.stat().st_size for path in run.files())
     with mounted_tmpfs(peer.rig.folder / f"disk{peer.number}", int(1.5 * size) + 64 * 1024) as disk:
         on_disk = PeerRun(peer.module, disk.path / "run", peer.rig.shared)
+        on_disk.limit_seconds = 2 * run.limit_seconds
         try:
             since = time.time()
             on_disk.begin(40)
-            how, _ = _until_limit(on_disk, time.time() + START_SECONDS, lambda: on_disk.last_step >= 20)
+            how, _ = _until_limit(on_disk, time.time(), lambda: on_disk.last_step >= 20)
             code = None if how != "ended" else on_disk.wait_end()
             step = on_disk.last_step
             starts = len(on_disk.of("start", rank=0, since=since))
