@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup hosts-setup demo test check bench clean
+.PHONY: setup hosts-setup demo test check bench chaos soak clean
 
 setup: $(STAMP)
 
@@ -22,7 +22,7 @@ demo: setup                 ## train the built-in example: no network, no downlo
 	$(BIN)/coremill train
 
 check: setup                ## lint, types, layers
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks chaos
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -31,6 +31,12 @@ test: check                 ## everything CI runs
 
 bench: setup                ## coremill beside its peers on this machine
 	$(BIN)/python -m benchmarks.peers
+
+chaos: setup                ## every fault experiment, for a night; `python -m chaos --short` is what `make test` runs
+	$(BIN)/python -m chaos --systems all --json runs/chaos/rows.json --markdown runs/chaos/table.md
+
+soak: setup                 ## half an hour of random faults
+	$(BIN)/python -m chaos --only X25
 
 clean:
 	rm -rf $(VENV) runs

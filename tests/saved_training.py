@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import signal
+import threading
 import time
 from math import ceil
 from pathlib import Path
@@ -44,6 +45,7 @@ def train_saved(
     stop_at: int | None = None,  # the last rank is asked to stop while it is in this step
     kill_at: int | None = None,  # the last rank is killed at the end of this step
     slow_writes: bool = False,
+    hang_at: int | None = None,  # on the last rank the storage hangs when this step is saved, until step 14 is done
     full_at: int | None = None,  # on the last rank the disk is full when this step is saved
     poison_at: int | None = None,  # weights stop being numbers before this step
     bad_loss_at: tuple[int, ...] = (),  # in these steps the last rank's loss is not a number
@@ -54,6 +56,7 @@ def train_saved(
     """Losses by step, rows by step, digest of the final weights, and what was said."""
     import torch
 
+    from coremill.checkpoint import saver as saver_module
     from coremill.checkpoint import store
     from coremill.checkpoint.resume import find_origin
     from coremill.checkpoint.saver import Saver
@@ -75,11 +78,14 @@ def train_saved(
     torch.set_num_threads(1)
     torch.manual_seed(5)
     last = world.rank == world.size - 1
-    write_tensors = store.Store.write_tensors
+    write_tensors, healed = store.Store.write_tensors, threading.Event()
+    saver_module.PATIENCE_SECONDS = 0.2
 
     def write(self: Any, path: Path, *rest: Any) -> Any:
         if slow_writes:
             time.sleep(0.3)
+        if hang_at is not None and last and f"{hang_at:08d}" in str(path):
+            assert healed.wait(60)
         if full_at is not None and last and f"{full_at:08d}" in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return write_tensors(self, path, *rest)
@@ -163,6 +169,8 @@ def train_saved(
                     skipped.append(result.step)
                 losses[result.step] = result.loss
                 saver.after_step(result.step)
+                if result.step == 14:
+                    healed.set()
                 if last and result.step == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if last and stop_at is not None and result.step == stop_at - 1:

@@ -57,7 +57,7 @@ def test_commands_on_the_pages_exist(page, words):
         assert set(words[1:]) <= targets()
     elif words[:2] == ["python", "-m"]:
         name = words[2].replace(".", "/")
-        assert (ROOT / f"{name}.py").is_file() or (ROOT / "src" / f"{name}.py").is_file()
+        assert any((ROOT / path).is_file() for path in (f"{name}.py", f"src/{name}.py", f"{name}/__main__.py"))
     else:
         assert words[0] in OTHERS, f"{page}: {words}"
 

@@ -127,6 +127,16 @@ def test_a_failed_save_is_told_on_every_rank_and_training_goes_on(inputs, tmp_pa
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
+def test_storage_that_hangs_is_told_and_training_goes_on(inputs, tmp_path):
+    """Once it is waited for, then not again; the last step is saved whatever it takes."""
+    for result in run(inputs, 2, tmp_path, engine="replicate", hang_at=4):
+        saves = {event["step"]: event for event in of_kind(result, "save")}
+        assert {step: event["saved"] for step, event in saves.items()} == {4: True, 8: False, 12: False, 16: True}
+        assert all("storage is slow or hangs" in saves[step]["reason"] for step in (8, 12))
+        assert result["losses"] == uninterrupted(inputs, 2, engine="replicate")[0]["losses"]
+    assert [each.step for each in survey(tmp_path / "checkpoints").sound] == [16, 4]
+
+
 def test_a_bad_newest_checkpoint_is_passed_over_on_all_ranks_for_the_one_before(inputs, tmp_path):
     run(inputs, 2, tmp_path, engine="shard", stop_at=10)
     path = next((tmp_path / "checkpoints" / "step-00000010").glob("rank-00001*"))

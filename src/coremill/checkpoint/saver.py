@@ -35,6 +35,8 @@ from coremill.world import World
 
 POLL_SECONDS = 0.02
 SLOWEST_POLL_SECONDS = 0.5
+# Training waits so long for an earlier save when the next is due, once; then it goes on without: the storage hangs.
+PATIENCE_SECONDS = 10.0
 
 
 def way_to_save(memory: MemoryPlan, copy_bytes: int) -> Choice[str]:
@@ -84,6 +86,7 @@ class Saver:
         self._last_failure: str | None = None
         self._last_occasion = time.monotonic()
         self._stop_agreed = self._save_agreed = self._disk_full = False
+        self._hangs: str | None = None  # in words, the same on all ranks: the save under way does not end
         self._shortage: str | None = None  # in words, on rank 0
         self._shapes = {piece.name: piece.shape for piece in training.engine.slices()}
         self._state_bytes = 12 * sum(math.prod(shape) for shape in self._shapes.values())
@@ -121,7 +124,9 @@ class Saver:
         if self._world.rank == 0:
             asked = asked or request_file(self._run_folder).exists()
             due = self._is_due(step)
-            if due or asked:
+            if due and self._hangs and self._is_writing and step != self._steps:
+                self._shortage = self._hangs
+            elif due or asked:
                 self._shortage = self._store.shortage(self._state_bytes)
         return float(asked), float(due and not self._shortage), float(bool(self._shortage))
 
@@ -135,7 +140,7 @@ class Saver:
             self._save_and_stop(step)
         if self._disk_full:
             self._last_occasion = time.monotonic()
-            self._tell_failure(step, self._shortage or "the disk is too full, says rank 0")
+            self._tell_failure(step, self._shortage or self._hangs or "the disk is too full, says rank 0")
         elif self._save_agreed:
             self._last_occasion = time.monotonic()
             self._begin(step, in_background=self._way.value == "background")
@@ -148,8 +153,7 @@ class Saver:
             return True
         if interval.steps is not None:
             return step % interval.steps == 0
-        under_way = self._thread is not None and self._thread.is_alive()
-        return not under_way and time.monotonic() - self._last_occasion >= (interval.seconds or 0.0)
+        return not self._is_writing and time.monotonic() - self._last_occasion >= (interval.seconds or 0.0)
 
     def _save_and_stop(self, step: int) -> None:
         self._wait()
@@ -191,7 +195,13 @@ class Saver:
 
     def _begin(self, step: int, *, in_background: bool) -> None:
         """Take the copy and have it written; at most one save is under way."""
-        self._wait()
+        can_wait = not in_background or step == self._steps
+        self._wait(None if can_wait else PATIENCE_SECONDS)
+        if not can_wait and self._world.sum(float(self._is_writing)):
+            self._hangs = f"the save before it did not end within {PATIENCE_SECONDS:.0f} s: storage is slow or hangs"
+            self._tell_failure(step, self._hangs)
+            return
+        self._hangs = None
         began = time.perf_counter()
         self._number += 1
         world = self._world
@@ -214,11 +224,16 @@ class Saver:
             with PULSE.phase("save"):
                 self._write(save, None)
 
-    def _wait(self) -> None:
+    @property
+    def _is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _wait(self, longest_seconds: float | None = None) -> None:
         if self._thread is not None:
             with PULSE.phase("save"):
-                self._thread.join()
-            self._thread = None
+                self._thread.join(longest_seconds)
+            if not self._is_writing:
+                self._thread = None
 
     def _write(self, save: _Save, blocked_seconds: float | None) -> None:
         """Write this rank's file, let rank 0 commit, tell how it ended."""
