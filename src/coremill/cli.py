@@ -56,7 +56,8 @@ def train(
     ] = None,
     ppn: Annotated[int | None, typer.Option(help="with --hostfile: ranks per host; left out: its slots")] = None,
     via: Annotated[
-        Literal["torchrun", "mpirun"] | None, typer.Option(help="with --hostfile: who starts the ranks")
+        Literal["torchrun", "mpirun"] | None,
+        typer.Option(help="with --hostfile: who starts the ranks; left out: coremill, which restarts what is lost"),
     ] = None,
     interface: Annotated[str | None, typer.Option(help="with --hostfile: network device; left out: found")] = None,
     ssh: Annotated[str, typer.Option(help="with --hostfile: ssh program with its options")] = "ssh",
@@ -65,7 +66,8 @@ def train(
     """Train a model: plan, tokenise, start ranks, watch them, export, report.
 
     Under torchrun, mpirun or in a Kubeflow pod the same command acts as one rank (or starts one node's ranks).
-    A run that was stopped or killed goes on from its newest whole checkpoint with the same command.
+    A run that was stopped or killed goes on from its newest whole checkpoint with the same command; ranks that die or
+    hang are started again from there by themselves (section supervise of the run file).
     Exit codes: 0 done, 69 a peer was lost, 70 non-finite numbers, 74 storage, 75 stopped on request and saved, 78 bad
     config or input, 130 ended at once by a second Ctrl-C.
     """

@@ -75,7 +75,7 @@ def committed_step(config: RunConfig, run_folder: Path) -> int:
         return 0
 
 
-def limits_of(config: RunConfig, nodes: int) -> Limits:
+def limits_of(config: RunConfig, nodes: int, planned_step_seconds: float) -> Limits:
     """What the section `supervise` says about waiting."""
     wanted = config.supervise
     named = wanted.stuck_after not in (AUTO, "never")
@@ -84,6 +84,7 @@ def limits_of(config: RunConfig, nodes: int) -> Limits:
         is_watching=wanted.stuck_after != "never",
         save_deadline_seconds=seconds_of(wanted.save_deadline),
         other_hosts=nodes > 1,
+        planned_step_seconds=planned_step_seconds,
     )
 
 
@@ -121,7 +122,7 @@ class _Watched:
     ) -> None:
         self._config, self._orders, self._folder, self._environ = config, orders, folder, environ
         self._node_identity, self._screen, self._follower, self._board = node_identity, screen, follower, board
-        self._limits = limits_of(config, _nodes(node_identity))
+        self._limits = limits_of(config, _nodes(node_identity), orders.plan.step_seconds.total)
         self._attempt = 0
         self._fault: _Fault | None = None
         self._steps_done = 0  # in any attempt

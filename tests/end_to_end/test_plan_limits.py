@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import uuid
 from collections.abc import Iterator
@@ -172,4 +173,4 @@ def test_a_rank_killed_for_memory_is_told_with_limit_peak_and_plan(scene: Scene,
     assert group.kills == 2
     assert done.out.count("was ended by SIGKILL: out of memory") == 2
     assert "the limit here is 0.55 GB" in done.err and "all processes under it together reached 0.55 GB" in done.err
-    assert "the plan was 0.44 GB per rank" in done.err, str(done)
+    assert re.search(r"the plan was 0\.\d\d GB per rank", done.err), str(done)

@@ -195,13 +195,17 @@ class Saver:
 
     def _begin(self, step: int, *, in_background: bool) -> None:
         """Take the copy and have it written; at most one save is under way."""
-        can_wait = not in_background or step == self._steps
-        self._wait(None if can_wait else PATIENCE_SECONDS)
-        if not can_wait and self._world.sum(float(self._is_writing)):
-            self._hangs = f"the save before it did not end within {PATIENCE_SECONDS:.0f} s: storage is slow or hangs"
-            self._tell_failure(step, self._hangs)
-            return
-        self._hangs = None
+        with PULSE.phase("save"):
+            can_wait = not in_background or step == self._steps
+            self._wait(None if can_wait else PATIENCE_SECONDS)
+            if not can_wait and self._world.sum(float(self._is_writing)):
+                self._hangs = f"the save before it did not end within {PATIENCE_SECONDS:.0f} s: storage is slow or hangs"
+                self._tell_failure(step, self._hangs)
+                return
+            self._hangs = None
+            self._take_and_write(step, in_background=in_background)
+
+    def _take_and_write(self, step: int, *, in_background: bool) -> None:
         began = time.perf_counter()
         self._number += 1
         world = self._world
@@ -221,8 +225,7 @@ class Saver:
             )
             self._thread.start()
         else:
-            with PULSE.phase("save"):
-                self._write(save, None)
+            self._write(save, None)
 
     @property
     def _is_writing(self) -> bool:

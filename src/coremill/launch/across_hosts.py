@@ -39,6 +39,7 @@ class HostCommand:
     folder: Path
     environ: Mapping[str, str]  # added to what the host has
     grace_seconds: float = 8.0  # from the request to end, which torchrun and mpirun hand on to their ranks, to the kill
+    silence_seconds: float | None = None  # the host ends it after so long without a `beat`; None: never
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +99,19 @@ class HostRun:
             "folder": str(command.folder),
             "environ": dict(command.environ),
             "grace_seconds": command.grace_seconds,
+            "silence_seconds": command.silence_seconds,
         }
         with contextlib.suppress(BrokenPipeError):  # it ended at once: its exit code says why
             assert self.process.stdin is not None
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
             self.process.stdin.flush()
+
+    def beat(self) -> None:
+        """Let it know that we are here."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it ended, or was asked to
+            os.set_blocking(self.process.stdin.fileno(), False)
+            os.write(self.process.stdin.fileno(), b"\n")
 
     def ask_to_end(self) -> None:
         """Let it see that nobody wants it any more."""

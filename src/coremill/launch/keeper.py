@@ -4,7 +4,8 @@
 
 ssh leaves a remote command alone when it is killed here. So the keeper watches its standard input, which the launcher
 holds open: at its end, however that came about, everything the command started is ended. The environment comes on the
-same way, off the command line: other users of the host read that.
+same way, off the command line: other users of the host read that. A cut link ends no input: where the order has
+`silence_seconds`, the launcher sends a byte now and then, and without one for so long it counts as gone.
 """
 
 from __future__ import annotations
@@ -24,8 +25,15 @@ from coremill.launch.process import wrapped
 _POLL_SECONDS = 0.1
 
 
-def keep(argv: list[str], folder: str, environ: dict[str, str], stdin: int, grace_seconds: float) -> int:
-    """Run the command until it ends or `stdin` does; returns its exit code."""
+def keep(
+    argv: list[str],
+    folder: str,
+    environ: dict[str, str],
+    stdin: int,
+    grace_seconds: float,
+    silence_seconds: float | None = None,
+) -> int:
+    """Run the command until it ends or `stdin` does, or is silent for too long; returns its exit code."""
     adopt_orphans()
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -41,12 +49,17 @@ def keep(argv: list[str], folder: str, environ: dict[str, str], stdin: int, grac
     except OSError as error:
         print(f"coremill: cannot start {argv[0]} in {folder}: {error.strerror}", file=sys.stderr)
         return 127
+    heard_at = time.monotonic()
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(stdin, selectors.EVENT_READ)
             while process.poll() is None and not stopped:
-                # Anything but the end of input is not meant for us.
-                if selector.select(_POLL_SECONDS) and not os.read(stdin, 4096):
+                if selector.select(_POLL_SECONDS):
+                    heard_at = time.monotonic()
+                    if not os.read(stdin, 4096):
+                        stopped.append(signal.SIGTERM)
+                elif silence_seconds is not None and time.monotonic() - heard_at > silence_seconds:
+                    print(f"coremill: no word from the first host for {silence_seconds:.0f} s", file=sys.stderr)
                     stopped.append(signal.SIGTERM)
     finally:
         if stopped and process.poll() is None:
@@ -80,7 +93,8 @@ def main() -> int:
     order = json.loads(line)
     environ = environment_snapshot()
     environ.update(order["environ"])
-    return keep(order["argv"], order["folder"], environ, 0, float(order["grace_seconds"]))
+    silence = order.get("silence_seconds")
+    return keep(order["argv"], order["folder"], environ, 0, float(order["grace_seconds"]), silence)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from coremill.launch.across_hosts import HostCommand
 from coremill.launch.forwarding import forwarded
 from coremill.launch.hosts import Host
 from coremill.launch.identity import HEAD
+from coremill.launch.reform import SILENCE_SECONDS
 from coremill.launch.request import Request, master_address
 
 
@@ -35,6 +36,7 @@ def node_commands(
                 "PET_MASTER_PORT": str(port),
             },
             grace_seconds=request.stop_seconds,
+            silence_seconds=SILENCE_SECONDS,
         )
         for index, host in enumerate(hosts)
     ]

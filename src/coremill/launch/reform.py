@@ -22,6 +22,8 @@ from coremill.launch.supervise import is_worth_a_restart
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 SETTLED_SECONDS = 60.0  # a host that stayed so long is back; the next loss has the whole time again
+BEAT_SECONDS = 5.0
+SILENCE_SECONDS = 30.0  # after so long without a beat a host ends its ranks: the head has started others by then
 _POLL_SECONDS = 0.1
 
 
@@ -110,7 +112,7 @@ class _Fleet:
 
     def watch(self) -> tuple[Host, ...] | None:
         """Until the run ends (None), or until it has to go on with other hosts."""
-        now = time.monotonic()
+        now = next_beat = time.monotonic()
         for command in self.commands_of(self.hosts, self.is_first):
             self._runs.append(HostRun(command, self.remote))
             self._states.append(HostState(started_at=now))
@@ -118,6 +120,10 @@ class _Fleet:
             now = time.monotonic()
             if self.stop:
                 return None
+            if now >= next_beat:
+                next_beat = now + BEAT_SECONDS
+                for run in self._runs:
+                    run.beat()
             for index, state in enumerate(self._states):
                 if state.start_at is not None and now >= state.start_at:
                     command = self.commands_of(self.hosts, False)[index]

@@ -26,6 +26,7 @@ MEDIAN_STEPS = 5.0  # so many median steps
 ENOUGH_STEPS = 3  # durations of the first ones, which allocate, say little
 SILENT_OUTSIDE_STEPS_SECONDS = 120.0  # importing from a slow disk holds the interpreter's lock
 UNTIMED_STEP_SECONDS = 120.0
+UNTIMED_STEPS = 10.0  # so many planned steps, where that is longer
 UNTIMED_PHASE_SECONDS = 600.0
 # An outage of 8 s stalls gloo for 13.4 s, for TCP backs off: other hosts get half as long again.
 OTHER_HOSTS_FACTOR = 1.5
@@ -43,6 +44,7 @@ class Limits:
     is_watching: bool = True
     save_deadline_seconds: float = 600.0
     other_hosts: bool = False
+    planned_step_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ class Watch:
         if reading.phase != "step":
             return max(UNTIMED_PHASE_SECONDS, self.limit_seconds)
         if len(self._durations) < ENOUGH_STEPS and self.limits.stuck_after_seconds is None:
-            return UNTIMED_STEP_SECONDS
+            return max(UNTIMED_STEP_SECONDS, UNTIMED_STEPS * self.limits.planned_step_seconds)
         return self.limit_seconds
 
     def _all_waiting(self, alive: Sequence[int], readings: Sequence[Reading]) -> Stuck | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from coremill.errors import InputError, Interrupted, NonFinite, Stopped
+from coremill.errors import InputError, Interrupted, NonFinite, PeerLost, Stopped, StorageError
 from coremill.launch.local import Outcome
 
 NEVER_AGAIN = frozenset(
@@ -37,13 +37,13 @@ def cause_of(outcome: Outcome) -> Cause:
     """One word for what happened."""
     if outcome.is_out_of_memory:
         return "out of memory"
-    if outcome.exit_code == 74:
+    if outcome.exit_code == StorageError.exit_code:
         return "storage"
     if outcome.stuck is not None:
         return "stuck"
     if outcome.signal is not None:
         return "killed"
-    return "peer lost" if outcome.exit_code == 69 else "failed"
+    return "peer lost" if outcome.exit_code == PeerLost.exit_code else "failed"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class RestartBudget:
         if outcome.unkillable:
             ranks = ", ".join(str(rank) for rank in outcome.unkillable)
             return Decision(False, self._spent, f"rank {ranks} hangs in the kernel and cannot be ended")
-        if not has_met and self._wait_for_hosts_seconds:
+        if not has_met and outcome.exit_code == PeerLost.exit_code and self._wait_for_hosts_seconds:
             if self._alone_since is None:
                 self._alone_since = now
             if now - self._alone_since < self._wait_for_hosts_seconds:

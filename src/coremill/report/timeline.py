@@ -10,6 +10,7 @@ from rich.console import Console
 from coremill.report.events import Event
 from coremill.report.terminal import format_seconds, print_heading, print_rows
 
+SAME_FAULT_SECONDS = 30.0
 MOST_SHOWN = 8  # on a screen; the page shows all
 
 
@@ -29,9 +30,18 @@ def timeline(faults: Iterable[Event], restarts: Iterable[Event], began: float | 
                     "steps_lost": None,
                 }
             )
-        elif entries and entries[-1]["resumed_seconds"] is None:
-            entries[-1] |= {name: event.get(name) for name in ("resumed_seconds", "steps_lost")}
-    return entries
+            continue
+        same = next((entry for entry in reversed(entries) if entry["rank"] == event.rank), None)
+        if same is not None and same["resumed_seconds"] is None:
+            same |= {name: event.get(name) for name in ("resumed_seconds", "steps_lost")}
+    return [entry for entry in entries if not _only_followed(entry, entries)]
+
+
+def _only_followed(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> bool:
+    """On several machines each launcher tells what it saw: a lost peer is no fault of its own where one is known."""
+    return entry["cause"] == "peer lost" and any(
+        other["cause"] != "peer lost" and abs(other["time"] - entry["time"]) < SAME_FAULT_SECONDS for other in entries
+    )
 
 
 def outcome_of(entry: Mapping[str, Any]) -> str:

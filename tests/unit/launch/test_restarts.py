@@ -110,6 +110,12 @@ def test_hosts_that_are_away_have_a_time_and_cost_no_restart() -> None:
     assert not decision.restart and "did not come back within 61 s" in decision.why_not
 
 
+def test_what_fails_before_ranks_meet_for_a_reason_of_its_own_costs_restarts() -> None:
+    budget = RestartBudget(wait_for_hosts_seconds=600.0)
+    decisions = [budget.decide(ended(1), 0, has_met=False, now=float(now)).restart for now in range(4)]
+    assert decisions == [True, True, True, False]
+
+
 def test_causes() -> None:
     assert cause_of(ended(137)) == "killed"
     assert cause_of(ended(137, memory_kills=1)) == "out of memory"

@@ -132,6 +132,12 @@ def test_the_first_steps_take_their_time() -> None:
     assert ranks.pass_by(30.0) is not None
 
 
+def test_the_plan_knows_of_long_first_steps() -> None:
+    ranks = Ranks(limits=Limits(planned_step_seconds=30.0))
+    assert ranks.pass_by(290.0) is None
+    assert ranks.pass_by(20.0) is not None
+
+
 def test_ranks_that_all_wait_are_a_lost_host_or_a_deadlock() -> None:
     here, far = Ranks(), Ranks(limits=Limits(other_hosts=True))
     for ranks in (here, far):

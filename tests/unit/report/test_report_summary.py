@@ -11,9 +11,11 @@ from rich.console import Console
 
 from coremill.errors import InputError
 from coremill.report import summary as summary_module
+from coremill.report.events import EventWriter
 from coremill.report.page import render_page
 from coremill.report.summary import render_summary, summarise, write_report
 from coremill.report.terminal import format_bytes, format_seconds
+from coremill.report.timeline import outcome_of
 from unit.report.fake_run import START, fake_plan, make_fake_run, write_line
 
 CONTRACT = (
@@ -234,3 +236,27 @@ def test_what_to_look_at(tmp_path):
 def test_nothing_to_look_at(tmp_path):
     summary = summarise(make_fake_run(tmp_path / "run"))
     assert summary["findings"] == summary["loss_spikes"] == summary["skipped_steps"] == summary["non_finite"] == []
+
+
+def test_faults_and_restarts_are_a_timeline(tmp_path):
+    run = tmp_path / "run"
+    fault = {"text": "rank 1 was ended by SIGKILL", "exit_code": 137, "step": 12, "committed_step": 10}
+    with EventWriter(run, 1) as one, EventWriter(run, 0) as zero:
+        one.write("fault", cause="killed", action="restart", detected_seconds=0.05, **fault)
+        zero.write("fault", cause="peer lost", action="restart", detected_seconds=0.1, **{**fault, "text": "rank 0"})
+        zero.write("restart", resumed_seconds=9.0, steps_lost=2)
+        one.write("restart", resumed_seconds=8.0, steps_lost=2)
+        one.write("fault", cause="killed", action="restart", detected_seconds=0.05, **fault)
+        one.write("fault", cause="failed", action="end", why_not="restarted once", **fault)
+    summary = write_report(run)
+    then = [outcome_of(entry) for entry in summary["faults"]]
+    assert then == [
+        "training again after 8.00 s, 2 steps repeated",
+        "restarted, no step done before the next fault",
+        "the end: restarted once",
+    ]
+    page = (run / "report.html").read_text()
+    assert "Faults and restarts" in page and page.count("was ended by SIGKILL") == 3
+    console = Console(file=io.StringIO(), width=200)
+    render_summary(summary, console)
+    assert "training again after 8.00 s" in console.file.getvalue()
