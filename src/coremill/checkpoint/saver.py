@@ -199,7 +199,8 @@ class Saver:
             can_wait = not in_background or step == self._steps
             self._wait(None if can_wait else PATIENCE_SECONDS)
             if not can_wait and self._world.sum(float(self._is_writing)):
-                self._hangs = f"the save before it did not end within {PATIENCE_SECONDS:.0f} s: storage is slow or hangs"
+                waited = f"{PATIENCE_SECONDS:.0f} s"
+                self._hangs = f"the save before it did not end within {waited}: storage is slow or hangs"
                 self._tell_failure(step, self._hangs)
                 return
             self._hangs = None
