@@ -26,6 +26,7 @@ from coremill.launcher import (
     say_dry_run,
     write_orders,
 )
+from coremill.plan.time import LINK_SHARE
 from coremill.prepare import Orders
 from coremill.report.console import RunConsole
 from coremill.report.events import EventFollower, EventWriter
@@ -66,6 +67,8 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
     ):
         return None
 
+    link = None if options.dry_run else _link_of(loaded, world, console)
+
     def prepare_node() -> dict[str, Any]:
         if loaded.config.fleet.nodes not in (1, world.nodes):
             raise InputError(
@@ -80,7 +83,9 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
         node = probe_node(mask=cpus)
 
         def find_fleet() -> Fleet:
-            return this_machine(node, measured_rates(node, cache, console), nodes=world.nodes)
+            return this_machine(
+                node, measured_rates(node, cache, console), nodes=world.nodes, link_bits_per_second=link
+            )
 
         ranks = {"parallel": loaded.config.parallel.model_copy(update={"ranks_per_node": world.local_size})}
         with loaded.placing():
@@ -96,6 +101,17 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
         say_dry_run(orders, folder, console)
         return None
     return orders
+
+
+def _link_of(loaded: LoadedConfig, world: World, console: Console) -> float | None:
+    """The rate of a host's network card that would let through what ranks measured; None where nobody needs it."""
+    if world.nodes == 1 or loaded.config.fleet.link_gbit_per_second is not None:
+        return None
+    from coremill.parallel.link import measure_link
+
+    payload = measure_link(world)
+    console.print(f"network between {world.nodes} hosts: {payload / 1e9:.2g} Gbit/s each, measured", highlight=False)
+    return payload / LINK_SHARE
 
 
 def set_threads(orders: Orders, world: World) -> int:

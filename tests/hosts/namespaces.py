@@ -173,8 +173,8 @@ def _ip(*words: str, check: bool = True) -> None:
 
 
 def _shape(*words: str, rate: float) -> None:
-    """A token bucket: 10 ms worth of it, and at least two of the largest packets that TCP hands down in one piece."""
-    burst = max(2 * 65536, int(rate / 8 / 100))
+    """A token bucket: 1 ms worth of it, and at least two of the largest packets that TCP hands down in one piece."""
+    burst = max(2 * 65536, int(rate / 8 / 1000))
     shape = ["root", "tbf", "rate", f"{rate:.0f}bit", "burst", f"{burst}b", "latency", "50ms"]
     done = subprocess.run(["tc", *words, *shape], capture_output=True, text=True)
     if done.returncode != 0:

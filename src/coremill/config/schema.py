@@ -124,6 +124,10 @@ class FleetSection(Section):
         None, description="train --hostfile: go on with so many machines where others stay away; left out: with all"
     )
     instance: str | None = Field(None, description="AWS instance type, for planning and pricing")
+    link_gbit_per_second: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="network of a machine, for the plan; left out: as the instance has it, or as ranks measure it",
+    )
 
 
 class CheckpointSection(Section):

@@ -228,15 +228,17 @@ def assumed_calibration(instance: Instance) -> Calibration:
     )
 
 
-def this_machine(node: NodeFacts, calibration: Calibration, *, nodes: int = 1) -> Fleet:
-    """This machine, or several like it joined by the fastest interface that says its speed."""
+def this_machine(
+    node: NodeFacts, calibration: Calibration, *, nodes: int = 1, link_bits_per_second: float | None = None
+) -> Fleet:
+    """This machine, or several like it on a link as measured, else on the fastest interface that says its speed."""
     speeds = [face.bits_per_second for face in node.interfaces if not face.is_loopback and face.bits_per_second]
     return Fleet(
         nodes=nodes,
         node=node,
         calibration=calibration,
         name="this machine" if nodes == 1 else f"{nodes} x this machine",
-        link_bits_per_second=float(max(speeds)) if nodes > 1 and speeds else None,
+        link_bits_per_second=link_bits_per_second or (float(max(speeds)) if nodes > 1 and speeds else None),
     )
 
 

@@ -6,10 +6,14 @@ import contextlib
 import errno
 import os
 import socket
+from math import ceil
 
 from coremill.errors import InputError
 from coremill.launch.identity import LOOPBACK, RankIdentity, is_loopback
 
+# A cloud caps what one connection carries (AWS: 5 Gbit/s of a card's 12.5 and more), and one thread of gloo's serves
+# each. With so many connections to all peers together a card is full.
+FLOWS_TO_FILL_A_CARD = 4
 _SOMEWHERE_ELSE = "198.51.100.1"  # reserved for documentation: asks the routing table only, nothing is sent
 
 
@@ -71,15 +75,10 @@ def interface_towards(host: str | None) -> str | None:
     return None
 
 
-# A cloud caps what one connection carries (AWS: 5 Gbit/s of a card's 12.5 and more), and one thread of gloo's serves
-# each. With this many connections to all peers together a card is full.
-FLOWS_TO_FILL_A_CARD = 4
-
-
 def interface_for_flows(name: str, hosts: int) -> str:
     """The device as often as there should be connections to each peer: gloo opens one for every time it is named."""
-    peers = max(1, hosts - 1)
-    return ",".join([name] * (1 if hosts == 1 else max(1, -(-FLOWS_TO_FILL_A_CARD // peers))))
+    flows = 1 if hosts == 1 else ceil(FLOWS_TO_FILL_A_CARD / (hosts - 1))
+    return ",".join([name] * flows)
 
 
 def flows_of(interface: str) -> int:

@@ -79,10 +79,11 @@ class Flight:
         """Until it has arrived; a lost peer is raised here."""
         exposed = 0.0
         if not self._arrived.is_set():
-            begin = time.perf_counter()
+            waited_from = time.perf_counter()
             with PULSE.waiting():
                 self._arrived.wait()
-            exposed = time.perf_counter() - begin
+            self._arrived_at = time.perf_counter()  # for who waits, it is there when they go on
+            exposed = self._arrived_at - waited_from
         if self._error is not None:
             raise self._error
         self._meter.add(self._kind, seconds=self._arrived_at - self._began, exposed=exposed)

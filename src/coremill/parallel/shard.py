@@ -20,6 +20,10 @@ from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, s
 from coremill.parallel.exchange import Exchange, WireMeter
 from coremill.world import World
 
+# Groups gathered ahead of the one that computes. Each holds a layer's weights a little longer; where all of them are
+# kept through backward that costs nothing, and a slow wire never stands still between two layers.
+GROUPS_AHEAD_WHERE_KEPT = 3
+
 
 class ShardEngine:
     """1/N of the model on every rank."""
@@ -85,10 +89,11 @@ class ShardEngine:
         self._model = model
 
     def _order_gathers(self, embedding: nn.Module, layers: list[nn.Module], head: nn.Module, *, tied: bool) -> None:
-        """Ask for the next group's weights before computing with this one's."""
+        """Ask for the next groups' weights before computing with this one's."""
         forward_order = [embedding, *layers] if tied else [embedding, *layers, head]
-        for module, following in zip(forward_order, forward_order[1:], strict=False):
-            module.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
+        ahead = GROUPS_AHEAD_WHERE_KEPT if self._keep_gathered else 1
+        for index, module in enumerate(forward_order):
+            module.set_modules_to_forward_prefetch(forward_order[index + 1 : index + 1 + ahead])  # type: ignore[operator]
         # A lookup's backward reads no weight; neither does a head whose gradients were made in forward.
         if not tied:
             embedding.set_unshard_in_backward(False)  # type: ignore[operator]

@@ -62,6 +62,7 @@ class Candidate:
 def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies: bool = True) -> Plan:
     """Everything decided before the first rank starts."""
     check_inputs(config, card)
+    fleet = _with_declared_link(config, fleet)
     layout, dtype, wire_dtype = _settled(config, fleet)
     candidates = list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
     chosen = _choose(candidates)
@@ -109,8 +110,14 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
 
 def candidates_of(config: RunConfig, fleet: Fleet, card: ModelCard) -> list[Candidate]:
     """Every arrangement the settings leave open, each with its price."""
+    fleet = _with_declared_link(config, fleet)
     layout, dtype, wire_dtype = _settled(config, fleet)
     return list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
+
+
+def _with_declared_link(config: RunConfig, fleet: Fleet) -> Fleet:
+    declared = config.fleet.link_gbit_per_second
+    return fleet if declared is None or fleet.nodes == 1 else replace(fleet, link_bits_per_second=declared * 1e9)
 
 
 def _settled(config: RunConfig, fleet: Fleet) -> tuple[Layout, Choice[Dtype], Choice[WireDtype]]:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from coremill.report import terminal
 from coremill.report.charts import Dots, Part, Reference, level_bar, line_chart, stacked_bar
 from coremill.report.plan_screen import MEMORY_PARTS, PHASE_NAMES
-from coremill.report.summary_screen import SPLIT_STYLES, format_perplexity
+from coremill.report.summary_screen import SPLIT_STYLES, collective_rows, format_perplexity
 from coremill.report.timeline import outcome_of
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def render_page(summary: Mapping[str, Any]) -> str:
         memory_parts=_memory_parts(summary),
         memory_ranks=_memory_ranks(summary),
         step_split=_step_split(summary),
+        exchanges=collective_rows(summary),
         wall_split=_wall_split(summary),
         comparison=_comparison(summary),
         environment=_environment(summary),

@@ -45,6 +45,9 @@ def render_summary(summary: Mapping[str, Any], console: Console) -> None:
     if split.get("total"):
         print_heading(console, f"Where a step went ({format_seconds(split['total'])})")
         render_split(split, console, "where a step went")
+        rows = collective_rows(summary)
+        if rows:
+            print_rows(console, "exchanges of a step", ("exchange", "sent", "took", "not hidden"), rows)
     render_timeline(summary.get("faults") or (), console)
     _evaluations(summary, console)
     _findings(summary, console)
@@ -76,6 +79,27 @@ def render_split(split: Mapping[str, float | None], console: Console, part: str)
             words = Text()
         words.append("  " if words else "").append("■ ", style=SPLIT_STYLES[name]).append(label)
     console.print(words)
+
+
+COLLECTIVE_WORDS = {
+    "gather": "weights gathered",
+    "reduce_scatter": "gradients summed and scattered",
+    "all_reduce": "gradients summed",
+    "agreement": "loss, norm and votes",
+}
+
+
+def collective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """One row per kind of exchange: what it is, bytes, seconds, seconds that compute did not hide."""
+    return [
+        (
+            COLLECTIVE_WORDS.get(kind, kind),
+            format_bytes(use["bytes"]),
+            format_seconds(use["seconds"]),
+            format_seconds(use["exposed_seconds"]),
+        )
+        for kind, use in (summary["measured"].get("collectives") or {}).items()
+    ]
 
 
 def _headline(summary: Mapping[str, Any], console: Console) -> None:

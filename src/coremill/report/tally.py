@@ -15,6 +15,7 @@ from coremill.report.events import Event
 
 PHASES = ("join", "data", "build", "load", "first_step")  # before the steady steps, in this order
 SPLIT = ("data", "compute", "communication", "optimizer")
+COLLECTIVE_FIGURES = ("bytes", "seconds", "exposed_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,15 @@ class RankTally:
     wire_bytes: Mean = field(default_factory=Mean)
     first_wire_bytes: Mean = field(default_factory=Mean)
     split_seconds: dict[str, Mean] = field(default_factory=lambda: {name: Mean() for name in SPLIT})
+    collectives: dict[str, dict[str, Mean]] = field(default_factory=dict)  # by kind, then by figure
     warming_up: bool = True
+
+    def saw_collectives(self, uses: Mapping[str, Mapping[str, float]]) -> None:
+        """Take in what the exchanges of one steady step cost."""
+        for kind, use in uses.items():
+            means = self.collectives.setdefault(kind, {name: Mean() for name in COLLECTIVE_FIGURES})
+            for name, mean in means.items():
+                mean.add(float(use.get(name) or 0.0))
 
     def saw_memory(self, event: Event, phase: str | None) -> None:
         """Keep the highest peak, of the run and of the phase."""
@@ -154,6 +163,7 @@ class RunTally:
         if not rank.warming_up:
             for name, mean in rank.split_seconds.items():
                 mean.add(event.number(f"{name}_seconds"))
+            rank.saw_collectives(event.get("collectives") or {})
         known = self.steps.get(step)
         if known is None or rank.rank <= known.rank:
             self.steps[step] = StepRecord(

@@ -64,6 +64,21 @@ def test_what_the_user_set_stays() -> None:
     assert "would have taken eth1" in found["GLOO_SOCKET_IFNAME"][1]
 
 
+def test_on_several_hosts_the_interface_is_named_once_per_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_module, "interface_towards", lambda host: "lo" if host is None else "ens5")
+
+    def value(asked: str | None, master: str | None, hosts: int) -> str:
+        choice = settings_module.choose_interface(asked, master, hosts)
+        assert choice is not None and ("connections to each peer" in choice.reason) == ("," in choice.value)
+        return choice.value
+
+    assert value(None, None, 1) == "lo"
+    assert [value(None, "node1", hosts).count("ens5") for hosts in (2, 3, 4, 5, 64)] == [4, 2, 2, 1, 1]
+    assert value("ib0", "node1", 2) == "ib0,ib0,ib0,ib0"
+    monkeypatch.setattr(settings_module, "interface_towards", lambda host: None)
+    assert settings_module.choose_interface(None, "node1", 2) is None
+
+
 def test_binding_speaks_to_the_runtime_that_is_loaded() -> None:
     assert chosen()["OMP_PROC_BIND"][0] == "false"
     bound = chosen(bind_threads=True)

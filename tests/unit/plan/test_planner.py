@@ -183,6 +183,17 @@ def test_the_wire_is_exact_inside_a_machine_and_narrow_between_machines() -> Non
     assert asked.wire_dtype.value == "bf16" and asked.wire_dtype.reason == "set by you"
 
 
+def test_a_slow_link_is_worth_the_memory_of_kept_weights() -> None:
+    def kept(machines: Fleet, **section: Any) -> bool:
+        train = {"tokens_per_step": 2048, "micro_batch_rows": 1}
+        return plan(machines, parallel={"engine": "shard"}, train=train, fleet=section).keep_gathered.value
+
+    quick, slow = fleet(nodes=4), replace(fleet(nodes=4), link_bits_per_second=50e6)
+    assert not kept(quick) and kept(slow)
+    # What the run file declares goes before what was found.
+    assert kept(quick, link_gbit_per_second=0.05) and not kept(slow, link_gbit_per_second=10.0)
+
+
 def test_keeping_gathered_weights_can_be_fixed() -> None:
     for fixed in (True, False):
         made = plan(parallel={"ranks_per_node": 2, "engine": "shard", "keep_gathered": fixed})

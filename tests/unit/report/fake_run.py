@@ -166,6 +166,10 @@ def _step(
     peak = 440 + 832 // world_size + 520 + rank * 9
     numbers = {"loss": loss, "learning_rate": 3e-4 * min(1, step / 20), "gradient_norm": 1 + noise.random()}
     numbers |= {"tokens": 8176, "padding_tokens": 16, "wire_bytes": 0 if world_size == 1 else 141 * MB}
+    if world_size > 1:
+        gather = {"bytes": 94 * MB, "seconds": 0.8, "exposed_seconds": communication * 0.6}
+        scatter = {"bytes": 47 * MB, "seconds": 0.5, "exposed_seconds": communication * 0.4}
+        numbers["collectives"] = {"gather": gather, "reduce_scatter": scatter}
     times = {"seconds": seconds, "data_seconds": 0.01, "compute_seconds": seconds - communication - 0.2}
     times |= {"communication_seconds": communication, "optimizer_seconds": 0.15}
     memory = {"rss_bytes": (peak - 60) * MB, "peak_rss_bytes": (peak + (25 if step == 1 else 0)) * MB}

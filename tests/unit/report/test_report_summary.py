@@ -56,6 +56,8 @@ def by_hand(folder: Path) -> Path:
         for step, seconds, end in ((1, 4.0, 108.0), (2, 1.0, 109.0), (3, 3.0, 122.0)):
             times = {"data_seconds": 0.1, "compute_seconds": seconds / 2, "communication_seconds": 0.2 + rank * 0.2}
             numbers = {"loss": 1 / (3 * step), "tokens": 90, "padding_tokens": 10, "wire_bytes": 70 + step + rank}
+            use = {"bytes": 60 + rank, "seconds": float(step), "exposed_seconds": 0.2 + rank * 0.2}
+            numbers["collectives"] = {"gather": use} if rank == 0 else {"gather": use, "agreement": {"bytes": 8}}
             peaks = {"peak_rss_bytes": 600 + 100 * rank + step, "rss_bytes": 400}
             write_line(
                 folder,
@@ -95,6 +97,9 @@ def test_numbers_by_hand(tmp_path: Path) -> None:
     split = measured["step_seconds"]
     expected = {"total": 2.0, "data": 0.1, "compute": 1.0, "communication": 0.3, "optimizer": 0.1, "other": 0.5}
     assert split == pytest.approx(expected)
+    gather, agreement = measured["collectives"]["gather"], measured["collectives"]["agreement"]
+    assert gather == pytest.approx({"bytes": 60.5, "seconds": 2.5, "exposed_seconds": 0.3})  # steps 2 and 3, both ranks
+    assert agreement == {"bytes": 8, "seconds": 0, "exposed_seconds": 0}
     assert summary["wall_seconds_split"]["other"] == pytest.approx(25 - 8 - 10 - 3)
     assert [one["step"] for one in summary["evaluations"]] == [2]
     assert summary["plan"]["step_seconds"]["total"] == pytest.approx(4.45)

@@ -1,0 +1,97 @@
+"""`coremill train --hostfile` while it runs: its connections, its environment, torch's debugging, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from end_to_end.scene import RUN_FILE, make_cache, write_text
+from hosts.namespaces import DEVICE, Fleet, clean_environment, fake_hosts, why_not
+from tiny_models import make_model, make_tokenizer
+
+FLOWS = 4  # between two hosts
+WAIT_SECONDS = 240  # only a hang takes that long
+
+_reason = why_not()
+pytestmark = pytest.mark.skipif(_reason is not None, reason=f"no hosts here: {_reason}")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("train-on-hosts")
+    make_tokenizer(make_model(folder / "model", "llama"))
+    write_text(folder / "text")
+    (folder / "run.yaml").write_text(RUN_FILE)
+    make_cache(folder / "cache")
+    with fake_hosts(2, folder) as hosts:
+        yield hosts
+
+
+def steps_of(run: Path, rank: int) -> list[dict]:
+    file = run / "events" / f"rank-{rank:05d}.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n") and '"step"' in line[:20]]
+
+
+def busy_connections(fleet: Fleet, least_bytes: int) -> int:
+    """TCP connections from the first host to the second that have carried so many bytes each way."""
+    done = fleet.run(["ss", "--tcp", "--info", "--no-header", "--oneline", "dst", fleet.hosts[1].address])
+    found = 0
+    for line in done.stdout.splitlines():
+        sent, received = (re.search(rf"\bbytes_{way}:(\d+)", line) for way in ("sent", "received"))
+        is_ssh = re.search(r":(22|ssh)\s", line)
+        found += not is_ssh and all(count and int(count[1]) >= least_bytes for count in (sent, received))
+    return found
+
+
+def test_a_run_on_two_hosts_and_its_end_by_ctrl_c(fleet: Fleet) -> None:
+    run, mark = fleet.folder / "run", uuid.uuid4().hex
+    command = [sys.executable, "-m", "coremill", "train", "run.yaml", "--set", "train.steps=50000"]
+    command += ["--set", "parallel.engine=shard", "--hostfile", str(fleet.hostfile()), "--ssh", fleet.ssh]
+    debugging = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "GLOO_LOG_LEVEL": "DEBUG"}
+    environ = {**clean_environment(), **debugging, "COREMILL_CACHE": str(fleet.folder / "cache"), "MARK": mark}
+    process = subprocess.Popen(
+        fleet.hosts[0].command(command, fleet.folder),
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(steps_of(run, 1)) < 12 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert process.poll() is None and len(steps_of(run, 1)) >= 12, process.communicate(timeout=60)[0]
+        # A tiny model's pieces are too small to be cut: exchanges take the connections in turn.
+        assert busy_connections(fleet, least_bytes=10_000) >= FLOWS
+        pid = json.loads((run / "events" / "rank-00001.jsonl").read_text().splitlines()[0])["pid"]
+        seen = dict(item.split("=", 1) for item in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in item)
+        assert seen["GLOO_SOCKET_IFNAME"] == ",".join([DEVICE] * FLOWS)
+        assert "MALLOC_TRIM_THRESHOLD_" in seen or "LD_PRELOAD" in seen
+        assert debugging.items() <= seen.items()
+        process.send_signal(signal.SIGINT)  # nsenter became the launcher
+        output, _ = process.communicate(timeout=WAIT_SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 75, output
+    assert "stopped on request" in output
+    assert re.search(r"network between 2 hosts: [\d.]+ Gbit/s", output)
+    last = steps_of(run, 0)[-1]["step"]
+    saved = [
+        json.loads(line) for line in (run / "events" / "rank-00000.jsonl").read_text().splitlines() if '"save"' in line
+    ]
+    assert saved[-1]["step"] == last and saved[-1]["saved"]
+    assert list((run / "checkpoints").glob(f"step-{last:08d}"))
+    use = steps_of(run, 0)[-1]["collectives"]
+    assert set(use) == {"gather", "reduce_scatter", "agreement"}
+    assert all(0 <= one["exposed_seconds"] <= one["seconds"] and one["bytes"] > 0 for one in use.values())
+    fleet.assert_nothing_left(mark)
