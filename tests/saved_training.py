@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -28,6 +29,21 @@ class Events:
         return [event for event in self.said if event["kind"] == kind]
 
 
+def change_storage(folder: Path, what: str) -> None:
+    """What happens to disks."""
+    checkpoints, away = folder / "checkpoints", folder / "away"
+    if what == "hide":
+        checkpoints.rename(away)
+    elif what == "show":
+        away.rename(checkpoints)
+    elif what == "free":
+        (checkpoints / "filler").unlink()
+    else:
+        with (checkpoints / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(1 << 16))
+
+
 def train_saved(
     world: Any,
     *,
@@ -45,8 +61,12 @@ def train_saved(
     stop_at: int | None = None,  # the last rank is asked to stop while it is in this step
     kill_at: int | None = None,  # the last rank is killed at the end of this step
     slow_writes: bool = False,
-    hang_at: int | None = None,  # on the last rank the storage hangs when this step is saved, until step 14 is done
+    stall_at: int | None = None,  # on the last rank the storage hangs when this step is saved, until step 14 is done
     full_at: int | None = None,  # on the last rank the disk is full when this step is saved
+    hang_at: int | None = None,  # the storage of rank `hang_rank` hangs for ever when this step is saved
+    hang_rank: int = 0,
+    deadline: str = "15m",
+    storage: dict[int, str] | None = None,  # by step: "hide" or "show" the folder, "fill" or "free" its disk
     poison_at: int | None = None,  # weights stop being numbers before this step
     bad_loss_at: tuple[int, ...] = (),  # in these steps the last rank's loss is not a number
     bad_gradient_at: tuple[int, ...] = (),  # in these steps the last rank's gradients are not, its loss is
@@ -61,10 +81,10 @@ def train_saved(
     from coremill.checkpoint.resume import find_origin
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, restore_parameters, restore_progress
-    from coremill.config.schema import CheckpointSection, NumericsSection, RunConfig, TrainSection
+    from coremill.config.schema import CheckpointSection, NumericsSection, RunConfig, SuperviseSection, TrainSection
     from coremill.data.loader import RowLoader
     from coremill.data.packed import PackedData
-    from coremill.errors import NonFinite, Stopped
+    from coremill.errors import NonFinite, Stopped, StorageError
     from coremill.launch.stop import StopRequests
     from coremill.model.build import build_on_meta
     from coremill.model.load import fill_parameters
@@ -84,10 +104,12 @@ def train_saved(
     def write(self: Any, path: Path, *rest: Any) -> Any:
         if slow_writes:
             time.sleep(0.3)
-        if hang_at is not None and last and f"{hang_at:08d}" in str(path):
+        if stall_at is not None and last and f"{stall_at:08d}" in str(path):
             assert healed.wait(60)
         if full_at is not None and last and f"{full_at:08d}" in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if hang_at is not None and world.rank == hang_rank and f"{hang_at:08d}" in str(path):
+            time.sleep(3600)
         return write_tensors(self, path, *rest)
 
     store.Store.write_tensors = write  # type: ignore[method-assign]
@@ -118,7 +140,11 @@ def train_saved(
         events.write("load", bytes_read=report.bytes_read, tensor_bytes=report.tensor_bytes)
     made.start()
     settings = TrainSection(steps=steps, learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, seed=5)
-    config = RunConfig(train=settings, checkpoint=CheckpointSection(every=every))
+    config = RunConfig(
+        train=settings,
+        checkpoint=CheckpointSection(every=every),
+        supervise=SuperviseSection(save_deadline=deadline),
+    )
     optimizer = make_optimizer(made.parameters(), settings)
     loader = RowLoader(
         PackedData.from_json(data),
@@ -171,6 +197,8 @@ def train_saved(
                 saver.after_step(result.step)
                 if result.step == 14:
                     healed.set()
+                if world.rank == 0 and storage and result.step in storage:
+                    change_storage(Path(folder), storage[result.step])
                 if last and result.step == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if last and stop_at is not None and result.step == stop_at - 1:
@@ -179,9 +207,7 @@ def train_saved(
                     with torch.no_grad():
                         for _, weight in made.parameters():
                             weight.fill_(float("nan"))
-    except Stopped as error:
-        ended = str(error)
-    except NonFinite as error:
+    except (Stopped, NonFinite, StorageError) as error:
         ended = str(error)
     pieces = sorted((piece.name, piece.local.detach().numpy().tobytes()) for piece in made.slices())
     return {

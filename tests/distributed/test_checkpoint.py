@@ -129,7 +129,7 @@ def test_a_failed_save_is_told_on_every_rank_and_training_goes_on(inputs, tmp_pa
 
 def test_storage_that_hangs_is_told_and_training_goes_on(inputs, tmp_path):
     """Once it is waited for, then not again; the last step is saved whatever it takes."""
-    for result in run(inputs, 2, tmp_path, engine="replicate", hang_at=4):
+    for result in run(inputs, 2, tmp_path, engine="replicate", stall_at=4):
         saves = {event["step"]: event for event in of_kind(result, "save")}
         assert {step: event["saved"] for step, event in saves.items()} == {4: True, 8: False, 12: False, 16: True}
         assert all("storage is slow or hangs" in saves[step]["reason"] for step in (8, 12))

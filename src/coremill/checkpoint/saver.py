@@ -4,6 +4,7 @@ In every step rank 0 says whether a save is due, and every rank whether it was a
 exchange a step makes anyway, so all ranks save and stop after the same step. The copy of the state is taken between two
 steps; a thread writes it. Ranks tell rank 0 through the store what they wrote; rank 0 commits, or nobody's part counts.
 A failed save is told on every rank and tried again at the next occasion: a full disk does not end a training run.
+A save that hangs is given up by rank 0's clock, on all ranks alike; while its thread still hangs, no other is begun.
 """
 
 from __future__ import annotations
@@ -14,29 +15,31 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from coremill import __version__
+from coremill.checkpoint.in_flight import POLL_SECONDS, SLOWEST_POLL_SECONDS, GivenUp, Save, gave_up, wait_for, words
 from coremill.checkpoint.manifest import Manifest, StoredFile
 from coremill.checkpoint.resume import EventSink, Origin
-from coremill.checkpoint.snapshot import Snapshot, Training, file_name, take_snapshot, updates_done
+from coremill.checkpoint.snapshot import Training, file_name, take_snapshot, updates_done
 from coremill.checkpoint.store import NotSaved, Store
-from coremill.config.durations import interval_of
+from coremill.config.durations import interval_of, seconds_of
 from coremill.config.schema import RunConfig
 from coremill.errors import NonFinite, Stopped, StorageError
 from coremill.launch.pulse import PULSE
-from coremill.launch.stop import REQUESTS, StopRequests, forget_request, request_file
+from coremill.launch.stop import REQUESTS, StopRequests, forget_request, was_asked_to_stop
 from coremill.plan.types import Choice, MemoryPlan
 from coremill.world import World
 
-POLL_SECONDS = 0.02
-SLOWEST_POLL_SECONDS = 0.5
-# Training waits so long for an earlier save when the next is due, once; then it goes on without: the storage hangs.
+# Of the time ranks have to stop: the rest is for saying so and leaving.
+SHARE_OF_GRACE = 0.8
+# Training waits so long for an earlier save when the next is due, once; then it goes on without.
 PATIENCE_SECONDS = 10.0
+STILL_HANGS = "the storage still hangs on an earlier save"
 
 
 def way_to_save(memory: MemoryPlan, copy_bytes: int) -> Choice[str]:
@@ -47,17 +50,6 @@ def way_to_save(memory: MemoryPlan, copy_bytes: int) -> Choice[str]:
     if copy_bytes <= room:
         return Choice("background", f"{size}fits into {beside}")
     return Choice("streamed", f"{size}does not fit into {beside}, so training waits while it is written")
-
-
-@dataclass(frozen=True)
-class _Save:
-    """One save under way on this rank."""
-
-    number: int
-    step: int
-    snapshot: Snapshot
-    state: dict[str, Any]
-    began: float
 
 
 class Saver:
@@ -81,12 +73,14 @@ class Saver:
         self._interval = interval_of(config.checkpoint.every)
         self._bad = origin.bad
         self._number = 0
+        self._save: Save | None = None
         self._thread: threading.Thread | None = None
+        self._stuck: threading.Thread | None = None  # of a save that was given up
+        self._limit_seconds = seconds_of(config.supervise.save_deadline)
         self._last_saved = origin.step  # the newest checkpoint that is whole
         self._last_failure: str | None = None
         self._last_occasion = time.monotonic()
-        self._stop_agreed = self._save_agreed = self._disk_full = False
-        self._hangs: str | None = None  # in words, the same on all ranks: the save under way does not end
+        self._stop_agreed = self._save_agreed = self._disk_full = self._late = self._hangs = self._slow = False
         self._shortage: str | None = None  # in words, on rank 0
         self._shapes = {piece.name: piece.shape for piece in training.engine.slices()}
         self._state_bytes = 12 * sum(math.prod(shape) for shape in self._shapes.values())
@@ -117,30 +111,38 @@ class Saver:
     # --- what ranks agree on in every step ---
 
     def votes(self, step: int) -> Sequence[float]:
-        """Asked to stop; a save is due; a save is due but the disk is too full."""
+        """Asked to stop; a save is due; one is due but the disk is too full; one is given up; one hangs here."""
         asked = self._requests.reason is not None
-        due = False
+        due = late = False
         self._shortage = None
         if self._world.rank == 0:
-            asked = asked or request_file(self._run_folder).exists()
+            asked = asked or was_asked_to_stop(self._run_folder)
             due = self._is_due(step)
-            if due and self._hangs and self._is_writing and step != self._steps:
-                self._shortage = self._hangs
-            elif due or asked:
+            if due or asked:
                 self._shortage = self._store.shortage(self._state_bytes)
-        return float(asked), float(due and not self._shortage), float(bool(self._shortage))
+            late = self._is_under_way() and self._give_up_if_late()
+        hangs = self._stuck is not None and self._stuck.is_alive()
+        votes = (asked, due and not self._shortage, self._shortage is not None, late, hangs)
+        return tuple(float(each) for each in votes)
 
     def hear(self, totals: Sequence[float]) -> None:
         """The votes of all ranks."""
-        self._stop_agreed, self._save_agreed, self._disk_full = (total > 0 for total in totals)
+        self._stop_agreed, self._save_agreed, self._disk_full, self._late, self._hangs = (
+            total > 0 for total in totals
+        )
 
     def after_step(self, step: int) -> None:
         """Save where that was agreed; raises Stopped, after saving, where that was."""
+        if self._late:
+            self._hear_given_up()
         if self._stop_agreed:
             self._save_and_stop(step)
-        if self._disk_full:
+        if self._save_agreed and (self._late or self._hangs):
             self._last_occasion = time.monotonic()
-            self._tell_failure(step, self._shortage or self._hangs or "the disk is too full, says rank 0")
+            self._tell_failure(step, STILL_HANGS)
+        elif self._disk_full:
+            self._last_occasion = time.monotonic()
+            self._tell_failure(step, self._shortage or "the disk is too full, says rank 0")
         elif self._save_agreed:
             self._last_occasion = time.monotonic()
             self._begin(step, in_background=self._way.value == "background")
@@ -153,15 +155,16 @@ class Saver:
             return True
         if interval.steps is not None:
             return step % interval.steps == 0
-        return not self._is_writing and time.monotonic() - self._last_occasion >= (interval.seconds or 0.0)
+        return not self._is_under_way() and time.monotonic() - self._last_occasion >= (interval.seconds or 0.0)
 
     def _save_and_stop(self, step: int) -> None:
-        self._wait()
+        hangs = self._late or self._hangs or not self._wait()
         failure = self._origin.unsaved_because or (self._shortage_on_any_rank() if self._disk_full else None)
-        if failure:
-            self._tell_failure(step, failure)
+        if failure or hangs:
+            self._tell_failure(step, failure or STILL_HANGS)
         elif self._last_saved != step:
-            self._begin(step, in_background=False)
+            grace_seconds = SHARE_OF_GRACE * seconds_of(self._config.checkpoint.grace)
+            self._begin(step, in_background=False, limit_seconds=min(self._limit_seconds, grace_seconds))
         # Rank 0 serves the store: it leaves only when everybody has heard how the save ended.
         self._world.barrier()
         self._raise_stopped(step, saved=self._last_saved == step)
@@ -193,20 +196,17 @@ class Saver:
 
     # --- one save ---
 
-    def _begin(self, step: int, *, in_background: bool) -> None:
+    def _begin(self, step: int, *, in_background: bool, limit_seconds: float | None = None) -> None:
         """Take the copy and have it written; at most one save is under way."""
-        with PULSE.phase("save"):
-            can_wait = not in_background or step == self._steps
-            self._wait(None if can_wait else PATIENCE_SECONDS)
-            if not can_wait and self._world.sum(float(self._is_writing)):
-                waited = f"{PATIENCE_SECONDS:.0f} s"
-                self._hangs = f"the save before it did not end within {waited}: storage is slow or hangs"
-                self._tell_failure(step, self._hangs)
+        if in_background and step != self._steps:
+            ended = self._wait(0.0 if self._slow else PATIENCE_SECONDS) and not self._is_under_way()
+            self._slow = self._world.sum(float(not ended)) > 0
+            if self._slow:
+                self._tell_failure(step, "the save before it has not ended: the storage is slow or hangs")
                 return
-            self._hangs = None
-            self._take_and_write(step, in_background=in_background)
-
-    def _take_and_write(self, step: int, *, in_background: bool) -> None:
+        elif not self._wait():
+            self._tell_failure(step, STILL_HANGS)
+            return
         began = time.perf_counter()
         self._number += 1
         world = self._world
@@ -219,27 +219,70 @@ class Saver:
             "seed": self._config.train.seed,
             "config": self._config.model_dump(mode="json"),
         }
-        save = _Save(self._number, step, snapshot, state, began)
-        if in_background:
-            self._thread = threading.Thread(
-                target=self._write, args=(save, time.perf_counter() - began), name="coremill-save", daemon=True
-            )
-            self._thread.start()
-        else:
-            self._write(save, None)
+        save = self._save = Save(self._number, step, snapshot, state, began, limit_seconds or self._limit_seconds)
+        blocked_seconds = save.seconds if in_background else None
+        self._thread = threading.Thread(
+            target=self._write, args=(save, blocked_seconds), name="coremill-save", daemon=True
+        )
+        self._thread.start()
+        if not in_background:
+            self._wait()
 
-    @property
-    def _is_writing(self) -> bool:
+    def _is_under_way(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _wait(self, longest_seconds: float | None = None) -> None:
-        if self._thread is not None:
-            with PULSE.phase("save"):
-                self._thread.join(longest_seconds)
-            if not self._is_writing:
-                self._thread = None
+    def _wait(self, longest_seconds: float = math.inf) -> bool:
+        """Until the save under way has ended or was given up; False where it was, the same on every rank.
 
-    def _write(self, save: _Save, blocked_seconds: float | None) -> None:
+        Not longer than `longest_seconds`: the save may still be under way then.
+        """
+        save, thread = self._save, self._thread
+        if save is None or thread is None:
+            return True
+        pause, until = POLL_SECONDS, time.monotonic() + longest_seconds
+        with PULSE.phase("save"):
+            while thread.is_alive() and not save.given_up:
+                if time.monotonic() >= until:
+                    return True
+                thread.join(pause)
+                pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)
+                if not thread.is_alive():
+                    break
+                if self._world.rank == 0:
+                    self._give_up_if_late()
+                elif self._world.store.check([save.outcome_key]) and self._was_given_up(save):
+                    self._hear_given_up()
+        self._thread = None
+        return not save.given_up
+
+    def _was_given_up(self, save: Save) -> bool:
+        return bool(json.loads(self._world.store.get(save.outcome_key))["given_up"])
+
+    def _give_up_if_late(self) -> bool:
+        """Rank 0: end the save under way for all where its time is over."""
+        save = self._save
+        if save is None or save.seconds <= save.limit_seconds or not save.decide():
+            return False
+        reason = gave_up(save)
+        self._world.store.set(save.outcome_key, json.dumps({"failure": reason, "given_up": True}))
+        self._leave_stuck(save)
+        self._tell_failure(save.step, reason)
+        return True
+
+    def _hear_given_up(self) -> None:
+        """The other ranks: rank 0 gave the save up."""
+        save = self._save
+        if save is not None and not save.given_up:
+            self._leave_stuck(save)
+            if save.decide():
+                self._tell_failure(save.step, gave_up(save))
+
+    def _leave_stuck(self, save: Save) -> None:
+        save.given_up = True
+        self._stuck, self._thread = self._thread, None
+        PULSE.not_saving()
+
+    def _write(self, save: Save, blocked_seconds: float | None) -> None:
         """Write this rank's file, let rank 0 commit, tell how it ended."""
         partial = self._store.partial(save.step, save.number)
         report: dict[str, Any]
@@ -249,13 +292,16 @@ class Saver:
                 path = partial / file_name(self._world.rank, self._world.size)
                 report = asdict(self._store.write_tensors(path, save.snapshot.tensors, save.snapshot.rows))
         except (OSError, NotSaved) as error:
-            report = {"error": f"rank {self._world.rank}: {_words(error)}"}
+            report = {"error": f"rank {self._world.rank}: {words(error)}"}
         size = save.snapshot.bytes
         try:
             failure = self._agree(save, partial, report)
         except RuntimeError:  # the store is gone, and with it the run: the main thread says so
             return
-        seconds = time.perf_counter() - save.began
+        except GivenUp:  # said already, by the main thread
+            self._store.abandon(partial)
+            return
+        seconds = save.seconds
         if failure is not None:
             self._tell_failure(save.step, failure)
             return
@@ -270,28 +316,33 @@ class Saver:
             folder=str(self._store.folder),
         )
 
-    def _agree(self, save: _Save, partial: Path, report: dict[str, Any]) -> str | None:
+    def _agree(self, save: Save, partial: Path, report: dict[str, Any]) -> str | None:
         """Rank 0 hears every rank and decides; returns why the save failed, None where it is whole."""
         store, prefix = self._world.store, f"save/{save.number}"
         if self._world.rank != 0:
             store.set(f"{prefix}/{self._world.rank}", json.dumps(report))
-            _wait_for(store, [f"{prefix}/outcome"])
-            outcome = json.loads(store.get(f"{prefix}/outcome"))
+            wait_for(store, [save.outcome_key], save)
+            outcome = json.loads(store.get(save.outcome_key))
+            save.given_up = outcome["given_up"]
+            if not save.decide():
+                raise GivenUp
             return outcome["failure"]  # type: ignore[no-any-return]
         keys = [f"{prefix}/{rank}" for rank in range(1, self._world.size)]
-        _wait_for(store, keys)
+        wait_for(store, keys, save)
         reports = [report, *(json.loads(store.get(key)) for key in keys)]
         failure = next((each["error"] for each in reports if "error" in each), None)
         if failure is None:
             failure = self._commit(save, partial, reports)
         if failure is not None:
             self._store.abandon(partial)
-        store.set(f"{prefix}/outcome", json.dumps({"failure": failure}))
+        if not save.decide():
+            raise GivenUp
+        store.set(save.outcome_key, json.dumps({"failure": failure, "given_up": False}))
         for key in keys:
             store.delete_key(key)
         return failure
 
-    def _commit(self, save: _Save, partial: Path, reports: Sequence[dict[str, Any]]) -> str | None:
+    def _commit(self, save: Save, partial: Path, reports: Sequence[dict[str, Any]]) -> str | None:
         manifest = Manifest(
             step=save.step,
             attempt=self._store.attempt,
@@ -305,12 +356,12 @@ class Saver:
             with PULSE.saving():
                 self._store.commit(partial, manifest, save.state)
         except OSError as error:
-            return _words(error)
+            return words(error)
         self._bad -= {f"step-{save.step:08d}"}
         try:
             self._store.prune(self._config.checkpoint.keep, self._bad)
         except OSError as error:  # the new checkpoint is whole; older ones simply stay
-            print(f"coremill: old checkpoints stay: {_words(error)}", file=sys.stderr, flush=True)
+            print(f"coremill: old checkpoints stay: {words(error)}", file=sys.stderr, flush=True)
         return None
 
     def _tell_failure(self, step: int, reason: str) -> None:
@@ -318,20 +369,3 @@ class Saver:
         self._events.write("save", step=step, saved=False, reason=reason)
         line = f"coremill: rank {self._world.rank}: step {step} was not saved: {reason}; training goes on"
         print(line, file=sys.stderr, flush=True)
-
-
-def _wait_for(store: Any, keys: Sequence[str]) -> None:
-    """Poll: a blocking wait would hold the store's lock against the main thread."""
-    pause = POLL_SECONDS
-    left = list(keys)
-    while left:
-        left = [key for key in left if not store.check([key])]
-        if left:
-            time.sleep(pause)
-            pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    return str(error)

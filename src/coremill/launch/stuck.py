@@ -6,7 +6,7 @@
     beats, no mark, does not wait for others                  the same; 2 min in the first steps  step
     the same                                                  10 min                              all others
     everybody waits for others                                1.5 x (other hosts), 3 x (one)      step
-    a save is not done                                        supervise.save_deadline             all
+    a save is neither done nor given up                       1.5 x supervise.save_deadline       all
 
 Time counts only while the launcher itself runs: a machine that was suspended, or a launcher stopped with Ctrl-Z, finds
 its ranks as it left them. Time a rank spent in the queue for a CPU does not count either.
