@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 
 from chaos.experiment import Rig, Trial
@@ -239,7 +240,9 @@ def orphaned(campaign: Campaign) -> Trial:
     since = float(note.read_text() or time.time())
     trial = campaign.recovered(since, f"rank {rank} died after step {step}, its child lives on", named=rank)
     if not campaign.wait_no_strangers():
-        return Trial(passed=False, fault=trial.fault, outcome="the child was left")
+        for stranger in campaign.strangers():  # or the next trials would be blamed for it
+            os.kill(stranger, signal.SIGKILL)
+        return replace(trial, passed=False, outcome="the child was left")
     return trial
 
 

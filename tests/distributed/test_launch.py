@@ -145,11 +145,12 @@ def test_a_killed_rank_is_told_with_its_signal(tmp_path: Path) -> None:
     assert outcome.message.startswith("rank 1 was ended by SIGKILL")
 
 
-def test_children_of_a_dead_rank_are_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("session", [False, True], ids=["its session", "a session of its own"])
+def test_children_of_a_dead_rank_are_ended(tmp_path: Path, session: bool) -> None:
     """A child holds its parent's sockets, and so lets a dead rank look alive."""
-    code = """
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-(up / f"up-{rank}").write_text(str(child.pid))
+    code = f"""
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session={session})
+(up / f"up-{{rank}}").write_text(str(child.pid))
 os._exit(3 if rank else 0)
 """
     assert launch(tmp_path, code).exit_code == 3

@@ -12,16 +12,42 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _POLL_SECONDS = 0.05
+_STRAYS_SECONDS = 10.0  # a process in a hung file system never ends
 
 
 def adopt_orphans() -> None:
     """From now on processes below this one that lose their parent become children of this one."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def without_strays() -> Iterator[None]:
+    """What is started below this process within the block is gone after it, also what left its parent's session."""
+    if sys.platform != "linux":
+        yield
+        return
+    libc, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    adopt_orphans()
+    known = set(descendants(os.getpid()))
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + _STRAYS_SECONDS
+        while (strays := set(descendants(os.getpid())) - known) and time.monotonic() < deadline:
+            for pid in strays:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(_POLL_SECONDS)
+            for pid in strays:  # not all of them at once: other children have somebody who waits for them
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 def descendants(pid: int) -> list[int]:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from coremill.errors import Stopped
+from coremill.launch.descendants import without_strays
 from coremill.launch.environment import (
     Setting,
     cpus_for_rank,
@@ -102,7 +103,7 @@ def run_local_ranks(
     kills_before = memory_kills()
     ranks: list[RankProcess] = []
     log_folder.mkdir(parents=True, exist_ok=True)
-    with _StopRequests() as stop:
+    with _StopRequests() as stop, without_strays():
         try:
             shared = _start(
                 ranks, argv, plan, environ, log_folder, identity_base, settings, serves_store, sentry, append_logs
