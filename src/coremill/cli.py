@@ -301,13 +301,15 @@ def _root(
 
 def main() -> None:
     """Entry point: one clear message and the right exit code for everything that can be foreseen."""
+    from coremill.hardware.probe import environment_snapshot
+    from coremill.redaction import guard_output
+
+    guard_output(environment_snapshot())
     try:
         app()
     except CoremillError as error:
         if not getattr(error, "silent", False):
-            from coremill.report.events import redact
-
-            print(redact(f"coremill: {error}"), file=sys.stderr)
+            print(f"coremill: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("coremill: interrupted", file=sys.stderr)

@@ -42,8 +42,8 @@ def complete(export: str, prompt: str, tokens: int) -> str:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(export)
-    model = AutoModelForCausalLM.from_pretrained(export)
+    tokenizer = AutoTokenizer.from_pretrained(export, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(export, trust_remote_code=False)
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     torch.manual_seed(0)
     output = model.generate(**inputs, max_new_tokens=tokens, do_sample=True, temperature=0.7, top_k=40)

@@ -11,6 +11,9 @@ from house import ROOT, file_of, sources, text_files
 # Every address in the project's files belongs to one of these; a new one is a decision.
 HOSTS = {
     "127.0.0.1": "tests serve on loopback",
+    "169.254.169.254": "the metadata service of an EC2 instance, by definition that instance's own",
+    "git-lfs": "how pointer files of git-lfs begin",
+    "git-lfs.github.com": "how pointer files of git-lfs begin",
     "localhost": "tests serve on loopback",
     "download.pytorch.org": "where users get the CPU build of torch",
     "github.com": "links",

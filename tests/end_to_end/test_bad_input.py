@@ -88,6 +88,11 @@ def truncated_parquet(scene: Scene) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def open_to_all(scene: Scene) -> None:
+    scene.path("open").mkdir()
+    scene.path("open").chmod(0o777)
+
+
 def short_text(scene: Scene) -> None:
     scene.path("short.jsonl").write_text('{"text": "' + "mill" * 10 + '"}\n')
 
@@ -175,6 +180,11 @@ CASES = {
     "run folder cannot be made": Case("run folder /proc/run is not writable", ("run.folder=/proc/run",)),
     "a file in the way of the run folder": Case(
         "run folder ...occupied is not writable", ("run.folder=occupied",), prepare=file_in_the_way
+    ),
+    "a checkpoint folder that others may write": Case(
+        r"checkpoint folder ...open is not safe...other users may write into it \(mode 0777\)...chmod go-w",
+        ("checkpoint.folder=open",),
+        prepare=open_to_all,
     ),
     "more memory than there is": Case(
         "does not fit...GB...--force",

@@ -147,6 +147,9 @@ class CheckpointSection(Section):
         json_schema_extra={"x-form": "a time (30s, 2m, 1h)"},
         description="how long ranks may take to save when asked to stop",
     )
+    spot_notices: Literal["auto", "on", "off"] = Field(
+        "auto", description="save and stop when EC2 announces that it takes this machine back; auto: on EC2 only"
+    )
 
 
 class SuperviseSection(Section):
@@ -169,7 +172,7 @@ class SuperviseSection(Section):
         "10m",
         pattern=DURATION_PATTERN,
         json_schema_extra={"x-form": "a time (30s, 2m, 1h)"},
-        description="a rank that needs longer to write its part of a checkpoint hangs in the storage",
+        description="a save that takes longer hangs in the storage: it is given up, and training goes on without it",
     )
     wait_for_hosts: str = Field(
         "10m",

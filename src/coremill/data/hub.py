@@ -18,6 +18,7 @@ from coremill.data.bad_rows import BadRows
 from coremill.data.files import missing_column, pieces_of_arrow, require_text_type
 from coremill.data.pieces import Piece
 from coremill.errors import InputError
+from coremill.redaction import BLOT, redact
 
 PREFIX = "hf://"
 REQUEST_SECONDS = 8.0
@@ -265,4 +266,4 @@ def _load_problem(error: Exception, dataset: Dataset, where: str) -> InputError:
 
 def _plain(error: BaseException) -> str:
     """The message on one line, with anything that could be a secret taken out."""
-    return _TOKEN.sub("***", " ".join(str(error).split()))[:400]
+    return _TOKEN.sub(BLOT, redact(" ".join(str(error).split())))[:400]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from coremill.redaction import BLOT, SECRET_NAME, SECRET_VALUE
+
 # This login and this host. MASTER_ADDR and the rank variables are the launcher's to set.
 _OF_THIS_HOST = frozenset({
     "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "HOSTNAME", "HOST", "HOSTTYPE", "MACHTYPE",
@@ -24,14 +26,6 @@ _PREFIXES_OF_THIS_HOST = (
     "OMPI_", "PMIX_", "PRTE_", "ORTE_", "PMI_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_", "PBS_", "LSB_", "PET_",
     "TORCHELASTIC_", "KUBERNETES_",
 )  # fmt: skip
-_SECRET_NAME = re.compile(
-    r"TOKEN(?!IZER|S)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|(API|ACCESS)[_-]?KEY|AUTH(?!OR)|(^|[_-])(KEY|PAT|DSN)$",
-    re.IGNORECASE,
-)
-_SECRET_VALUE = re.compile(
-    r"hf_[A-Za-z0-9]{8,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|AKIA[A-Z0-9]{12,}|://[^/\s:@]+:[^/\s@]+@"
-)
-
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """What ranks on other hosts inherit."""
@@ -44,7 +38,7 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 
 def shown(name: str, value: str) -> str:
     """The value, or a blot where it looks like a secret."""
-    return "***" if value and (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)) else value
+    return BLOT if value and (SECRET_NAME.search(name) or SECRET_VALUE.search(value)) else value
 
 
 def shown_arguments(argv: list[str]) -> list[str]:
@@ -52,9 +46,9 @@ def shown_arguments(argv: list[str]) -> list[str]:
     shown_words: list[str] = []
     for word in argv:
         name, equals, value = word.partition("=")
-        if equals and value and _SECRET_NAME.search(name):
-            word = f"{name}=***"
-        elif shown_words and shown_words[-1].startswith("--") and _SECRET_NAME.search(shown_words[-1]) and not equals:
-            word = "***" if not word.startswith("-") else word
-        shown_words.append(_SECRET_VALUE.sub("***", word))
+        if equals and value and SECRET_NAME.search(name):
+            word = f"{name}={BLOT}"
+        elif shown_words and shown_words[-1].startswith("--") and SECRET_NAME.search(shown_words[-1]) and not equals:
+            word = BLOT if not word.startswith("-") else word
+        shown_words.append(SECRET_VALUE.sub(BLOT, word))
     return shown_words

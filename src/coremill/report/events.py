@@ -7,10 +7,11 @@ line, the last one. Readers pass torn lines over.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
-import re
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,9 +20,11 @@ from types import TracebackType
 from typing import Any
 
 from coremill.errors import StorageError
+from coremill.redaction import redact
 
 EVENTS_FOLDER = "events"
-_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+WAITING_BYTES = 16 * 2**20  # some 40,000 steps
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,6 @@ def reset_events(run_folder: Path | str) -> None:
         path.unlink(missing_ok=True)
 
 
-def redact(text: str) -> str:
-    """The text with Hugging Face access tokens blotted out."""
-    return _TOKEN.sub("hf_***", text)
-
-
 class EventWriter:
     """Appends the events of one rank; also used by the launcher to say what became of a rank that was killed."""
 
@@ -75,6 +73,8 @@ class EventWriter:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _storage_error(self.path, error) from error
+        self._lock = threading.Lock()
+        self._waiting = bytearray()  # what a full disk has not taken yet
         self._end_torn_line()
 
     def write(self, kind: str, /, **fields: Any) -> None:
@@ -105,12 +105,21 @@ class EventWriter:
         self.close()
 
     def _append(self, line: str) -> None:
-        data = memoryview(line.encode("utf-8", errors="replace"))
-        try:
-            while data:  # one call in practice; a regular file takes less only when the disk is full
-                data = data[os.write(self._descriptor, data) :]
-        except OSError as error:
-            raise _storage_error(self.path, error) from error
+        """A full disk ends no run: lines wait in memory, the oldest are let go, and follow once there is room."""
+        with self._lock:  # a save says in its own thread how it ended
+            data = bytes(self._waiting) + line.encode("utf-8", errors="replace")
+            self._waiting.clear()
+            written = 0
+            try:
+                while written < len(data):  # one call in practice; a regular file takes less only when the disk is full
+                    written += os.write(self._descriptor, memoryview(data)[written:])
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise _storage_error(self.path, error) from error
+                self._waiting += data[written:]
+                if len(self._waiting) > WAITING_BYTES:
+                    # Up to a line end, which stays: it closes the line that may lie half-written in the file.
+                    del self._waiting[: self._waiting.index(b"\n", len(self._waiting) - WAITING_BYTES)]
 
     def _end_torn_line(self) -> None:
         """A killed predecessor may have left half a line; what follows must not be glued to it."""

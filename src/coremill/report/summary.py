@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError, StorageError
-from coremill.report.events import events_folder, iter_events, redact
+from coremill.redaction import redact
+from coremill.report.events import events_folder, iter_events
 from coremill.report.page import render_page
 from coremill.report.spikes import loss_spikes
 from coremill.report.summary_screen import render_summary

@@ -85,3 +85,15 @@ def test_configs_that_cannot_be_built(tmp_path: Path, changes: dict, expected: s
     with pytest.raises(InputError) as caught:
         build_on_meta(source_of(folder))
     assert expected in str(caught.value)
+
+
+def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
+    """Of a model that transformers knows as well: its own classes serve."""
+    folder, canary = make_config_folder(tmp_path / "model", "llama"), tmp_path / "canary"
+    for name in ("configuration_own", "modeling_own"):
+        (folder / f"{name}.py").write_text(f"open({str(canary)!r}, 'w').close()\n")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert type(build_on_meta(source_of(folder))).__name__ == "LlamaForCausalLM"
+    assert not canary.exists()

@@ -129,7 +129,7 @@ def test_error_names_the_rank_message_first() -> None:
     show_error("[red]it broke[/red]\n  do: mend it hf_" + "a" * 30, 2, trace, console)
     lines = text(console).splitlines()
     assert lines[0] == "error on rank 2: [red]it broke[/red]"
-    assert lines[1] == "  do: mend it hf_***"
+    assert lines[1] == "  do: mend it ***"
     assert lines[2] == "traceback of rank 2:"
     assert lines[3] == "  Traceback (most recent call last):" and lines[-1] == "  ValueError: [no] markup"
     assert len(lines) == 7

@@ -1,11 +1,15 @@
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 
 from coremill.errors import StorageError
-from coremill.report.events import EventFollower, EventWriter, event_file, read_events, redact, reset_events
+from coremill.redaction import redact
+from coremill.report import events as events_module
+from coremill.report.events import EventFollower, EventWriter, event_file, read_events, reset_events
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -40,7 +44,7 @@ def test_tokens_never_reach_the_file(tmp_path: Path) -> None:
     with EventWriter(tmp_path, 0) as events:
         events.write("error", message=f"401 for {token}", traceback=None, details={"url": [f"https://x/?t={token}"]})
     text = event_file(tmp_path, 0).read_text()
-    assert token not in text and text.count("hf_***") == 2
+    assert token not in text and text.count("***") == 2
     assert redact("hf_hub_download") == "hf_hub_download"
 
 
@@ -88,3 +92,35 @@ def test_numbers_of_other_libraries_become_plain(tmp_path: Path) -> None:
         events.write("step", loss=numpy.float32(1.5), tokens=numpy.int64(7), folder=tmp_path)
     event = read_events(tmp_path)[0]
     assert (event.get("loss"), event.get("tokens"), event.get("folder")) == (1.5, 7, str(tmp_path))
+
+
+def test_a_full_disk_ends_no_run_and_lines_follow_once_there_is_room(tmp_path, monkeypatch):
+    room = 10**6
+    write = os.write
+
+    def limited(descriptor, data):
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = write(descriptor, bytes(data[:room]))
+        room -= taken
+        return taken
+
+    monkeypatch.setattr(events_module.os, "write", limited)
+    with EventWriter(tmp_path, 0) as events:
+        events.write("step", step=1)
+        room = 20  # half a line
+        for step in (2, 3, 4):
+            events.write("step", step=step)
+        assert [event.get("step") for event in read_events(tmp_path)] == [1]
+        room = 10**6
+        events.write("step", step=5)
+    assert [event.get("step") for event in read_events(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_a_disk_that_fails_otherwise_is_told(tmp_path, monkeypatch):
+    with EventWriter(tmp_path, 0) as events:
+        failing = OSError(errno.EIO, os.strerror(errno.EIO))
+        monkeypatch.setattr(events_module.os, "write", lambda *_: (_ for _ in ()).throw(failing))
+        with pytest.raises(StorageError, match="Input/output error"):
+            events.write("step", step=1)

@@ -200,7 +200,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_tokens_in_the_config_are_blotted_out(tmp_path: Path) -> None:
     make_fake_run(tmp_path, steps=1)
     (tmp_path / "config.yaml").write_text("model: hf_" + "x" * 30)
-    assert summarise(tmp_path)["config"] == "model: hf_***"
+    assert summarise(tmp_path)["config"] == "model: ***"
 
 
 def test_units() -> None:

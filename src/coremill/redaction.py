@@ -1,0 +1,96 @@
+"""Secrets stay out of everything that is written: logs, events, error messages, reports, command lines shown.
+
+Two ways to know one: by its form (tokens of the hub and of clouds, a password inside an address), and by its value,
+where a variable of the environment is named like a secret. `guard_output` makes both hold for whatever this process
+prints, tracebacks and the words of libraries included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+BLOT = "***"
+SECRET_NAME = re.compile(
+    r"TOKEN(?!IZER|S)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|(API|ACCESS)[_-]?KEY|AUTH(?!OR)|(^|[_-])(KEY|PAT|DSN)$",
+    re.IGNORECASE,
+)
+SECRET_VALUE = re.compile(
+    r"hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[A-Z0-9]{12,}"
+    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|(?<=[Bb]earer )[\w.~+/-]{8,}=*"
+)
+# Shorter values are words (AUTH_MODE=disabled): blotting them out everywhere would garble what is printed.
+LEAST_LENGTH = 12
+
+_known: set[str] = set()
+
+
+def know(environ: Mapping[str, str]) -> None:
+    """Remember the values of variables that are named like secrets; a path is none."""
+    for name, value in environ.items():
+        if SECRET_NAME.search(name) and len(value) >= LEAST_LENGTH and not value.startswith(("/", "~", ".")):
+            _known.add(value)
+
+
+def redact(text: str) -> str:
+    """The text with everything that is known or looks like a secret blotted out."""
+    for value in _known:
+        text = text.replace(value, BLOT)
+    return SECRET_VALUE.sub(BLOT, text)
+
+
+class _DiskFull(Exception):
+    pass
+
+
+def _unless_full(action: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        action(*arguments)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _DiskFull from None
+        raise
+
+
+class RedactingStream:
+    """A text stream that blots secrets out of what goes through it; all else is the stream's own."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As the stream would, but redacted; the length that was asked for is what was written.
+
+        A log on a full disk loses words, it does not end the run.
+        """
+        with contextlib.suppress(_DiskFull):
+            _unless_full(self._stream.write, redact(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """As the stream would."""
+        with contextlib.suppress(_DiskFull):
+            _unless_full(self._stream.flush)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """One after the other."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __iter__(self) -> Any:
+        return iter(self._stream)
+
+
+def guard_output(environ: Mapping[str, str]) -> None:
+    """From here on this process prints no secret of its environment, nor anything that looks like one."""
+    know(environ)
+    if not isinstance(sys.stdout, RedactingStream):
+        sys.stdout = RedactingStream(sys.stdout)
+        sys.stderr = RedactingStream(sys.stderr)

@@ -1,0 +1,63 @@
+"""Secrets are blotted out, by their form and by the variables that hold them."""
+
+from __future__ import annotations
+
+import errno
+import io
+
+import pytest
+
+from coremill import redaction
+from coremill.redaction import RedactingStream, know, redact
+
+
+@pytest.fixture(autouse=True)
+def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_known", set())
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["hf_SECRETsecretSECRET", "sk-secret-secret-secret-1", "ghp_secretSECRETsecret0", "AKIA" + "SECRETSECRET1234"],
+)
+def test_by_form(secret: str) -> None:
+    assert redact(f"GET failed, token={secret}, sorry") == "GET failed, token=***, sorry"
+
+
+def test_passwords_in_addresses_and_bearers() -> None:
+    assert redact("proxy http://user:secret@host:3128/x failed") == "proxy http://***@host:3128/x failed"
+    assert redact("Authorization: Bearer secret.secret-secret") == "Authorization: Bearer ***"
+    assert redact("see http://127.0.0.1:8000/path") == "see http://127.0.0.1:8000/path"
+
+
+def test_by_the_variable_that_holds_it() -> None:
+    know({"MY_API_KEY": "no form at all, secret", "AUTH_MODE": "disabled", "SSH_AUTH_SOCK": "/tmp/agent.sock.1234"})
+    assert redact("it was <no form at all, secret>") == "it was <***>"
+    assert redact("disabled /tmp/agent.sock.1234") == "disabled /tmp/agent.sock.1234"
+
+
+def test_a_stream_blots_out_and_is_else_the_stream() -> None:
+    below = io.StringIO()
+    stream = RedactingStream(below)
+    assert stream.write("hf_SECRETsecretSECRET\n") == len("hf_SECRETsecretSECRET\n")
+    print("plain", file=stream)
+    stream.writelines(["a", "b\n"])
+    assert below.getvalue() == "***\nplain\nab\n" and stream.isatty() is False
+
+
+def test_a_log_on_a_full_disk_loses_words_and_nothing_else() -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    print("lost", file=RedactingStream(Full()), flush=True)
+
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        print("told", file=RedactingStream(Broken()))
