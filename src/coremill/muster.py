@@ -17,6 +17,7 @@ from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import affinity_mask, cache_folder, environment_snapshot, probe_node
 from coremill.launch.run_folder import RunFolder
+from coremill.launch.spot import spot_notices
 from coremill.launch.stop import forget_request
 from coremill.launcher import (
     Options,
@@ -143,16 +144,24 @@ def failures_as_events(events: EventWriter) -> Iterator[None]:
 
 
 @contextmanager
-def shown_by_rank_0(world: World, orders: Orders, folder: RunFolder) -> Iterator[Callable[[], None]]:
-    """Under a foreign launcher nobody watches the events: rank 0 shows them. Yields what to call after a step."""
-    if world.identity.launcher == "coremill" or world.rank != 0:
-        yield lambda: None
-        return
-    # Ranks met a moment ago: what is older than that was said by an earlier attempt.
-    follower = EventFollower(folder.path, since=time.time() - MEETING_SECONDS)
-    with RunConsole(orders.steps, orders.plan.to_json(), Console(force_terminal=False)) as screen:
-        yield lambda: screen.update(follower.poll())
-        screen.update(follower.poll())
+def without_launcher(
+    world: World, loaded: LoadedConfig, orders: Orders, folder: RunFolder, events: EventWriter
+) -> Iterator[Callable[[], None]]:
+    """Under a foreign launcher ranks do what else coremill's launcher does; yields what to call after a step.
+
+    Rank 0 shows the events; the first rank of each host listens for spot notices.
+    """
+    foreign = world.identity.launcher != "coremill"
+    wanted = loaded.config.checkpoint.spot_notices if foreign and world.local_rank == 0 else "off"
+    with spot_notices(wanted, environment_snapshot(), lambda text: events.write("notice", text=text)):
+        if not foreign or world.rank != 0:
+            yield lambda: None
+            return
+        # Ranks met a moment ago: what is older than that was said by an earlier attempt.
+        follower = EventFollower(folder.path, since=time.time() - MEETING_SECONDS)
+        with RunConsole(orders.steps, orders.plan.to_json(), Console(force_terminal=False)) as screen:
+            yield lambda: screen.update(follower.poll())
+            screen.update(follower.poll())
 
 
 def close_run(loaded: LoadedConfig, world: World, folder: RunFolder) -> None:

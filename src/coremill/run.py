@@ -19,7 +19,7 @@ from coremill.hardware.probe import affinity_mask
 from coremill.hardware.process_memory import peak_rss_bytes, reset_peak, rss_bytes
 from coremill.launch.run_folder import RunFolder
 from coremill.launcher import Options
-from coremill.muster import close_run, failures_as_events, load_together, orders_for, set_threads, shown_by_rank_0
+from coremill.muster import close_run, failures_as_events, load_together, orders_for, set_threads, without_launcher
 from coremill.prepare import Orders
 from coremill.report.events import EventWriter
 from coremill.report.phases import phase
@@ -35,7 +35,7 @@ def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: Ra
         if orders is None:  # a dry run, or finished earlier
             return 0
         with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
-            with shown_by_rank_0(world, orders, folder) as show:
+            with without_launcher(world, loaded, orders, folder, events) as show:
                 train_rank(loaded, orders, world, folder, events, show)
     close_run(loaded, world, folder)
     return 0
@@ -88,10 +88,10 @@ def train_rank(
         model.train()
         engine = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
         engine.place(model)
-
     here = {"rank": world.rank, "world_size": world.size}
     with phase(events, "load") as before:
-        origin = find_origin(checkpoint_folder(config, folder.path), world, events)
+        saving = config.checkpoint.every != "never"
+        origin = find_origin(checkpoint_folder(config, folder.path), world, events, saving=saving)
         if origin.checkpoint is not None:
             loaded_weights = restore_parameters(model, origin.checkpoint, **here)
         else:

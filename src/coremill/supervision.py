@@ -25,6 +25,7 @@ from coremill.launch.memory_kills import memory_note
 from coremill.launch.pulse import PulseBoard
 from coremill.launch.run_folder import RunFolder
 from coremill.launch.sentry import Sentry
+from coremill.launch.spot import spot_notices
 from coremill.launch.stuck import Limits
 from coremill.launch.supervise import Decision, RestartBudget, cause_of, is_worth_a_restart, supervise
 from coremill.prepare import Orders
@@ -62,7 +63,8 @@ def watch_ranks(
         RunConsole(orders.steps, orders.plan.to_json(), console) as screen,
     ):
         watched = _Watched(config, orders, folder, environ, node_identity, screen, follower, board)
-        outcome = supervise(watched, budget, lambda: committed_step(config, folder.path), watched.on_fault)
+        with spot_notices(config.checkpoint.spot_notices, environ, watched.on_notice):
+            outcome = supervise(watched, budget, lambda: committed_step(config, folder.path), watched.on_fault)
         screen.update(follower.poll())
     return Ending(outcome, watched.since)
 
@@ -82,7 +84,8 @@ def limits_of(config: RunConfig, nodes: int, planned_step_seconds: float) -> Lim
     return Limits(
         stuck_after_seconds=seconds_of(wanted.stuck_after) if named else None,
         is_watching=wanted.stuck_after != "never",
-        save_deadline_seconds=seconds_of(wanted.save_deadline),
+        # Ranks give a late save up themselves; who cannot even do that is ended.
+        save_deadline_seconds=1.5 * seconds_of(wanted.save_deadline) + 30.0,
         other_hosts=nodes > 1,
         planned_step_seconds=planned_step_seconds,
     )
@@ -126,6 +129,7 @@ class _Watched:
         self._attempt = 0
         self._fault: _Fault | None = None
         self._steps_done = 0  # in any attempt
+        self._notice: str | None = None
         self._first_rank = 0 if node_identity is None else node_identity.node_rank * board.ranks
         self._sentry = self._new_sentry()
         self.since = time.time()
@@ -151,13 +155,22 @@ class _Watched:
             on_tick=self._tick,
             identity_base=self._node_identity,
             stop_grace_seconds=seconds_of(self._config.checkpoint.grace),
-            on_stop=lambda request: self._screen.note(f"{request}: saving, then stopping; Ctrl-C again ends at once"),
+            on_stop=self._on_stop,
             sentry=self._sentry,
             ends_at_once=is_worth_a_restart,
             append_logs=number > 0,
         )
         self._tick()
         return self._with_memory(outcome)
+
+    def on_notice(self, text: str) -> None:
+        """This machine will be taken away; the request to stop that follows is said in these words."""
+        self._notice = text
+        with EventWriter(self._folder.path, self._first_rank) as events:
+            events.write("notice", text=text)
+
+    def _on_stop(self, request: str) -> None:
+        self._screen.note(f"{self._notice or request}: saving, then stopping; Ctrl-C again ends at once")
 
     def _with_memory(self, outcome: Outcome) -> Outcome:
         """A rank killed for lack of memory, with what it had reached and what was planned for it."""
@@ -230,8 +243,8 @@ class _Watched:
 
     def _slow_save(self, local_rank: int, seconds: float) -> None:
         rank = self._first_rank + local_rank
-        deadline = self._limits.save_deadline_seconds
+        deadline = seconds_of(self._config.supervise.save_deadline)
         text = f"rank {rank} has been writing a checkpoint for {seconds:.0f} s: storage is slow or hangs"
         with EventWriter(self._folder.path, rank) as events:
             events.write("slow_save", seconds=seconds, deadline_seconds=deadline)
-        self._screen.note(f"{text}; training goes on, and the run starts again after {deadline:.0f} s")
+        self._screen.note(f"{text}; training goes on, and the save is given up after {deadline:.0f} s")

@@ -17,7 +17,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from coremill.report.events import Event, redact
+from coremill.redaction import redact
+from coremill.report.events import Event
 from coremill.report.summary_screen import format_perplexity
 from coremill.report.tally import PHASES, RunTally
 from coremill.report.terminal import (
@@ -103,6 +104,8 @@ class RunConsole:
             self._evaluation(event)
         elif event.kind == "save":
             self._save(event)
+        elif event.kind == "notice" and event.rank:
+            self._once(str(event.get("text")), f"rank {event.rank}: {event.get('text')}")
         elif event.kind in ("resume", "passed_over") and event.rank == 0:
             print_line(self.console, str(event.get("text")))
         elif event.kind == "non_finite" and event.rank == 0 and event.get("skipped"):
