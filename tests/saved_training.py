@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -28,6 +29,21 @@ class Events:
         return [event for event in self.said if event["kind"] == kind]
 
 
+def change_storage(folder: Path, what: str) -> None:
+    """What happens to disks."""
+    checkpoints, away = folder / "checkpoints", folder / "away"
+    if what == "hide":
+        checkpoints.rename(away)
+    elif what == "show":
+        away.rename(checkpoints)
+    elif what == "free":
+        (checkpoints / "filler").unlink()
+    else:
+        with (checkpoints / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(1 << 16))
+
+
 def train_saved(
     world: Any,
     *,
@@ -47,6 +63,7 @@ def train_saved(
     slow_writes: bool = False,
     hang_at: int | None = None,  # on the last rank the storage hangs when this step is saved, until step 14 is done
     full_at: int | None = None,  # on the last rank the disk is full when this step is saved
+    storage: dict[int, str] | None = None,  # by step: "hide" or "show" the folder, "fill" or "free" its disk
     poison_at: int | None = None,  # weights stop being numbers before this step
     bad_loss_at: tuple[int, ...] = (),  # in these steps the last rank's loss is not a number
     bad_gradient_at: tuple[int, ...] = (),  # in these steps the last rank's gradients are not, its loss is
@@ -64,7 +81,7 @@ def train_saved(
     from coremill.config.schema import CheckpointSection, NumericsSection, RunConfig, TrainSection
     from coremill.data.loader import RowLoader
     from coremill.data.packed import PackedData
-    from coremill.errors import NonFinite, Stopped
+    from coremill.errors import NonFinite, Stopped, StorageError
     from coremill.launch.stop import StopRequests
     from coremill.model.build import build_on_meta
     from coremill.model.load import fill_parameters
@@ -171,6 +188,8 @@ def train_saved(
                 saver.after_step(result.step)
                 if result.step == 14:
                     healed.set()
+                if world.rank == 0 and storage and result.step in storage:
+                    change_storage(Path(folder), storage[result.step])
                 if last and result.step == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if last and stop_at is not None and result.step == stop_at - 1:
@@ -179,9 +198,7 @@ def train_saved(
                     with torch.no_grad():
                         for _, weight in made.parameters():
                             weight.fill_(float("nan"))
-    except Stopped as error:
-        ended = str(error)
-    except NonFinite as error:
+    except (Stopped, NonFinite, StorageError) as error:
         ended = str(error)
     pieces = sorted((piece.name, piece.local.detach().numpy().tobytes()) for piece in made.slices())
     return {

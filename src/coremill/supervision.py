@@ -84,8 +84,7 @@ def limits_of(config: RunConfig, nodes: int, planned_step_seconds: float) -> Lim
     return Limits(
         stuck_after_seconds=seconds_of(wanted.stuck_after) if named else None,
         is_watching=wanted.stuck_after != "never",
-        # Ranks give a late save up themselves; who cannot even do that is ended.
-        save_deadline_seconds=1.5 * seconds_of(wanted.save_deadline) + 30.0,
+        save_deadline_seconds=seconds_of(wanted.save_deadline),
         other_hosts=nodes > 1,
         planned_step_seconds=planned_step_seconds,
     )
@@ -243,8 +242,8 @@ class _Watched:
 
     def _slow_save(self, local_rank: int, seconds: float) -> None:
         rank = self._first_rank + local_rank
-        deadline = seconds_of(self._config.supervise.save_deadline)
+        deadline = self._limits.save_deadline_seconds
         text = f"rank {rank} has been writing a checkpoint for {seconds:.0f} s: storage is slow or hangs"
         with EventWriter(self._folder.path, rank) as events:
             events.write("slow_save", seconds=seconds, deadline_seconds=deadline)
-        self._screen.note(f"{text}; training goes on, and the save is given up after {deadline:.0f} s")
+        self._screen.note(f"{text}; training goes on, and the run starts again after {deadline:.0f} s")

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from coremill.checkpoint.manifest import STATE_FILE, Checkpoint, PassedOver, Unusable, open_checkpoint, survey
 from coremill.checkpoint.store import Store
+from coremill.errors import InputError
 from coremill.world import World
 
 
@@ -38,8 +39,11 @@ class Origin:
         return 0 if self.checkpoint is None else self.checkpoint.step
 
 
-def find_origin(folder: Path, world: World, events: EventSink) -> Origin:
-    """Agree on the checkpoint to go on from; each one that is passed over becomes an event, and so does the choice."""
+def find_origin(folder: Path, world: World, events: EventSink, *, saving: bool = True) -> Origin:
+    """Agree on the checkpoint to go on from; each one that is passed over becomes an event, and so does the choice.
+
+    Where the run is `saving`, a folder that cannot be used is refused before the first step, on all ranks together.
+    """
     store = Store(folder, world.broadcast(uuid.uuid4().hex[:12]))
     problem = None
     if world.rank == 0:
@@ -50,6 +54,16 @@ def find_origin(folder: Path, world: World, events: EventSink) -> Origin:
             problem = f"{folder} cannot be written: {error.strerror or error}"
     problem = world.broadcast(problem) or (_not_shared(store, world) if world.nodes > 1 else None)
     if problem:
+        if saving:
+            refusal = InputError(
+                f"nothing could be saved: {problem}",
+                where="checkpoint.folder",
+                why="a run that cannot save loses everything with its first fault",
+                do="set checkpoint.folder to a folder that every host sees and this user may write; or go without: "
+                "--set checkpoint.every=never",
+            )
+            refusal.silent = world.rank != 0
+            raise refusal
         return Origin(store, None, frozenset(), problem)
     names, passed_over = world.broadcast(_listed(folder) if world.rank == 0 else None)
     bad = {name for name, _ in passed_over}
@@ -99,4 +113,4 @@ def _not_shared(store: Store, world: World) -> str | None:
     blind = sorted({world.hostnames[rank] for rank, sees in enumerate(seen) if not sees})
     if not blind:
         return None
-    return f"{store.folder} is not shared by all hosts: {', '.join(blind)} cannot see it; set checkpoint.folder"
+    return f"{store.folder} is not shared by all hosts: {', '.join(blind)} cannot see it"

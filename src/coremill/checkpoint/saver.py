@@ -29,7 +29,7 @@ from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import NonFinite, Stopped, StorageError
 from coremill.launch.pulse import PULSE
-from coremill.launch.stop import REQUESTS, StopRequests, forget_request, request_file
+from coremill.launch.stop import REQUESTS, StopRequests, forget_request, was_asked_to_stop
 from coremill.plan.types import Choice, MemoryPlan
 from coremill.world import World
 
@@ -122,7 +122,7 @@ class Saver:
         due = False
         self._shortage = None
         if self._world.rank == 0:
-            asked = asked or request_file(self._run_folder).exists()
+            asked = asked or was_asked_to_stop(self._run_folder)
             due = self._is_due(step)
             if due and self._hangs and self._is_writing and step != self._steps:
                 self._shortage = self._hangs

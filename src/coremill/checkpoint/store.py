@@ -147,7 +147,10 @@ class Store:
 
     def shortage(self, needed_bytes: int) -> str | None:
         """Why a save of that size would not fit on the disk; None: it fits."""
-        free = shutil.disk_usage(self.folder).free
+        try:
+            free = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            return f"{self.folder} cannot be asked for its free space: {error.strerror or error}"
         needed = needed_bytes + SPARE_BYTES
         if free >= needed:
             return None

@@ -172,7 +172,7 @@ class SuperviseSection(Section):
         "10m",
         pattern=DURATION_PATTERN,
         json_schema_extra={"x-form": "a time (30s, 2m, 1h)"},
-        description="a save that takes longer hangs in the storage: it is given up, and training goes on without it",
+        description="a rank that needs longer to write its part of a checkpoint hangs in the storage",
     )
     wait_for_hosts: str = Field(
         "10m",

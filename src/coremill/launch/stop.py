@@ -75,6 +75,13 @@ def request_file(run_folder: Path) -> Path:
     return run_folder / REQUEST_FILE
 
 
+def was_asked_to_stop(run_folder: Path) -> bool:
+    """Whether `coremill stop` left a request; a run folder that cannot be read says no."""
+    with contextlib.suppress(OSError):
+        return request_file(run_folder).exists()
+    return False
+
+
 def ask_to_stop(run_folder: Path) -> None:
     """Leave a request; the run sees it at the end of the step it is in."""
     path = request_file(run_folder)
