@@ -86,6 +86,7 @@ class Go:
     folder: Path
     cache: Path
     work: Workload
+    packed: Path  # the rows as coremill has packed them
     timed_steps: int
     timeout_seconds: float
 
@@ -107,7 +108,14 @@ def main(argv: list[str] | None = None) -> int:
     folder.mkdir(parents=True)
     print("preparing the workload (once per Python version)", flush=True)
     work = peers.prepare_workload(cache, folder / "workload.log", "13M")
-    go = Go(folder=folder, cache=cache, work=work, timed_steps=arguments.steps, timeout_seconds=arguments.timeout)
+    go = Go(
+        folder=folder,
+        cache=cache,
+        work=work,
+        packed=_pack(folder, cache, work),
+        timed_steps=arguments.steps,
+        timeout_seconds=arguments.timeout,
+    )
     load = os.getloadavg()[0]
     print(f"{work.parameters:,} parameters, {TOKENS_PER_STEP} tokens a step; load average {load:.2f}; logs in {folder}")
     began = time.monotonic()
@@ -288,16 +296,40 @@ def _run_file(go: Go, out: Path, seed: int, tokens_per_step: int) -> Path:
     return run_file
 
 
+def _pack(folder: Path, cache: Path, work: Workload) -> Path:
+    """Have coremill tokenise and pack the documents, as it does before training; where it put them."""
+    out = folder / "packing"
+    out.mkdir()
+    run_file = out / "coremill.yaml"
+    coremill_run.write_run_file(run_file, work, run=out / "run", steps=1, tokens_per_step=TOKENS_PER_STEP, seed=1)
+    finished = processes.run_tree(
+        [*coremill_run.train_command(run_file), "--dry-run"],
+        environment=peers.environment(cache),
+        folder=peers.ROOT,
+        log=out / "log.txt",
+        timeout_seconds=600,
+    )
+    manifests = sorted((cache / "coremill" / "data").glob("*/manifest.json"), key=lambda path: path.stat().st_mtime)
+    found = [path for path in manifests if json.loads(path.read_text())["source"] == str(work.documents_file.resolve())]
+    if finished.returncode != 0 or not found:
+        raise SystemExit(f"coremill did not pack the rows; see {finished.log}")
+    return found[-1].parent
+
+
 def _write_rows(go: Go, path: Path, seed: int) -> None:
     """The rows that coremill takes under this seed, in its order: the peers train on the same."""
     import numpy as np
 
     from coremill.data.order import order_key, shuffled
+    from coremill.data.packed import TOKENS_FILE, read_manifest
 
-    rows = np.load(go.work.packed_rows, mmap_mode="r")
+    manifest = read_manifest(go.packed)
+    assert manifest is not None
+    shape = (manifest.rows, manifest.sequence_length)
+    rows = np.memmap(go.packed / TOKENS_FILE, manifest.dtype, mode="r", shape=shape)
     epoch_order = 2  # the purpose that coremill's loader gives the order of an epoch's rows
     needed = np.arange(go.steps * TOKENS_PER_STEP // SEQUENCE_LENGTH)
-    np.save(path, rows[shuffled(needed, len(rows), order_key(seed, epoch_order, 0))])
+    np.save(path, rows[shuffled(needed, len(rows), order_key(seed, epoch_order, 0))].astype(np.int32))
 
 
 def _threads(key: str) -> dict[str, str]:
