@@ -20,7 +20,7 @@ SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 SECRET_VALUE = re.compile(
-    r"hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[A-Z0-9]{12,}"
+    r"hf_[A-Za-z0-9]{12,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[A-Z0-9]{12,}"
     r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|(?<=[Bb]earer )[\w.~+/-]{8,}=*"
 )
 # Shorter values are words (AUTH_MODE=disabled): blotting them out everywhere would garble what is printed.
