@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     adopt_orphans()  # whatever a trial leaves behind can be found, and ended
     console = Console() if sys.stdout.isatty() else Console(width=200)
-    session = arguments.folder.resolve() / time.strftime("%Y%m%d-%H%M%S")
+    session = arguments.folder.resolve() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     session.mkdir(parents=True)
     plan = [(each, _trials(each, arguments)) for each in arguments.experiments]
     expected = sum(experiment.expected_seconds(trials) for experiment, trials in plan)
