@@ -7,6 +7,8 @@ are started again from the newest whole checkpoint. No torch.
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -206,6 +208,8 @@ class _Watched:
                 exit_code=outcome.exit_code,
                 signal=outcome.signal,
                 attempt=self._attempt,
+                hostname=socket.gethostname(),
+                launcher_pid=os.getpid(),
                 step=self._steps_done,
                 committed_step=committed,
                 detected_seconds=outcome.unseen_seconds,

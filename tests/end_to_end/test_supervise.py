@@ -97,6 +97,8 @@ def test_killed_paused_and_stopped_ranks_cost_nothing_but_time(scene: Scene) -> 
 
         os.kill(pid_of(0), signal.SIGSTOP)
         wait_for(lambda: len(events(folder, "restart")) == 2)
+        before = events(folder, "fault", 0)[0]["step"]
+        wait_for(lambda: events(folder, "step", 0)[-1]["step"] > before)
         running.process.terminate()
         done = running.end()
     assert done.code == 75 and not done.left, str(done)

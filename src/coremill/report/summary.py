@@ -115,22 +115,29 @@ def _state(tally: RunTally) -> dict[str, Any]:
         return {"state": "stopped" if code in STOPPED_CODES else "failed", "error": error}
     if tally.finished:
         return {"state": "finished", "error": None}
-    if tally.ranks and _nobody_left(tally.ranks.values()):
+    if tally.ranks and _nobody_left(_processes(tally)):
         message = "the run ended without a word: none of its processes is left (killed, or the machine restarted)"
         return {"state": "failed", "error": {"rank": None, "message": message, "traceback": None, "exit_code": None}}
     return {"state": "running", "error": None}
 
 
-def _nobody_left(ranks: Iterable[RankTally]) -> bool:
-    """Whether all ranks that have not ended lived on this machine and are gone; unknown counts as alive."""
+def _processes(tally: RunTally) -> Iterable[tuple[Any, Any, float | None]]:
+    """Host, process id and a moment at which it ran: of ranks, and of a launcher that is starting them again."""
+    for rank in tally.ranks.values():
+        if not rank.ended:
+            yield rank.start.get("hostname"), rank.start.get("pid"), rank.start_time
+    fault = tally.last_restart_fault
+    if fault is not None:
+        yield fault.get("hostname"), fault.get("launcher_pid"), fault.time
+
+
+def _nobody_left(processes: Iterable[tuple[Any, Any, float | None]]) -> bool:
+    """Whether all of them ran on this machine and are gone; unknown counts as alive."""
     import psutil  # only a run without an end needs it
 
     here = socket.gethostname()
-    for rank in ranks:
-        if rank.ended:
-            continue
-        pid, started = rank.start.get("pid"), rank.start_time
-        if rank.start.get("hostname") != here or not isinstance(pid, int) or started is None:
+    for hostname, pid, started in processes:
+        if hostname != here or not isinstance(pid, int) or started is None:
             return False
         try:
             process = psutil.Process(pid)

@@ -296,7 +296,16 @@ class RunTally:
         def order(event: Event) -> tuple[int, float]:
             return {69: 2, 75: 1, 130: 1}.get(int(event.number("exit_code")), 0), event.time
 
-        return min((error for error in self.errors if error.rank < max(1, self.world_size)), key=order, default=None)
+        fault = self.last_restart_fault
+        since = 0.0 if fault is None else fault.time  # what was said before is over: all ranks started again
+        errors = [error for error in self.errors if error.rank < max(1, self.world_size) and error.time > since]
+        return min(errors, key=order, default=None)
+
+    @property
+    def last_restart_fault(self) -> Event | None:
+        """The last fault after which the launcher started all ranks again."""
+        again = [fault for fault in self.faults if fault.get("action") == "restart"]
+        return max(again, key=lambda fault: fault.time, default=None)
 
 
 _HANDLERS: dict[str, Callable[[RunTally, RankTally, Event], None]] = {

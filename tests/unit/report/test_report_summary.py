@@ -243,6 +243,21 @@ def test_nothing_to_look_at(tmp_path):
     assert summary["findings"] == summary["loss_spikes"] == summary["skipped_steps"] == summary["non_finite"] == []
 
 
+def test_a_run_between_a_fault_and_its_restart_is_going(tmp_path):
+    run = tmp_path / "run"
+    launcher = {"hostname": socket.gethostname(), "launcher_pid": os.getpid()}
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with EventWriter(run, 0) as events:
+        events.write("start", world_size=1, hostname=socket.gethostname(), pid=gone.pid)
+        events.write("error", message="the connection to another rank was lost", exit_code=69)
+        events.write("fault", cause="killed", action="restart", text="rank 0 was ended by SIGKILL", **launcher)
+    assert summarise(run)["state"] == "running"
+    with EventWriter(run, 0) as events:
+        events.write("fault", cause="killed", action="restart", **{**launcher, "launcher_pid": gone.pid})
+    assert summarise(run)["state"] == "failed"
+
+
 def test_faults_and_restarts_are_a_timeline(tmp_path):
     run = tmp_path / "run"
     fault = {"text": "rank 1 was ended by SIGKILL", "exit_code": 137, "step": 12, "committed_step": 10}
