@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,13 @@ from coremill.launcher import (
     say_dry_run,
     write_orders,
 )
+from coremill.plan.planner import make_plan
+from coremill.plan.stored import plan_from_json
 from coremill.plan.time import LINK_SHARE
-from coremill.prepare import Orders
+from coremill.prepare import Orders, card_for
 from coremill.report.console import RunConsole
 from coremill.report.events import EventFollower, EventWriter
-from coremill.report.summary import write_report
+from coremill.report.summary import write_report, write_whole
 from coremill.report.summary_screen import render_summary
 from coremill.sample import write_sample
 from coremill.world import World, as_peer_lost
@@ -55,11 +59,9 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
     None where there is nothing to train: a dry run, or a run that is finished already.
     """
     if world.identity.launcher == "coremill":
-        return Orders.read(folder.orders_of(world.node_rank))
-    here = world.hostnames[world.rank]
-    masks = world.gather(sorted(affinity_mask()))
-    # Open MPI binds each rank to cores of its own: the node's ranks together show what the node gives us.
-    cpus = {cpu for host, mask in zip(world.hostnames, masks, strict=True) if host == here for cpu in mask}
+        orders = Orders.read(folder.orders_of(world.node_rank))
+        return orders if world.nodes == 1 else _with_one_plan(loaded, orders, folder, world)
+    cpus = _cpus_of_node(world)
     # One rank speaks for the run; off the terminal, for its output travels through the launcher's pipes.
     console = Console(force_terminal=False, quiet=world.rank != 0)
     asks = world.rank == 0 and not options.dry_run
@@ -102,6 +104,35 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
         say_dry_run(orders, folder, console)
         return None
     return orders
+
+
+def _cpus_of_node(world: World) -> set[int]:
+    """What the ranks of this node may use together: each may be bound to cores of its own, by us or by Open MPI."""
+    here = world.hostnames[world.rank]
+    masks = world.gather(sorted(affinity_mask()))
+    return {cpu for host, mask in zip(world.hostnames, masks, strict=True) if host == here for cpu in mask}
+
+
+def _with_one_plan(loaded: LoadedConfig, orders: Orders, folder: RunFolder, world: World) -> Orders:
+    """Each node's launcher has planned for itself, before the nodes met: rank 0 plans for all, with the link as it is.
+
+    Threads and cores stay each node's own.
+    """
+    console = Console(force_terminal=False, quiet=world.rank != 0)
+    link = _link_of(loaded, world, console)
+    cpus = _cpus_of_node(world)
+    plan = orders.plan
+    if world.rank == 0 and link is not None:
+        node = probe_node(mask=cpus, busy_seconds=0)
+        rates = measured_rates(node, cache_folder(environment_snapshot()), console)
+        ranks = {"parallel": loaded.config.parallel.model_copy(update={"ranks_per_node": world.local_size})}
+        config = loaded.config.model_copy(update=ranks)
+        fleet = this_machine(node, rates, nodes=world.nodes, link_bits_per_second=link)
+        plan = replace(make_plan(config, fleet, card_for(config, orders.model)), steps=orders.steps)
+        write_whole(folder.plan, json.dumps(plan.to_json(), indent=2) + "\n")
+    plan = plan_from_json(world.broadcast(plan.to_json()))
+    mine = {"threads_per_rank": orders.plan.threads_per_rank, "cpus_of_rank": orders.plan.cpus_of_rank}
+    return replace(orders, plan=replace(plan, **mine))  # type: ignore[arg-type]
 
 
 def _link_of(loaded: LoadedConfig, world: World, console: Console) -> float | None:

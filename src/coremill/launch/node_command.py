@@ -11,6 +11,7 @@ from coremill.launch.hosts import Host
 from coremill.launch.identity import HEAD
 from coremill.launch.reform import SILENCE_SECONDS
 from coremill.launch.request import Request, master_address
+from coremill.launch.sockets import interface_for_flows
 
 
 def node_commands(
@@ -20,7 +21,7 @@ def node_commands(
     words = [word for word in request.program if is_first or word not in request.only_first]
     told = forwarded(environ)
     if request.interface is not None:
-        told["GLOO_SOCKET_IFNAME"] = request.interface
+        told["GLOO_SOCKET_IFNAME"] = interface_for_flows(request.interface, len(hosts))
     return [
         HostCommand(
             host=host,

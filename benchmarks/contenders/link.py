@@ -1,0 +1,21 @@
+"""One rank that measures its link to the others as `coremill train` does, and says what came out."""
+
+from __future__ import annotations
+
+from coremill.hardware.probe import environment_snapshot
+from coremill.parallel.link import measure_link
+from coremill.world import identify, join_world
+
+
+def main() -> None:
+    """Meet the others, measure, print bits per second."""
+    identity = identify(environment_snapshot())
+    assert identity is not None, "to be started by a launcher"
+    with join_world(identity) as world:
+        rate = measure_link(world)
+        if world.rank == 0:
+            print(f"LINK {rate:.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
