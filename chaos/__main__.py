@@ -184,6 +184,8 @@ def _judge(found: dict[str, list[Trial]], difference: str | None) -> None:
                 passed=trial.passed and difference is None,
                 outcome=trial.outcome if difference is None else f"{trial.outcome}; but {difference}",
             )
+            if trial.is_compared
+            else trial
             for trial in trials
         ]
 

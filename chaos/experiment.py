@@ -30,6 +30,7 @@ class Trial:
     steps_lost: int | None = None  # done before the fault, and done again
     same_bits: bool | None = None  # every loss and the final weights, against a run left in peace
     exit_code: int | None = None
+    is_compared: bool = True  # False: in a campaign, but on a run of its own that is not compared
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,7 @@ def _for_ever(rig: Rig, scene: Path, fleet: Fleet, number: int, steps: int) -> T
                     detected_seconds=faults[0].time - since if faults else None,
                     resumed_seconds=time.time() - since,
                     exit_code=code,
+                    is_compared=False,
                 )
             first = run.wait_for(
                 lambda: (
@@ -188,10 +189,11 @@ def _for_ever(rig: Rig, scene: Path, fleet: Fleet, number: int, steps: int) -> T
                 detected_seconds=faults[0].time - since if faults else None,
                 resumed_seconds=first.time - since,
                 steps_lost=max(0, done - int(first.number("step")) + 1),
+                is_compared=False,
             )
         finally:
             _heal(fleet)
     except Broken as error:
-        return Trial(passed=False, fault=fault, outcome=str(error))
+        return Trial(passed=False, fault=fault, outcome=str(error), is_compared=False)
     finally:
         run.kill()

@@ -21,17 +21,25 @@ from random import Random
 
 from chaos.experiment import Experiment, Rig, Trial
 from chaos.mounts import mounted_tmpfs, why_no_mounts
-from chaos.running import POLL_SECONDS, Broken, Run, environment
+from chaos.running import POLL_SECONDS, ROOT, Broken, Run, environment
 from coremill.launch.process import wrapped
 from coremill.report.events import EventFollower
 
 LEAST_LIMIT_SECONDS = 120.0  # or four times what a start took, on a machine that others use
-START_SECONDS = 600.0  # DeepSpeed compiles an operator the first time
+START_SECONDS = 600.0
 SYSTEMS = {
     "torchrun+Trainer+DeepSpeed": "chaos.contenders.trainer_deepspeed",
     "torchrun+FSDP2+DCP": "chaos.contenders.fsdp2_dcp",
 }
 MANY_STEPS = 100_000
+SETTINGS = {
+    # DeepSpeed compiles an operator with ninja, which it looks for on the PATH; the folder is that of the benchmarks.
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+    "TORCH_EXTENSIONS_DIR": str(ROOT / "runs" / "peers" / "torch_extensions"),
+    "DS_ACCELERATOR": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+COMPILE = "from deepspeed.comm.torch import build_shm_op; build_shm_op()"
 
 
 class PeerRun(Run):
@@ -51,18 +59,11 @@ class PeerRun(Run):
         ]
         self.folder.mkdir(parents=True, exist_ok=True)
         self._follower = self._follower or EventFollower(self.folder)
-        extensions = self.shared.parent.parent / "torch_extensions"
-        additions = {
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-            "TORCH_EXTENSIONS_DIR": str(extensions),
-            "DS_ACCELERATOR": "cpu",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 wrapped(command, launcher_pid=os.getpid(), cpus=None),
-                cwd=Path(__file__).resolve().parent.parent,
-                env=environment(self.shared, additions),
+                cwd=ROOT,
+                env=environment(self.shared, SETTINGS),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -306,8 +307,20 @@ FAULTS: dict[str, tuple[Callable[[Peer, PeerRun], Trial], str, int, Callable[[],
 }
 
 
+def _compile(rig: Rig) -> None:
+    """Once, before anything is killed: a killed compilation leaves a lock that the next one waits for, for ever."""
+    for lock in Path(SETTINGS["TORCH_EXTENSIONS_DIR"]).rglob("lock"):
+        lock.unlink()
+    with (rig.folder / "compile.log").open("wb") as log:
+        subprocess.run(
+            [sys.executable, "-c", COMPILE], env=environment(rig.shared, SETTINGS), stdout=log, stderr=log, check=True
+        )
+
+
 def _runner(key: str, module: str) -> Callable[[Rig, int], Iterator[Trial]]:
     def trials(rig: Rig, count: int) -> Iterator[Trial]:
+        if "deepspeed" in module:
+            _compile(rig)
         for number in range(count):
             peer = Peer(module, rig, rig.random(f"{key}/{number}"), number)
             run = peer.run()

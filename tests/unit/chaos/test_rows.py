@@ -41,6 +41,9 @@ def test_a_run_that_differs_in_the_end_fails_every_fault_it_bore():
     _judge(found, "step 7: losses differ")
     assert [trial.passed for trials in found.values() for trial in trials] == [False] * 3
     assert "losses differ" in found["X4"][0].outcome and found["X4"][0].same_bits is False
+    found = {"X7": [good(is_compared=False)]}
+    _judge(found, "step 7: losses differ")
+    assert found["X7"] == [good(is_compared=False)]
     found = {"X1": [good(), Trial(passed=False, fault="f", outcome="hung")]}
     _judge(found, None)
     assert [(trial.passed, trial.same_bits) for trial in found["X1"]] == [(True, True), (False, True)]
