@@ -144,6 +144,11 @@ class _Watched:
         """Whether the ranks of the last attempt found each other."""
         return self._sentry.has_met
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether a step was done in any attempt."""
+        return self._steps_done > 0
+
     def run(self, number: int) -> Outcome:
         """One attempt."""
         self._attempt = number

@@ -3,6 +3,7 @@
     exit code                                       what follows
     0, 75 (stopped), 70 (not finite), 78 (input)    the end: the same command would give the same
     127 (no such command), 130 (Ctrl-C twice)       the end
+    1 before the first step                         the end: the same command would give the same
     1, 69, 74, 128 + signal, stuck                  all ranks start again from the newest whole checkpoint
 
 Restarts are spent on lack of progress, not counted blindly: each newly committed step gives all of them back. Three in
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from coremill.errors import InputError, Interrupted, NonFinite, PeerLost, Stopped, StorageError
+from coremill.errors import CoremillError, InputError, Interrupted, NonFinite, PeerLost, Stopped, StorageError
 from coremill.launch.local import Outcome
 
 NEVER_AGAIN = frozenset(
@@ -73,7 +74,9 @@ class RestartBudget:
         self._spent = 0
         self._alone_since: float | None = None
 
-    def decide(self, outcome: Outcome, committed_step: int, *, has_met: bool, now: float) -> Decision:
+    def decide(
+        self, outcome: Outcome, committed_step: int, *, has_met: bool, now: float, has_trained: bool = True
+    ) -> Decision:
         """After an attempt that ended with `outcome`; `committed_step` is the newest whole checkpoint's."""
         if committed_step > self._best:
             self._best, self._spent = committed_step, 0
@@ -83,6 +86,8 @@ class RestartBudget:
             return Decision(False, self._spent)
         if not self._enabled:
             return Decision(False, self._spent, "supervise.restart is false")
+        if outcome.exit_code == CoremillError.exit_code and not has_trained:
+            return Decision(False, self._spent, "it failed before its first step, and would again")
         if outcome.unkillable:
             ranks = ", ".join(str(rank) for rank in outcome.unkillable)
             return Decision(False, self._spent, f"rank {ranks} hangs in the kernel and cannot be ended")
@@ -109,6 +114,10 @@ class Attempt(Protocol):
     def has_met(self) -> bool:
         """Whether the ranks of the last run found each other."""
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether a step was done in any run."""
+
 
 def supervise(
     attempt: Attempt,
@@ -123,7 +132,9 @@ def supervise(
         if outcome.exit_code == 0:
             return outcome
         committed = committed_step()
-        decision = budget.decide(outcome, committed, has_met=attempt.has_met, now=time.monotonic())
+        decision = budget.decide(
+            outcome, committed, has_met=attempt.has_met, has_trained=attempt.has_trained, now=time.monotonic()
+        )
         on_fault(outcome, decision, committed)
         if not decision.restart:
             return outcome

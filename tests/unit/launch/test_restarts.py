@@ -30,6 +30,7 @@ class Attempts:
         self.endings = list(endings)
         self.committed = 0
         self.has_met = met
+        self.has_trained = True
         self.decisions: list[Decision] = []
         self.numbers: list[int] = []
 
@@ -122,3 +123,11 @@ def test_causes() -> None:
     assert cause_of(ended(69, stuck=Stuck(0, "is stopped", 10.0))) == "stuck"
     assert cause_of(ended(74, stuck=Stuck(0, "writes", 10.0, by_storage=True))) == "storage"
     assert cause_of(ended(69)) == "peer lost" and cause_of(ended(1)) == "failed"
+
+
+def test_what_fails_before_the_first_step_is_not_tried_again() -> None:
+    budget = RestartBudget()
+    assert not budget.decide(ended(1), 0, has_met=True, has_trained=False, now=0.0).restart
+    for exit_code in (69, 74, 137):  # a host, the storage, memory of the moment: that may pass
+        assert budget.decide(ended(exit_code), 0, has_met=True, has_trained=False, now=0.0).restart
+    assert RestartBudget().decide(ended(1), 0, has_met=True, has_trained=True, now=0.0).restart
