@@ -19,7 +19,7 @@ import pytest
 from coremill.hardware.calibrate import Part, calibration_of, run_part
 from coremill.hardware.probe import probe_node
 from coremill.plan.planner import LAUNCHER_BYTES
-from end_to_end.scene import Ended, Scene
+from end_to_end.scene import DEADLINE_SECONDS, Ended, Scene
 
 # 38 M parameters: state is twice the interpreter and its libraries, yet a step takes a second.
 MODEL = {
@@ -163,12 +163,13 @@ def test_the_limit_decides(place: Scene, group: MemoryGroup) -> None:
     assert report["steps"] == 3 and report["plan"]["memory_limit_bytes_per_rank"] * RANKS <= needed + MARGIN_BYTES
 
 
+@pytest.mark.timeout(600)
 def test_a_rank_killed_for_memory_is_told_with_limit_peak_and_plan(scene: Scene, group: MemoryGroup) -> None:
     group.limit(550 * 10**6)  # two interpreters with torch, and not much else
     command = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "2", "--force"]
     settings = ("run.folder=killed", "supervise.restarts_without_progress=1", "train.steps=100000")
     words = [*command, *(word for setting in settings for word in ("--set", setting))]
-    done = scene.start(words, preexec_fn=group.enter).end()
+    done = scene.start(words, preexec_fn=group.enter).end(2 * DEADLINE_SECONDS)
     assert done.code == 137 and not done.left, str(done)
     assert group.kills == 2
     assert done.out.count("was ended by SIGKILL: out of memory") == 2

@@ -127,12 +127,13 @@ def test_killed_paused_and_stopped_ranks_cost_nothing_but_time(scene: Scene) -> 
     assert weights(folder, last) == weights(peace, last)
 
 
+@pytest.mark.timeout(600)
 def test_a_crash_loop_ends_with_its_cause(scene: Scene) -> None:
     (scene.path("fault")).mkdir()
     (scene.path("fault") / "sitecustomize.py").write_text(FAULT)
     paths = f"{scene.path('fault')}{os.pathsep}{scene.environ('', {})['PYTHONPATH']}"
     words = command("loop", WITHOUT_END, "checkpoint.every=never", "supervise.restarts_without_progress=1")
-    done = scene.run(words, {"PYTHONPATH": paths})
+    done = scene.start(words, {"PYTHONPATH": paths}).end(2 * DEADLINE_SECONDS)
     assert done.code == 1 and not done.left, str(done)
     said = "rank 1: ArithmeticError: a fault of rank 1: "
     assert f"{said}all ranks start again from the start (restart 1)" in done.out
