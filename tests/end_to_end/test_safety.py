@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -49,13 +51,15 @@ def test_a_failing_run_leaves_no_token_anywhere(scene: Scene) -> None:
     environ = {**secrets, "PYTHONPATH": f"{scene.path('leaky')}:{source}"}
     running = scene.start([*TRAIN, "--set", "run.folder=leak", "--set", "supervise.restart=false"], environ)
     command_lines: set[str] = set()
-    while running.process.poll() is None:
-        for process in processes_of(running):
-            try:
-                command_lines.add(" ".join(process.cmdline()))
-            except psutil.Error:
-                continue
-        time.sleep(1)
+
+    def look() -> None:  # beside `end`, which reads what the command prints: a full pipe would hold it up
+        while running.process.poll() is None:
+            for process in processes_of(running):
+                with contextlib.suppress(psutil.Error):
+                    command_lines.add(" ".join(process.cmdline()))
+            time.sleep(1)
+
+    threading.Thread(target=look, daemon=True).start()
     done = running.end()
     assert done.code == 1 and "ArithmeticError: cannot reach https://***@host/path" in done.err, str(done)
     assert any("-m coremill train" in line for line in command_lines)
