@@ -53,6 +53,7 @@ def busy_connections(fleet: Fleet, least_bytes: int) -> int:
     return found
 
 
+@pytest.mark.timeout(900)  # a minute alone; four processes import torch, which takes minutes where others compute
 def test_a_run_on_two_hosts_and_its_end_by_ctrl_c(fleet: Fleet) -> None:
     run, mark = fleet.folder / "run", uuid.uuid4().hex
     command = [sys.executable, "-m", "coremill", "train", "run.yaml", "--set", "train.steps=50000"]

@@ -14,7 +14,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -25,6 +26,9 @@ from coremill.launch.pulse import PULSE
 
 # Pieces are cut for several flows down to this: below, a message's own cost is what counts.
 LEAST_BYTES_PER_FLOW = 128 * 1024
+# Exchanges on the wire at once. One alone would leave it idle from each one's end to the next one's start; many would
+# share it, and the one that is needed first would come late.
+MOST_UNDER_WAY = 2
 _LAST_TAG = 2**30  # gloo takes 31 bits
 
 Kind = Literal["gather", "reduce_scatter", "all_reduce", "agreement"]
@@ -59,21 +63,22 @@ class WireMeter:
 
 
 class Flight:
-    """Something under way between ranks."""
+    """Something under way between ranks, or in line for it."""
 
-    def __init__(self, kind: Kind, works: Sequence[dist.Work], meter: WireMeter) -> None:
+    def __init__(self, kind: Kind, meter: WireMeter, then: Callable[[], None] = lambda: None) -> None:
         self._kind = kind
         self._meter = meter
+        self._then = then
         self._began = time.perf_counter()
         self._arrived_at = 0.0
         self._error: BaseException | None = None
         self._arrived = threading.Event()
-        _watch(self, works)
 
     def arrived(self, error: BaseException | None) -> None:
         """Called by the thread that waits."""
         self._arrived_at, self._error = time.perf_counter(), error
         self._arrived.set()
+        self._then()
 
     def wait(self) -> None:
         """Until it has arrived; a lost peer is raised here."""
@@ -96,6 +101,9 @@ class Exchange:
         self._meter = meter
         self._flows = flows
         self._count = 0
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._line: deque[tuple[Flight, Callable[[], list[dist.Work]]]] = deque()
 
     def start(
         self,
@@ -106,23 +114,43 @@ class Exchange:
     ) -> Flight:
         """Post everything; (rank of the group, contiguous tensor). What a rank sends here, that rank receives there."""
         self._count = (self._count + 1) % (_LAST_TAG // self._flows)
-        works = [
-            dist.irecv(part, group=group, group_src=peer, tag=tag)
-            for peer, tensor in receives
-            for part, tag in self._parts(tensor)
-        ]
-        sent = 0
-        for peer, tensor in sends:
-            sent += tensor.numel() * tensor.element_size()
-            for part, tag in self._parts(tensor):
-                works.append(dist.isend(part, group=group, group_dst=peer, tag=tag))
-        self._meter.add(kind, sent=sent)
-        return Flight(kind, [work for work in works if work is not None], self._meter)
+        incoming = [(peer, part, tag) for peer, tensor in receives for part, tag in self._parts(tensor)]
+        outgoing = [(peer, part, tag) for peer, tensor in sends for part, tag in self._parts(tensor)]
+
+        def post() -> list[dist.Work]:
+            works = [dist.irecv(part, group=group, group_src=peer, tag=tag) for peer, part, tag in incoming]
+            works += [dist.isend(part, group=group, group_dst=peer, tag=tag) for peer, part, tag in outgoing]
+            return [work for work in works if work is not None]
+
+        self._meter.add(kind, sent=sum(part.numel() * part.element_size() for _, part, _ in outgoing))
+        flight = Flight(kind, self._meter, then=self._one_arrived)
+        with self._lock:
+            self._line.append((flight, post))
+        self._move_up()
+        return flight
+
+    def _one_arrived(self) -> None:
+        with self._lock:
+            self._under_way -= 1
+        self._move_up()
+
+    def _move_up(self) -> None:
+        """Post those in line, in order, while there is room; called by whoever adds one or sees one arrive."""
+        with self._lock:
+            while self._line and self._under_way < MOST_UNDER_WAY:
+                flight, post = self._line.popleft()
+                self._under_way += 1
+                try:
+                    _watch(flight, post())
+                except BaseException as error:  # whoever waits for this flight raises it
+                    _watch(flight, error)
 
     def follow(self, kind: Kind, work: dist.Work, sent: int) -> Flight:
         """A collective of gloo's own, counted and timed like the others."""
         self._meter.add(kind, sent=sent)
-        return Flight(kind, [work], self._meter)
+        flight = Flight(kind, self._meter)
+        _watch(flight, [work])
+        return flight
 
     def all_to_all(self, kind: Kind, group: dist.ProcessGroup, receive: torch.Tensor, send: torch.Tensor) -> Flight:
         """Piece r of `send` goes to rank r; this rank's own is copied at once."""
@@ -168,12 +196,12 @@ def _peers(mine: int, ranks: int) -> list[int]:
 
 # --- the thread that waits
 
-_waiting: queue.SimpleQueue[tuple[Flight, Sequence[dist.Work]]] = queue.SimpleQueue()
+_waiting: queue.SimpleQueue[tuple[Flight, Sequence[dist.Work] | BaseException]] = queue.SimpleQueue()
 _starting = threading.Lock()
 _thread: threading.Thread | None = None
 
 
-def _watch(flight: Flight, works: Sequence[dist.Work]) -> None:
+def _watch(flight: Flight, works: Sequence[dist.Work] | BaseException) -> None:
     global _thread
     with _starting:
         if _thread is None or not _thread.is_alive():
@@ -187,6 +215,8 @@ def _wait_in_order() -> None:
         flight, works = _waiting.get()
         error: BaseException | None = None
         try:
+            if isinstance(works, BaseException):
+                raise works
             for work in works:
                 work.wait()
         except BaseException as caught:  # whoever waits for this flight raises it
