@@ -79,7 +79,7 @@ def _be_rank(folder: Path, trials: int) -> None:
     store_module.PIECE_BYTES = 64 * 1024  # many writes: time for training to get between them
     for number in range(1, trials + 1):
         before, updates = digest(), updates_done(optimizer)
-        training: Any = Training(Engine(), model, optimizer, None)  # type: ignore[arg-type]
+        training: Any = Training(Engine(), model, optimizer, None, None)  # type: ignore[arg-type]
         snapshot = take_snapshot(training, rank=0, world_size=1, copy=True)
         saved_updates = updates_done(optimizer)  # as the saver takes it: together with the copy
         path = store.begin(number, number) / "rank-00000-of-00001.safetensors"
