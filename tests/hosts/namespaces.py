@@ -144,6 +144,8 @@ def fake_hosts(
             _ip("netns", "add", namespace)
             undo.callback(_ip, "netns", "delete", namespace, check=False)
             _ip("link", "add", f"cm{mark}-{index}", "type", "veth", "peer", "name", DEVICE, "netns", namespace)
+            # A namespace goes when its last process does; the link must not outlive this block with it.
+            undo.callback(_ip, "link", "delete", f"cm{mark}-{index}", check=False)
             _ip("link", "set", f"cm{mark}-{index}", "master", bridge, "up")
             _ip("-n", namespace, "address", "add", f"{SUBNET}.{index}/24", "dev", DEVICE)
             _ip("-n", namespace, "link", "set", DEVICE, "up")
