@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _table(found: list[Outcome], steps: int) -> str:
     lines = [
-        f"| engine | hosts | wire | loss at step 1 | at step {steps} | off by | mean of the last ten | off by | target |",
+        f"| engine | hosts | wire | loss at step 1 | at step {steps} | off by | mean of last ten | off by | target |",
         "|---|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     for one in found:
