@@ -10,9 +10,9 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[aws,dev,peers]'
+	$(BIN)/python -m pip install --quiet --no-compile --upgrade pip
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[aws,dev,peers]'
 	touch $(STAMP)
 
 hosts-setup:                ## what tests/hosts needs besides (Debian, as root); `make test` skips those tests without it
@@ -26,8 +26,9 @@ check: setup                ## lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# Two at a time, file by file in order: most of a test is one process that imports torch. Plain `pytest` works as well.
 test: check                 ## everything CI runs
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: setup                ## coremill beside its peers on this machine
 	$(BIN)/python -m benchmarks.peers

@@ -76,7 +76,7 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(tree=run_files())
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_what_is_shown_loads_again(tmp_path: Path, tree):
     path = tmp_path / "run.yaml"
