@@ -1,6 +1,6 @@
 """What ranks are forked from: imports all that `coremill train` as a rank will need, then waits for orders.
 
-    python -m coremill.rank_template MODEL_TYPE DESCRIPTOR         started by supervision.py; DESCRIPTOR: its socket
+    python -m coremill.rank_template MODEL_TYPE ENGINE DESCRIPTOR         DESCRIPTOR: its end of the launcher's socket
 
 Importing torch and transformers takes 7 s, a fork 10 ms. Nothing is computed here: no thread is started, no OpenMP
 region entered, nothing drawn by chance. In a rank the very same command line runs as in one started afresh.
@@ -19,7 +19,7 @@ from coremill.hardware.probe import environment_snapshot
 from coremill.launch.fork_server import serve
 from coremill.redaction import guard_output
 
-# What run.train_rank imports, and what those import only when it comes to that.
+# What run.train_rank imports. What else a rank imports is little, but for its kind of model and its engine.
 STAGES = (
     "coremill.run",
     "coremill.checkpoint.continuation",
@@ -38,9 +38,9 @@ STAGES = (
 )
 
 
-def import_stages(model_type: str) -> None:
-    """All of it, and the code of this kind of model."""
-    for name in STAGES:
+def import_stages(model_type: str, engine: str) -> None:
+    """All that a rank of such a run will use."""
+    for name in (*STAGES, f"coremill.parallel.{engine}"):
         importlib.import_module(name)
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -50,9 +50,9 @@ def import_stages(model_type: str) -> None:
 
 def main() -> None:
     """Import, fork as asked, and in a rank run the command."""
-    launcher_pid, (model_type, descriptor) = os.getppid(), sys.argv[1:]
+    launcher_pid, (model_type, engine, descriptor) = os.getppid(), sys.argv[1:]
     guard_output(environment_snapshot())
-    import_stages(model_type)
+    import_stages(model_type, engine)
     order = serve(socket.socket(fileno=int(descriptor)), launcher_pid)
     if order is not None:
         sys.argv = order.argv[2:]  # without python -m

@@ -96,8 +96,9 @@ def _template(
         yield None
         return
     node_rank = 0 if node_identity is None else node_identity.node_rank
+    needs = [str(orders.model.config["model_type"]), orders.plan.engine.value]
     with RankTemplate(
-        [sys.executable, "-m", "coremill.rank_template", str(orders.model.config.get("model_type"))],
+        [sys.executable, "-m", "coremill.rank_template", *needs],
         template_environment(environ, settings),
         folder.logs / f"template-{node_rank:05d}.log",
         screen.note,
