@@ -104,7 +104,7 @@ class RankTemplate:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except (OSError, NoTemplate) as error:
             reason = str(error) if isinstance(error, NoTemplate) else f"is of no use: {error}"
-            self._lose(reason)
+            self._lose(f"{reason}: ranks are started afresh")
             raise NoTemplate(reason) from error
         return ForkedProcess(pid)
 
