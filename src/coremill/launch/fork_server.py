@@ -5,8 +5,8 @@
     (length, {"pid": ...})         <------      child in between ends: the rank is the launcher's own child now
 
 Forked twice, because the launcher adopts orphans: so it waits for such a rank, and signals it, as for one that it
-started itself, and the template may die without anybody noticing. Standard library only, and one thread: a lock that
-another thread holds at the moment of a fork stays locked in the child for ever.
+started itself, and the template may die without anybody noticing. It has one thread: a lock that another one holds at
+the moment of a fork stays locked in the child for ever.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def serve(connection: socket.socket, launcher_pid: int) -> ForkOrder | None:
                     _become(order, log, descriptors, launcher_pid)
                     return order
                 answer = {"pid": pid}
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
         for descriptor in (log, *descriptors):
             os.close(descriptor)
         send(connection, answer)
@@ -104,32 +105,43 @@ def serve(connection: socket.socket, launcher_pid: int) -> ForkOrder | None:
 
 def _fork_twice() -> int:
     """0 in the rank; in the template the rank's number, when it has been adopted by the launcher."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
     reader, writer = os.pipe()
-    between = os.fork()
-    if between == 0:
-        try:
-            between_pid, pid = os.getpid(), os.fork()
-        except OSError as error:
-            os.write(writer, str(-(error.errno or 1)).encode())
-            os._exit(1)
-        if pid != 0:
-            os.write(writer, str(pid).encode())
-            os._exit(0)
-        os.close(reader)
+    try:
+        between = os.fork()
+        if between == 0:
+            _fork_and_leave(writer)
+            return 0
         os.close(writer)
-        os.setsid()
-        while os.getppid() == between_pid:
-            time.sleep(_ADOPTION_POLL_SECONDS)
-        return 0
-    os.close(writer)
-    number = int(os.read(reader, 32) or b"-1")
-    os.close(reader)
-    os.waitpid(between, 0)  # orphans are adopted before their parent can be waited for
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
+        writer = -1
+        number = int(os.read(reader, 32) or b"-1")
+        os.waitpid(between, 0)  # orphans are adopted before their parent can be waited for
+    finally:
+        for descriptor in (reader, writer):
+            if descriptor >= 0:
+                os.close(descriptor)
     if number < 0:
         raise OSError(-number, os.strerror(-number))
     return number
+
+
+def _fork_and_leave(writer: int) -> None:
+    """In between: tell the rank's number and end. Returns in the rank, when it has been adopted."""
+    between_pid = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        pid = -(error.errno or 1)
+    if pid != 0:
+        try:
+            os.write(writer, str(pid).encode())
+        finally:
+            os._exit(0)
+    os.setsid()
+    while os.getppid() == between_pid:
+        time.sleep(_ADOPTION_POLL_SECONDS)
 
 
 def _become(order: ForkOrder, log: int, descriptors: list[int], launcher_pid: int) -> None:
@@ -138,8 +150,6 @@ def _become(order: ForkOrder, log: int, descriptors: list[int], launcher_pid: in
     ctypes.CDLL(None).prctl(_PR_SET_NAME, order.name.encode()[:15], 0, 0, 0)
     if order.cpus is not None:
         os.sched_setaffinity(0, order.cpus)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

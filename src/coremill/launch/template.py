@@ -115,7 +115,7 @@ class RankTemplate:
             answer: Any = receive(connection)
         except TimeoutError:
             raise NoTemplate(f"did not answer for {ANSWER_SECONDS:.0f} s") from None
-        except BrokenPipeError:
+        except ConnectionError:
             answer = None
         if answer is None:
             raise NoTemplate(self._end())
