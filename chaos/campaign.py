@@ -14,10 +14,9 @@ import signal
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from pathlib import Path
 
 from chaos.experiment import Rig, Trial
-from chaos.running import Broken, Run, compare, left_in_peace, make_scene
+from chaos.running import Broken, Run, compare, left_in_peace, make_scene, rank_of
 from coremill.checkpoint.manifest import Unusable
 from coremill.launch.descendants import descendants
 from coremill.report.events import Event
@@ -89,13 +88,7 @@ class Campaign:
         if self.run.process is not None:
             for pid in self.run.rank_pids().values():
                 ours |= {pid, *descendants(pid)}
-        found = []
-        for pid in descendants(os.getpid()):
-            with contextlib.suppress(OSError):
-                is_rank = b"\0RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-                if is_rank and pid not in ours:
-                    found.append(pid)
-        return found
+        return [pid for pid in descendants(os.getpid()) if pid not in ours and rank_of(pid) is not None]
 
     def wait_no_strangers(self, seconds: float = 10.0) -> bool:
         """Whether they are gone in time."""

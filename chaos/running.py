@@ -213,11 +213,9 @@ class Run:
         """Process ids of the ranks that live now, from /proc, so also of ranks that have not said a word yet."""
         found: dict[int, int] = {}
         for pid in descendants(self.launcher_pid):
-            with contextlib.suppress(OSError):
-                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                rank = next((int(each[5:]) for each in variables if each.startswith(b"RANK=")), None)
-                if rank is not None:
-                    found.setdefault(rank, pid)  # children come after their parents
+            rank = rank_of(pid)
+            if rank is not None:
+                found.setdefault(rank, pid)  # children come after their parents
         return found
 
     # --- what it leaves ---
@@ -234,6 +232,20 @@ class Run:
             checkpoint.verify()
             return checkpoint
         return None
+
+
+def rank_of(pid: int) -> int | None:
+    """The rank that a process is, or was forked by; None: none.
+
+    One started afresh has it in its environment; a forked one keeps its template's in /proc, and goes by its name.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        named = [each.removeprefix(b"RANK=") for each in variables if each.startswith(b"RANK=")]
+        name = Path(f"/proc/{pid}/comm").read_text()
+        if named or name.startswith("rank-"):
+            return int(named[0] if named else name.removeprefix("rank-"))
+    return None
 
 
 def losses(run: Run) -> dict[int, set[float]]:

@@ -1,10 +1,11 @@
 """A launcher to send signals to: starts a rank program, says READY, prints the outcome as JSON.
 
-python launch_ranks.py RANKS LOG_FOLDER PROGRAM [ARGUMENT ...]
+python launch_ranks.py RANKS LOG_FOLDER PROGRAM [ARGUMENT ...]          WAY=fork: ranks are forked, PROGRAM is -c CODE
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from coremill.launch.identity import identify_node
 from coremill.launch.local import run_local_ranks
+from coremill.launch.template import RankTemplate
 from rank_plans import rank_plan
 
 
@@ -26,15 +28,23 @@ def main() -> None:
             said = True
             print("READY", flush=True)
 
-    outcome = run_local_ranks(
-        argv=[sys.executable, *program],
-        plan=rank_plan(ranks),
-        identity_base=identify_node(os.environ),
-        environ={**os.environ, "UP": str(folder)},
-        log_folder=folder,
-        on_tick=on_tick,
-        grace_seconds=float(os.environ.get("GRACE", "5")),
-    )
+    with contextlib.ExitStack() as stack:
+        template = None
+        if os.environ.get("WAY") == "fork":
+            bare = [sys.executable, str(Path(__file__).with_name("bare_template.py"))]
+            template = stack.enter_context(RankTemplate(bare, os.environ, folder / "template.log", sys.exit))
+            template.start()
+            (folder / "template.pid").write_text(str(template.pid))
+        outcome = run_local_ranks(
+            argv=[sys.executable, *program],
+            plan=rank_plan(ranks),
+            identity_base=identify_node(os.environ),
+            environ={**os.environ, "UP": str(folder)},
+            log_folder=folder,
+            on_tick=on_tick,
+            grace_seconds=float(os.environ.get("GRACE", "5")),
+            template=template,
+        )
     print(json.dumps({"exit_code": outcome.exit_code, "message": outcome.message, "exit_codes": outcome.exit_codes}))
     sys.exit(outcome.exit_code)
 

@@ -1,7 +1,8 @@
 """Faults that come from inside a rank. Found on PYTHONPATH by every Python of an experiment; acts in ranks only.
 
 CHAOS_INSIDE holds JSON: what to do, on which rank, in which step. Nothing of coremill knows of it: functions are
-wrapped as their modules are imported.
+wrapped as their modules are imported. That may be before a rank is one, in the template it is forked from: which rank
+this is, is asked only when the functions are called.
 
     {"kind": "raise", "rank": 1, "step": 12}            a fault in the model or the data
     {"kind": "nan-loss" | "inf-loss" | "nan-weight", ...}  numbers that are none
@@ -25,10 +26,11 @@ from typing import Any
 LOOP = "coremill.train.loop"
 
 
-def _wrap(module: Any, order: dict[str, Any], rank: int) -> None:
+def _wrap(module: Any, order: dict[str, Any]) -> None:
     original = module.train_steps
 
     def train_steps(engine: Any, task: Any, loader: Any, *rest: Any, **named: Any) -> Any:
+        rank = int(os.environ["RANK"])
         watch = _Watch(named.get("first_step", 1) - 1, loader.next_step, order, rank, engine)
         loader.next_step = watch.next_step
         return original(engine, _Poisoned(task, watch), loader, *rest, **named)
@@ -87,8 +89,8 @@ class _Poisoned:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, order: dict[str, Any], rank: int) -> None:
-        self._order, self._rank = order, rank
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._order = order
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != LOOP:
@@ -100,7 +102,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             execute(module)
-            _wrap(module, self._order, self._rank)
+            _wrap(module, self._order)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -120,9 +122,9 @@ def _leave_an_orphan(folder: str) -> None:
     signal.signal(signal.SIGUSR2, die)
 
 
-if "CHAOS_INSIDE" in os.environ and "RANK" in os.environ:
+if "CHAOS_INSIDE" in os.environ:
     _order = json.loads(os.environ["CHAOS_INSIDE"])
     if _order["kind"] == "orphan":
         _leave_an_orphan(_order["folder"])
     else:
-        sys.meta_path.insert(0, _Finder(_order, int(os.environ["RANK"])))
+        sys.meta_path.insert(0, _Finder(_order))

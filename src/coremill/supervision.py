@@ -7,11 +7,12 @@ are started again from the newest whole checkpoint. No torch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from coremill.checkpoint.continuation import checkpoint_folder
 from coremill.checkpoint.manifest import survey
 from coremill.config.durations import seconds_of
 from coremill.config.schema import AUTO, RunConfig
+from coremill.launch.environment import Setting, node_of_launcher, shared_settings, template_environment
 from coremill.launch.identity import NodeIdentity
 from coremill.launch.local import Outcome, run_local_ranks
 from coremill.launch.memory_kills import memory_note
@@ -30,6 +32,7 @@ from coremill.launch.sentry import Sentry
 from coremill.launch.spot import spot_notices
 from coremill.launch.stuck import Limits
 from coremill.launch.supervise import Decision, RestartBudget, cause_of, is_worth_a_restart, supervise
+from coremill.launch.template import RankTemplate, why_no_template
 from coremill.prepare import Orders
 from coremill.report.console import RunConsole
 from coremill.report.events import Event, EventFollower, EventWriter, read_events
@@ -60,15 +63,48 @@ def watch_ranks(
         wait_for_hosts_seconds=seconds_of(wanted.wait_for_hosts) if _nodes(node_identity) > 1 else 0.0,
         committed_step=committed_step(config, folder.path),
     )
+    settings = shared_settings(orders.plan, environ, node_of_launcher(orders.plan, node_identity, port=0))
     with (
         PulseBoard(orders.plan.ranks_per_node.value) as board,
         RunConsole(orders.steps, orders.plan.to_json(), console) as screen,
+        _template(config, orders, folder, environ, settings, node_identity, screen) as template,
     ):
-        watched = _Watched(config, orders, folder, environ, node_identity, screen, follower, board)
+        watched = _Watched(
+            config, orders, folder, environ, settings, template, node_identity, screen, follower, board
+        )  # fmt: skip
         with spot_notices(config.checkpoint.spot_notices, environ, watched.on_notice):
             outcome = supervise(watched, budget, lambda: committed_step(config, folder.path), watched.on_fault)
         screen.update(follower.poll())
     return Ending(outcome, watched.since)
+
+
+@contextlib.contextmanager
+def _template(
+    config: RunConfig,
+    orders: Orders,
+    folder: RunFolder,
+    environ: Mapping[str, str],
+    settings: tuple[Setting, ...],
+    node_identity: NodeIdentity | None,
+    screen: RunConsole,
+) -> Iterator[RankTemplate | None]:
+    """What this node's ranks are forked from, already importing; None where they are to be started afresh."""
+    reason = why_no_template(environ)
+    if reason is not None and config.supervise.fork_ranks:
+        screen.note(f"{reason}: ranks are started afresh, and a restart takes seconds longer")
+    if reason is not None or not config.supervise.fork_ranks:
+        yield None
+        return
+    node_rank = 0 if node_identity is None else node_identity.node_rank
+    needs = [str(orders.model.config["model_type"]), orders.plan.engine.value]
+    with RankTemplate(
+        [sys.executable, "-m", "coremill.rank_template", *needs],
+        template_environment(environ, settings),
+        folder.logs / f"template-{node_rank:05d}.log",
+        screen.note,
+    ) as template:
+        template.start()
+        yield template
 
 
 def committed_step(config: RunConfig, run_folder: Path) -> int:
@@ -120,12 +156,15 @@ class _Watched:
         orders: Orders,
         folder: RunFolder,
         environ: Mapping[str, str],
+        settings: tuple[Setting, ...],
+        template: RankTemplate | None,
         node_identity: NodeIdentity | None,
         screen: RunConsole,
         follower: EventFollower,
         board: PulseBoard,
     ) -> None:
         self._config, self._orders, self._folder, self._environ = config, orders, folder, environ
+        self._settings, self._template = settings, template
         self._node_identity, self._screen, self._follower, self._board = node_identity, screen, follower, board
         self._limits = limits_of(config, _nodes(node_identity), orders.plan.step_seconds.total)
         self._attempt = 0
@@ -163,9 +202,11 @@ class _Watched:
             identity_base=self._node_identity,
             stop_grace_seconds=seconds_of(self._config.checkpoint.grace),
             on_stop=self._on_stop,
+            settings=self._settings,
             sentry=self._sentry,
             ends_at_once=is_worth_a_restart,
             append_logs=number > 0,
+            template=self._template,
         )
         self._tick()
         return self._with_memory(outcome)

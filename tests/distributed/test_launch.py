@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ import pytest
 
 from coremill.launch.local import Outcome, run_local_ranks
 from coremill.launch.sockets import own_address_towards
+from coremill.launch.template import RankTemplate
 from rank_plans import rank_plan
 
 TESTS = Path(__file__).resolve().parents[1]
 MEET = TESTS / "meet.py"
+BARE_TEMPLATE = [sys.executable, str(TESTS / "bare_template.py")]
 ENVIRON = {
     **{name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"},
     "OMP_NUM_THREADS": "1",
@@ -33,6 +35,7 @@ TOLD_WITHIN_SECONDS = 30  # far below the minutes that collectives wait; machine
 # Ranks without torch: quick to start. Each leaves a file that says it is up, with its pid.
 PRELUDE = """
 import os, pathlib, signal, subprocess, sys, time
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # as a forked rank does when it listens
 rank = int(os.environ["RANK"])
 up = pathlib.Path(os.environ["UP"])
 def say_up():
@@ -45,12 +48,28 @@ def wait_for(count):
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
-def launch(folder: Path, code: str, ranks: int = 2, **options: Any) -> Outcome:
-    """Run `code` on ranks under coremill's launcher, in this process."""
-    options = {"plan": rank_plan(ranks), "environ": {**ENVIRON, "UP": str(folder)}, **options}
-    outcome = run_local_ranks(argv=[sys.executable, "-c", PRELUDE + code], log_folder=folder, **options)
-    assert_gone(folder)
-    return outcome
+Launch = Callable[..., Outcome]
+
+
+@pytest.fixture(params=["exec", "fork"])
+def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launch]:
+    """Runs code on ranks under coremill's launcher, in this process: started afresh, and forked from a template."""
+    with contextlib.ExitStack() as templates:
+
+        def run(folder: Path, code: str, ranks: int = 2, **options: Any) -> Outcome:
+            if request.param == "fork":
+                options["template"] = templates.enter_context(bare_template(folder))
+            options = {"plan": rank_plan(ranks), "environ": {**ENVIRON, "UP": str(folder)}, **options}
+            outcome = run_local_ranks(argv=[sys.executable, "-c", PRELUDE + code], log_folder=folder, **options)
+            assert_gone(folder)
+            return outcome
+
+        yield run
+
+
+def bare_template(folder: Path) -> RankTemplate:
+    """One that fails the test where it is lost."""
+    return RankTemplate(BARE_TEMPLATE, ENVIRON, folder / "template.log", pytest.fail)
 
 
 def pids(folder: Path) -> list[int]:
@@ -75,7 +94,7 @@ def assert_gone(folder: Path, within_seconds: float = TOLD_WITHIN_SECONDS) -> No
 # --- ranks that end ---
 
 
-def test_all_well(tmp_path: Path) -> None:
+def test_all_well(launch: Launch, tmp_path: Path) -> None:
     ticks: list[float] = []
     code = "say_up(); print('hello from', rank, os.environ['WORLD_SIZE'], flush=True); time.sleep(0.5)"
     outcome = launch(tmp_path, code, 3, on_tick=lambda: ticks.append(time.monotonic()))
@@ -86,7 +105,7 @@ def test_all_well(tmp_path: Path) -> None:
     assert {setting.variable for setting in outcome.settings} >= {"OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"}
 
 
-def test_ranks_are_pinned_inside_the_inherited_mask(tmp_path: Path) -> None:
+def test_ranks_are_pinned_inside_the_inherited_mask(launch: Launch, tmp_path: Path) -> None:
     inherited = sorted(os.sched_getaffinity(0))
     plan = rank_plan(2, cpus=((inherited[-1],), (10_000,)))
     code = "say_up(); print(sorted(os.sched_getaffinity(0)), os.getsid(0) == os.getpid())"
@@ -97,7 +116,7 @@ def test_ranks_are_pinned_inside_the_inherited_mask(tmp_path: Path) -> None:
     assert sorted(os.sched_getaffinity(0)) == inherited
 
 
-def test_a_failing_rank_is_named_and_ends_the_others(tmp_path: Path) -> None:
+def test_a_failing_rank_is_named_and_ends_the_others(launch: Launch, tmp_path: Path) -> None:
     code = "say_up(); wait_for(3)\nif rank == 1: raise ValueError('poisoned batch')\ntime.sleep(600)"
     outcome = launch(tmp_path, code, 3)
     assert (outcome.exit_code, outcome.failed_rank, outcome.signal) == (1, 1, None)
@@ -107,7 +126,7 @@ def test_a_failing_rank_is_named_and_ends_the_others(tmp_path: Path) -> None:
     assert outcome.exit_codes == (-signal.SIGTERM, 1, -signal.SIGTERM)
 
 
-def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+def test_a_rank_that_ignores_sigterm_is_killed(launch: Launch, tmp_path: Path) -> None:
     code = f"{DEAF}; say_up(); wait_for(2)\nif rank == 0: sys.exit(78)\ntime.sleep(600)"
     outcome = launch(tmp_path, code, grace_seconds=0.3)
     assert (outcome.exit_code, outcome.failed_rank) == (78, 0)
@@ -116,7 +135,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "code"), [("the one that lost its peers", 69), ("the one that follows", 78)])
-def test_a_rank_that_only_followed_is_not_blamed(tmp_path: Path, first: str, code: int) -> None:
+def test_a_rank_that_only_followed_is_not_blamed(launch: Launch, tmp_path: Path, first: str, code: int) -> None:
     """It ends first; the one that failed takes a little longer."""
     program = f"""
 say_up(); wait_for(2)
@@ -132,13 +151,13 @@ sys.exit(78)
     assert outcome.log_tail == "the real reason\n"
 
 
-def test_lost_peers_are_told_where_nobody_else_failed(tmp_path: Path) -> None:
+def test_lost_peers_are_told_where_nobody_else_failed(launch: Launch, tmp_path: Path) -> None:
     outcome = launch(tmp_path, "say_up(); sys.exit(69 if rank else 0)")
     assert (outcome.exit_code, outcome.failed_rank) == (69, 1)
     assert "lost the connection" in outcome.message
 
 
-def test_a_killed_rank_is_told_with_its_signal(tmp_path: Path) -> None:
+def test_a_killed_rank_is_told_with_its_signal(launch: Launch, tmp_path: Path) -> None:
     code = "say_up(); wait_for(2)\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
     outcome = launch(tmp_path, code)
     assert (outcome.exit_code, outcome.failed_rank, outcome.signal) == (137, 1, signal.SIGKILL)
@@ -146,7 +165,7 @@ def test_a_killed_rank_is_told_with_its_signal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("session", [False, True], ids=["its session", "a session of its own"])
-def test_children_of_a_dead_rank_are_ended(tmp_path: Path, session: bool) -> None:
+def test_children_of_a_dead_rank_are_ended(launch: Launch, tmp_path: Path, session: bool) -> None:
     """A child holds its parent's sockets, and so lets a dead rank look alive."""
     code = f"""
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session={session})
@@ -162,7 +181,7 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     assert "cannot start no-such-program" in outcome.log_tail
 
 
-def test_an_error_while_drawing_leaves_no_rank(tmp_path: Path) -> None:
+def test_an_error_while_drawing_leaves_no_rank(launch: Launch, tmp_path: Path) -> None:
     def on_tick() -> None:
         if len(pids(tmp_path)) == 2:
             raise OSError("the terminal is gone")
@@ -176,11 +195,13 @@ def test_an_error_while_drawing_leaves_no_rank(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def launcher(folder: Path, code: str, ranks: int = 2, grace: float = 5.0) -> Iterator[subprocess.Popen[str]]:
+def launcher(
+    folder: Path, code: str, ranks: int = 2, grace: float = 5.0, way: str = "exec"
+) -> Iterator[subprocess.Popen[str]]:
     """A launcher process whose ranks are all up."""
     process = subprocess.Popen(
         [sys.executable, str(TESTS / "launch_ranks.py"), str(ranks), str(folder), "-c", PRELUDE + code],
-        env={**ENVIRON, "GRACE": str(grace)},
+        env={**ENVIRON, "GRACE": str(grace), "WAY": way},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -201,9 +222,10 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
     return outcome
 
 
+@pytest.mark.parametrize("way", ["exec", "fork"])
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_request_to_stop_ends_all_ranks(tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
-    with launcher(tmp_path, "say_up(); time.sleep(600)") as process:
+def test_a_request_to_stop_ends_all_ranks(tmp_path: Path, number: signal.Signals, exit_code: int, way: str) -> None:
+    with launcher(tmp_path, "say_up(); time.sleep(600)", way=way) as process:
         process.send_signal(number)
         outcome = ended(process)
     assert outcome["exit_code"] == exit_code
@@ -225,9 +247,13 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     assert outcome["message"].startswith("stopped at once")
 
 
-def test_a_killed_launcher_leaves_no_orphan(tmp_path: Path) -> None:
-    with launcher(tmp_path, f"{DEAF}; say_up(); time.sleep(600)", 3) as process:
-        assert len(pids(tmp_path)) == 3
+@pytest.mark.parametrize("way", ["exec", "fork"])
+def test_a_killed_launcher_leaves_no_orphan(tmp_path: Path, way: str) -> None:
+    with launcher(tmp_path, f"{DEAF}; say_up(); time.sleep(600)", 3, way=way) as process:
+        template = [tmp_path / "template.pid"] if way == "fork" else []
+        for file in template:
+            file.rename(tmp_path / "up-template")  # it is to go as well
+        assert len(pids(tmp_path)) == 3 + len(template)
         process.kill()
         process.wait()
         assert_gone(tmp_path)

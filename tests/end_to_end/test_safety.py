@@ -23,7 +23,7 @@ PASSWORD = "secretpassword"
 LEAKY = FAULT.replace(
     'raise ArithmeticError("a fault of rank 1")',
     'print("env", dict(os.environ), file=sys.stderr)\n'
-    + 28 * " "
+    + 24 * " "
     + 'raise ArithmeticError("cannot reach " + os.environ["ENDPOINT"] + str(dict(os.environ)))',
 )
 

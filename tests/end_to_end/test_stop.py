@@ -28,28 +28,26 @@ ONCE = ["--set", "supervise.restart=false"]
 
 # Found on PYTHONPATH by every Python: rank 1 raises in its third step, as a fault in the model would.
 FAULT = """
-import os, sys
-if os.environ.get("RANK") == "1":
-    import importlib.abc, importlib.machinery
-    class Finder(importlib.abc.MetaPathFinder):
-        def find_spec(self, name, path, target=None):
-            if name != "coremill.train.loop":
-                return None
-            sys.meta_path.remove(self)
-            spec = importlib.machinery.PathFinder.find_spec(name, path)
-            execute = spec.loader.exec_module
-            def exec_module(module):
-                execute(module)
-                steps = module.train_steps
-                def train_steps(*arguments, **named):
-                    for result in steps(*arguments, **named):
-                        yield result
-                        if result.step == 3:
-                            raise ArithmeticError("a fault of rank 1")
-                module.train_steps = train_steps
-            spec.loader.exec_module = exec_module
-            return spec
-    sys.meta_path.insert(0, Finder())
+import importlib.abc, importlib.machinery, os, sys
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "coremill.train.loop":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            steps = module.train_steps
+            def train_steps(*arguments, **named):
+                for result in steps(*arguments, **named):
+                    yield result
+                    if result.step == 3 and os.environ["RANK"] == "1":
+                        raise ArithmeticError("a fault of rank 1")
+            module.train_steps = train_steps
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Finder())
 """
 
 
@@ -134,11 +132,17 @@ def train_with_fault(scene: Scene, folder: str, fault: str) -> Ended:
 
 
 def test_a_rank_that_cannot_start_is_shown_by_its_log(scene: Scene) -> None:
-    done = train_with_fault(
-        scene, "absent", "import os, sys\nif os.environ.get('RANK') == '1': sys.modules['torch'] = None"
-    )
+    """Nor can the template: ranks are started afresh then, and speak for themselves."""
+    fault = """
+import os, sys
+if os.environ.get("RANK") == "1" or "coremill.rank_template" in sys.orig_argv:
+    sys.modules["torch"] = None
+"""
+    done = train_with_fault(scene, "absent", fault)
     assert done.code == 1, str(done)
     assert not done.left
+    (line,) = [line for line in done.out.splitlines() if "the template of ranks" in line]
+    assert "ended with exit code 1 while it imported (ModuleNotFoundError: import of torch halted" in line
     assert done.err.startswith("error on rank 1: failed with exit code 1\ntraceback of rank 1:\n"), str(done)
     assert done.err.count("Traceback") == 1 and "No module named 'torch" in done.err.splitlines()[-1]
     assert json.loads((scene.path("absent") / "report.json").read_text())["error"]["rank"] == 1

@@ -158,6 +158,11 @@ class SuperviseSection(Section):
     restart: bool = Field(
         True, description="after a rank died or hung, start all again from the newest whole checkpoint; false: end"
     )
+    fork_ranks: bool = Field(
+        True,
+        description="fork ranks from a process that has imported all they need: a restart takes a second;"
+        " false: start each as a program of its own",
+    )
     restarts_without_progress: PositiveInt = Field(
         3, description="so many restarts in a row without a new committed step are a crash loop: the run ends"
     )

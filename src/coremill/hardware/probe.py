@@ -47,6 +47,13 @@ def environment_snapshot() -> dict[str, str]:
     return dict(os.environ)
 
 
+def replace_environment(environ: Mapping[str, str]) -> None:
+    """Make it exactly this, as for a process that was started with it."""
+    for name in [name for name in os.environ if name not in environ]:
+        del os.environ[name]
+    os.environ.update(environ)
+
+
 def cache_folder(environ: Mapping[str, str]) -> Path:
     """Where coremill keeps what it can make again: COREMILL_CACHE, else the user's cache folder."""
     if environ.get("COREMILL_CACHE"):

@@ -70,12 +70,7 @@ def rank_environment(
     store_fd: int | None,
 ) -> dict[str, str]:
     """The whole environment of one rank."""
-    # Left over from a launcher further out: that store is not ours.
-    not_ours = (STORE_FD, PULSE_FD)
-    kept = {
-        name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_") and name not in not_ours
-    }
-    kept.update({setting.variable: setting.value for setting in settings})
+    kept = template_environment(environ, settings)
     kept.update(
         {
             "RANK": str(node.node_rank * local_size + local_rank),
@@ -90,6 +85,17 @@ def rank_environment(
     )
     if store_fd is not None:
         kept[STORE_FD] = str(store_fd)
+    return kept
+
+
+def template_environment(environ: Mapping[str, str], settings: tuple[Setting, ...]) -> dict[str, str]:
+    """What all ranks have in common: libraries read it as they are imported."""
+    # Left over from a launcher further out: that store is not ours.
+    not_ours = (STORE_FD, PULSE_FD)
+    kept = {
+        name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_") and name not in not_ours
+    }
+    kept.update({setting.variable: setting.value for setting in settings})
     return kept
 
 

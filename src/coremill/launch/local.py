@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,11 +29,13 @@ from coremill.launch.environment import (
 )
 from coremill.launch.identity import NodeIdentity
 from coremill.launch.memory_kills import memory_kills
-from coremill.launch.process import die_with_parent, wrapped
+from coremill.launch.process import die_with_parent
 from coremill.launch.rank_process import RankProcess, end_all, explained
 from coremill.launch.sentry import Sentry
 from coremill.launch.sockets import listen_on_loopback
+from coremill.launch.starting import RankStart, start_rank
 from coremill.launch.stuck import Stuck
+from coremill.launch.template import RankTemplate
 from coremill.plan.layout import Layout
 from coremill.plan.types import Plan
 
@@ -88,6 +89,7 @@ def run_local_ranks(
     sentry: Sentry | None = None,
     ends_at_once: Callable[[int], bool] = lambda exit_code: False,
     append_logs: bool = False,
+    template: RankTemplate | None = None,
 ) -> Outcome:
     """Run `argv` as `plan.ranks_per_node` ranks until all have ended; no process is left whichever way this returns.
 
@@ -98,24 +100,40 @@ def run_local_ranks(
 
     `settings` replaces what a training run's ranks share. With `serves_store` false rank 0 opens MASTER_PORT itself, as
     programs other than coremill do. `sentry` says which rank is stuck. After a failure with an exit code (128 + n: by
-    signal n) that `ends_at_once`, the other ranks get no grace: they only wait for the one that is gone.
+    signal n) that `ends_at_once`, the other ranks get no grace: they only wait for the one that is gone. With a
+    `template` of `argv` ranks are forked from it.
     """
     kills_before = memory_kills()
     ranks: list[RankProcess] = []
     log_folder.mkdir(parents=True, exist_ok=True)
-    with _StopRequests() as stop, without_strays():
-        try:
-            shared = _start(
-                ranks, argv, plan, environ, log_folder, identity_base, settings, serves_store, sentry, append_logs
-            )
-            stop_grace = grace_seconds if stop_grace_seconds is None else stop_grace_seconds
+    with _StopRequests() as stop:
+        if template is not None:  # it is no stray: it outlives the attempt
+            template.wait(lambda: stop.first is not None, on_tick)
+            if stop.first is not None:
+                return _outcome(ranks, None, stop, settings or (), 0)
+        with without_strays():
+            try:
+                shared = _start(
+                    ranks,
+                    argv,
+                    plan,
+                    environ,
+                    log_folder,
+                    identity_base,
+                    settings,
+                    serves_store,
+                    sentry,
+                    append_logs,
+                    template,
+                )
+                stop_grace = grace_seconds if stop_grace_seconds is None else stop_grace_seconds
 
-            def grace_after(exit_code: int) -> float:
-                return 0.0 if ends_at_once(exit_code) else grace_seconds
+                def grace_after(exit_code: int) -> float:
+                    return 0.0 if ends_at_once(exit_code) else grace_seconds
 
-            culprit = _watch(ranks, stop, on_tick, on_stop, grace_after, stop_grace, sentry)
-        finally:
-            end_all(ranks)
+                culprit = _watch(ranks, stop, on_tick, on_stop, grace_after, stop_grace, sentry)
+            finally:
+                end_all(ranks)
     return _outcome(ranks, culprit, stop, shared, memory_kills() - kills_before)
 
 
@@ -155,10 +173,10 @@ def _start(
     serves_store: bool,
     sentry: Sentry | None,
     append_logs: bool,
+    template: RankTemplate | None,
 ) -> tuple[Setting, ...]:
     """Start all ranks into `ranks`, which the caller cleans up even if this fails half-way."""
     local_size = plan.ranks_per_node.value
-    launcher_pid = os.getpid()
     inherited = frozenset(os.sched_getaffinity(0))
     # Rank 0 inherits a socket that already listens: no port is chosen first and lost to somebody else afterwards, and
     # the others may knock before rank 0 is ready.
@@ -178,27 +196,25 @@ def _start(
                 descriptors.append(sentry.descriptor)
                 pulse = sentry.variable(local_rank)
             log_file = log_folder / f"rank-{rank:05d}.log"
+            start = RankStart(
+                name=log_file.stem,
+                argv=tuple(argv),
+                environ=pulse
+                | rank_environment(
+                    environ,
+                    settings,
+                    node,
+                    local_rank=local_rank,
+                    local_size=local_size,
+                    launcher_pid=os.getpid(),
+                    store_fd=store_fd,
+                ),
+                cpus=cpus_for_rank(plan, local_rank, inherited),
+                descriptors=tuple(descriptors),
+            )
             with log_file.open("ab" if append_logs else "wb") as log:
                 log_begin = log.tell()
-                process = subprocess.Popen(
-                    wrapped(list(argv), launcher_pid=launcher_pid, cpus=cpus_for_rank(plan, local_rank, inherited)),
-                    env=pulse
-                    | rank_environment(
-                        environ,
-                        settings,
-                        node,
-                        local_rank=local_rank,
-                        local_size=local_size,
-                        launcher_pid=launcher_pid,
-                        store_fd=store_fd,
-                    ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=descriptors,
-                    start_new_session=True,
-                )
-            ranks.append(RankProcess(rank, process, log_file, log_begin))
+                ranks.append(RankProcess(rank, start_rank(start, log, template), log_file, log_begin))
     return settings
 
 
@@ -268,12 +284,12 @@ def _outcome(
     exit_code, message, number = 0, "", None
     if culprit is not None:
         exit_code, message, number = explained(culprit, kills)
-    elif Stopped.exit_code in codes and not stop.at_once:
+    elif (Stopped.exit_code in codes or not ranks) and not stop.at_once:
         exit_code, message = Stopped.exit_code, "stopped on request"
     elif (failed := _failed_while_stopping(ranks)) is not None and not stop.at_once:
         culprit = failed
         exit_code, message, number = explained(culprit, kills)
-    elif stop.first is not None and any(codes):
+    elif stop.first is not None and (any(codes) or not ranks):
         # A second Ctrl-C ends with Ctrl-C's code, whatever the first request was.
         exit_code = 128 + (signal.SIGINT if stop.at_once else stop.first)
         how = "at once" if stop.at_once else "on request"

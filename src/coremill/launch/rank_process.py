@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from coremill.errors import PeerLost, StorageError
 from coremill.launch.followers import is_follower
@@ -27,10 +28,28 @@ _MEANINGS = {
 }
 
 
+class Process(Protocol):
+    """A child of this process, as `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    @property
+    def returncode(self) -> int | None:
+        """None until it was waited for; negative: the signal that ended it."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; raises subprocess.TimeoutExpired."""
+
+    def send_signal(self, number: int, /) -> None:
+        """To it alone, not its group."""
+
+
 class RankProcess:
     """One process and what is known of its end."""
 
-    def __init__(self, rank: int, process: subprocess.Popen[bytes], log_file: Path, log_begin: int) -> None:
+    def __init__(self, rank: int, process: Process, log_file: Path, log_begin: int) -> None:
         self.rank = rank
         self.log_file = log_file
         self.ended_at = 0.0

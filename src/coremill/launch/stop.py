@@ -38,6 +38,8 @@ class StopRequests:
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self._take)
+            # A forked rank is born with both held back: what came since is taken now.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
     def between_steps(self) -> None:
         """From here on requests are noted and wait for the end of a step."""

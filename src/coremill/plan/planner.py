@@ -36,7 +36,8 @@ MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
 # memory as the whole model. With several passes not keeping them would send everything once per pass.
 WORTH_KEEPING = 1.03
 
-# The launcher and the process that prepares data, beside the ranks.
+# Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of their template ranks no
+# longer share with it (33 MB of 280).
 LAUNCHER_BYTES = 128 * 2**20
 
 NEVER = Interval()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+
 import pytest
 
+from coremill import run
 from coremill.launch.environment import (
     cpus_for_rank,
     describe_layout,
@@ -12,9 +16,13 @@ from coremill.launch.environment import (
     shared_settings,
 )
 from coremill.launch.followers import follower_line, is_follower
-from coremill.launch.identity import NodeIdentity, identify
+from coremill.launch.fork_server import renumbered
+from coremill.launch.identity import STORE_FD, NodeIdentity, identify
 from coremill.launch.meeting import nodes_of
 from coremill.launch.memory_kills import memory_kills
+from coremill.launch.pulse import PULSE_FD
+from coremill.launch.template import why_no_template
+from coremill.rank_template import STAGES
 from rank_plans import rank_plan
 
 NODE = NodeIdentity(node_rank=1, nodes=2, ranks_per_node=2, master_address="host-a", master_port=29400)
@@ -126,3 +134,21 @@ def test_kernel_kills_are_read(tmp_path) -> None:  # type: ignore[no-untyped-def
     (level / "cgroup.controllers").write_text("memory\n")
     (level / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 0\n")
     assert memory_kills(tmp_path) == 3
+
+
+def test_a_forked_rank_finds_its_descriptors_under_its_own_numbers() -> None:
+    environ = {STORE_FD: "7", PULSE_FD: "9:1", "OTHER_FD": "7"}
+    assert renumbered(environ, {7: 4, 9: 5}) == {STORE_FD: "4", PULSE_FD: "5:1", "OTHER_FD": "7"}
+    assert renumbered({"HOME": "/"}, {}) == {"HOME": "/"}
+
+
+def test_threads_bound_by_openmp_need_a_process_of_their_own() -> None:
+    assert why_no_template({"OMP_PROC_BIND": ""}) is None
+    assert "OMP_PROC_BIND is set" in str(why_no_template({"OMP_PROC_BIND": "close"}))
+
+
+def test_the_template_imports_all_stages_of_a_rank() -> None:
+    """What train_rank imports when it runs, a forked rank finds imported."""
+    tree = ast.parse(inspect.getsource(run.train_rank))
+    wanted = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert wanted and wanted <= set(STAGES)

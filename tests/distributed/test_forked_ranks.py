@@ -1,0 +1,142 @@
+"""Ranks forked from a template are born as those started afresh are, and never depend on the template's life."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coremill.launch.local import Outcome, run_local_ranks
+from coremill.launch.pulse import PulseBoard
+from coremill.launch.sentry import Sentry
+from coremill.launch.stuck import Limits
+from coremill.launch.template import RankTemplate
+from distributed.test_launch import BARE_TEMPLATE, ENVIRON
+from rank_plans import rank_plan
+
+# What a rank can know of itself. Descriptors: whether the numbers in its environment are what they say.
+TELL = """
+import json, os, signal, stat, subprocess, sys, threading
+named = [name for name in ("COREMILL_STORE_FD", "COREMILL_PULSE_FD") if name in os.environ]
+numbers = {name: int(os.environ.pop(name).split(":")[0]) for name in named}
+del os.environ["MASTER_PORT"]
+links = {number: f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")}
+held = {number: os.readlink(link) for number, link in links.items() if os.path.islink(link)}
+print(json.dumps({
+    "environ": dict(os.environ),
+    "environ of children": sorted(subprocess.check_output(["env", "-0"]).decode("latin-1").split(chr(0))),
+    "sockets": {name: stat.S_ISSOCK(os.fstat(number).st_mode) for name, number in numbers.items()},
+    "all sockets": sum("socket" in target for target in held.values()),
+    "standard": [held[number] for number in "012"],
+    "own session": os.getsid(0) == os.getpid(),
+    "child of the launcher": os.getppid() == LAUNCHER,
+    "cpus": sorted(os.sched_getaffinity(0)),
+    "threads": threading.active_count(),
+    "signals": [str(signal.getsignal(number)) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)],
+    "folder": os.getcwd(),
+}))
+"""  # noqa: E501
+
+
+def launch(folder: Path, code: str, template: RankTemplate | None, **options: Any) -> Outcome:
+    environ = {**ENVIRON, "ODD": "\udcff ü\n", "COREMILL_STORE_FD": "99"}
+    options = {"plan": rank_plan(2), "environ": environ, "template": template, **options}
+    return run_local_ranks(argv=[sys.executable, "-c", code], log_folder=folder, **options)
+
+
+def logs(folder: Path) -> list[str]:
+    return [file.read_text() for file in sorted(folder.glob("rank-*.log"))]
+
+
+def test_a_forked_rank_is_born_as_a_fresh_one(tmp_path: Path) -> None:
+    said: list[str] = []
+    told = []
+    plan = rank_plan(2, cpus=((min(os.sched_getaffinity(0)),), (10_000,)))
+    code = TELL.replace("LAUNCHER", str(os.getpid()))
+    environ = {**ENVIRON, "ONLY_IN_THE_TEMPLATE": "1"}
+    with (
+        RankTemplate(BARE_TEMPLATE, environ, tmp_path / "template.log", said.append) as template,
+        PulseBoard(2) as board,
+    ):
+        for way in (template, None):
+            folder = tmp_path / ("exec" if way is None else "fork")
+            sentry = Sentry(board, Limits(is_watching=False))
+            outcome = launch(folder, code, way, plan=plan, sentry=sentry)
+            assert outcome.exit_code == 0, logs(folder)
+            told.append([json.loads(line.replace(str(folder), "FOLDER")) for line in logs(folder)])
+    assert told[0] == told[1] and said == []
+    first = told[0][0]
+    assert first["own session"] and first["child of the launcher"] and first["environ"]["ODD"] == "\udcff ü\n"
+    assert first["sockets"] == {"COREMILL_STORE_FD": True, "COREMILL_PULSE_FD": False}
+
+
+def test_a_signal_before_the_rank_listens_is_not_lost(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from coremill.errors import Stopped
+from coremill.launch.stop import REQUESTS
+os.kill(os.getpid(), signal.SIGTERM)
+try:
+    REQUESTS.listen()
+except Stopped as error:
+    sys.exit(error.exit_code)
+"""
+    with RankTemplate(BARE_TEMPLATE, ENVIRON, tmp_path / "template.log", pytest.fail) as template:
+        outcome = launch(tmp_path, code, template, plan=rank_plan(1))
+    assert (outcome.exit_code, outcome.exit_codes) == (75, (75,))
+
+
+def test_a_dead_template_is_replaced_and_its_ranks_live_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    pids: list[int | None] = []
+    template = RankTemplate(BARE_TEMPLATE, ENVIRON, tmp_path / "template.log", said.append)
+
+    def kill() -> None:
+        if template.pid not in (*pids, None) and len(list(tmp_path.glob("up-*"))) == 2:
+            pids.append(template.pid)
+            os.kill(template.pid or 0, signal.SIGKILL)
+
+    up = f"pathlib.Path({str(tmp_path)!r}, 'up-' + os.environ['RANK'])"
+    code = f"import os, pathlib, time; {up}.touch(); time.sleep(1)"
+    with template:
+        assert launch(tmp_path, code, template, on_tick=kill).exit_code == 0
+        assert said == [] and len(pids) == 1
+        assert launch(tmp_path, "import os; print(os.getppid())", template).exit_code == 0
+    assert said == ["the template of ranks was ended by SIGKILL: a new one is started"]
+    assert logs(tmp_path) == [f"{os.getpid()}\n"] * 2
+
+
+def test_a_template_that_cannot_import_is_done_without(tmp_path: Path) -> None:
+    said: list[str] = []
+    argv = [sys.executable, "-c", "raise ImportError('no such library')"]
+    with RankTemplate(argv, ENVIRON, tmp_path / "template.log", said.append) as template:
+        for _ in range(2):
+            assert launch(tmp_path, "print('afresh')", template).exit_code == 0
+    assert logs(tmp_path) == ["afresh\n"] * 2
+    reason = "ended with exit code 1 while it imported (ImportError: no such library)"
+    assert said == [f"the template of ranks {reason}: ranks are started afresh, which takes longer"]
+
+
+def test_a_template_with_threads_does_not_fork(tmp_path: Path) -> None:
+    said: list[str] = []
+    with RankTemplate([*BARE_TEMPLATE, "thread"], ENVIRON, tmp_path / "template.log", said.append) as template:
+        for _ in range(2):
+            assert launch(tmp_path, "print('afresh')", template).exit_code == 0
+    assert logs(tmp_path) == ["afresh\n"] * 2
+    (line,) = said
+    assert "it has 2 threads, and only a process with one may fork" in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_request_to_stop_while_it_imports(tmp_path: Path, number: signal.Signals) -> None:
+    argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with RankTemplate(argv, ENVIRON, tmp_path / "template.log", pytest.fail) as template:
+        outcome = launch(tmp_path, "", template, on_tick=lambda: os.kill(os.getpid(), number))
+        pid = template.pid
+    assert (outcome.exit_code, outcome.exit_codes, outcome.on_request) == (75, (), True)
+    assert not Path(f"/proc/{pid}").exists()
