@@ -87,6 +87,7 @@ def train_saved(
     disks: list[int] | None = None,  # by rank: each is a host of its own then, and sees the disk of this number
     die_in_commit_at: int | None = None,  # the last rank is killed after rank 0 renamed this step, before it does
     no_commit_at: int | None = None,  # on the last rank this step cannot be renamed
+    hang_in_commit_at: int | None = None,  # on the last rank the rename of this step hangs for ever
 ) -> dict[str, Any]:
     """Losses by step, rows by step, digest of the final weights, and what was said."""
     import torch
@@ -132,6 +133,8 @@ def train_saved(
     def put_here(self: Any, partial: Path, step: int, *rest: Any) -> Any:
         if last and step == no_commit_at:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(partial))
+        if last and step == hang_in_commit_at:
+            time.sleep(3600)
         if last and step == die_in_commit_at:
             while not (disk_of(folder, disks, 0) / "checkpoints" / f"step-{step:08d}").exists():
                 time.sleep(0.01)
@@ -241,6 +244,7 @@ def train_saved(
     pieces = sorted((piece.name, piece.local.detach().numpy().tobytes()) for piece in made.slices())
     return {
         "first_step": origin.step + 1,
+        "fetched": origin.fetched is not None,
         "losses": losses,
         "skipped": skipped,
         "bad_rows": bad_rows,

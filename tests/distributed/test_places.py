@@ -44,7 +44,7 @@ def stopped(inputs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def run(inputs: dict[str, Any], world_size: int, folder: Path, **settings: Any) -> list[dict[str, Any]]:
-    return ranks.run_ranks(train_saved, world_size, folder=str(folder), engine="shard", **inputs, **settings)
+    return ranks.run_ranks(train_saved, world_size, folder=str(folder), **{"engine": "shard", **inputs, **settings})
 
 
 def told(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def test_killed_between_the_renames_of_two_hosts_the_step_before_is_taken_with_t
         (passed,) = told(result, "passed_over")
         missing = "rank-00001-of-00002.safetensors is missing (host-1 wrote it)"
         assert passed["text"] == f"checkpoint step-00000008 passed over: {missing}"
-        assert result["first_step"] == 5
+        assert result["first_step"] == 5 and not result["fetched"], "each has its own rows"
         assert [event["step"] for event in told(result, "save") if event["saved"]] == [8, 12, 16]
     assert again[0]["losses"] == {step: reference["losses"][step] for step in range(5, STEPS + 1)}
     assert steps_on(tmp_path, 0) == steps_on(tmp_path, 1) == [16, 12]
@@ -113,16 +113,26 @@ def test_a_host_that_cannot_rename_fails_the_save_on_all(inputs, reference, tmp_
     assert steps_on(tmp_path, 0) == steps_on(tmp_path, 1) == [16, 12]
 
 
+def test_a_host_whose_rename_hangs_is_given_up_and_the_others_take_theirs_back(inputs, reference, tmp_path):
+    for result in run(inputs, 2, tmp_path, disks=[0, 1], hang_in_commit_at=8, deadline="1s"):
+        saves = {event["step"]: event for event in told(result, "save")}
+        assert saves[4]["saved"]
+        assert saves[8]["reason"] == "the storage did not take it within 1 s (supervise.save_deadline)"
+        assert not saves[16]["saved"] and result["losses"] == reference["losses"]
+    assert steps_on(tmp_path, 0) == [4]
+
+
 def test_swapped_hosts_other_ranks_and_mixed_places_go_on(inputs, reference, stopped, tmp_path):
     """Two hosts swap their disks and fetch from each other; then three, of which two share; both engines."""
     folder, losses = copied(stopped, tmp_path), {}
     for world_size, settings in (
         (2, {"disks": [1, 0], "stop_at": 9}),
-        (3, {"disks": [0, 0, 1], "stop_at": 11}),
+        (3, {"disks": [0, 0, 1], "stop_at": 11, "engine": "replicate"}),
         (2, {"disks": [0, 1]}),
     ):
         results = run(inputs, world_size, folder, **settings)
         assert {result["first_step"] for result in results} == {max(losses, default=6) + 1}
+        assert all(result["fetched"] for result in results)
         losses |= results[0]["losses"]
         assert steps_on(folder, 0) == steps_on(folder, 1)
     assert losses == pytest.approx({step: reference["losses"][step] for step in range(7, STEPS + 1)}, rel=1e-5)

@@ -116,7 +116,8 @@ class Saver:
         elif issubclass(kind, NonFinite):
             self._wait()
             self._world.barrier()
-        self._store.sweep_failed()
+        if (kind is None or issubclass(kind, NonFinite | Stopped)) and self._stuck is None:
+            self._store.sweep_failed()
 
     # --- what ranks agree on in every step ---
 
