@@ -6,13 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from small_checkpoints import make_store, save
+from small_checkpoints import make_store, save, save_spread
 
 from coremill.checkpoint.agreement import Whole, agree, view_of
 from coremill.checkpoint.fetch import plan_transfers
-from coremill.checkpoint.manifest import Manifest, open_checkpoint, survey
+from coremill.checkpoint.manifest import survey
 from coremill.checkpoint.places import Places
-from coremill.checkpoint.store import sealed
+from coremill.config.schema import CheckpointSection, RunConfig
+from coremill.supervision import committed_step, origin_in_words
 
 HOSTS = ("one", "two", "three")
 FILES = ("rank-0", "rank-1", "rank-2")
@@ -74,27 +75,35 @@ def test_files_that_turn_out_bad_are_taken_elsewhere_or_lost():
 
 def test_views_of_real_folders_agree(tmp_path):
     """A save in one folder is whole by itself; spread, each folder has its part, and neither counts alone."""
-    checkpoint = save(make_store(tmp_path), 7)
-    assert [each.name for each in agree({0: view_of(survey(checkpoint.folder.parent))}, HOSTS).whole] == [
-        "step-00000007"
-    ]
-    manifest = checkpoint.manifest
-    files = manifest.files[:-1]
-    spread = Manifest(**{**vars(manifest), "files": files, "hosts": {file.name: "one" for file in files}})
-    _, text, state = sealed(spread, {"step": 7})
-    views = {}
-    for place, file in enumerate(files):
-        store = make_store(tmp_path / str(place))
-        partial = store.begin(7, 1)
-        (partial / file.name).write_bytes((checkpoint.folder / file.name).read_bytes())
-        opened = open_checkpoint(store.put(partial, 7, text, state))
-        assert opened.manifest.hosts and len(opened.away) == len(files) - 1
-        views[place] = view_of(survey(store.folder))
-        assert agree({0: views[place]}, HOSTS).whole == ()
+    together = save(make_store(tmp_path), 7)
+    assert [each.name for each in agree({0: view_of(survey(together.folder.parent))}, HOSTS).whole] == ["step-00000007"]
+    stores = save_spread(tmp_path, 7)
+    views = {place: view_of(survey(store.folder)) for place, store in enumerate(stores)}
+    for store, seen in zip(stores, views.values(), strict=True):
+        (part,) = survey(store.folder).sound
+        assert part.state()["step"] == 7 and len(part.away) == 1
+        found = agree({0: seen}, HOSTS)
+        assert found.whole == () and found.is_spread
         store.prune(1)
         assert survey(store.folder).sound, "a part is not counted, but not removed either"
+    missing = "rank-00001-of-00002.safetensors is missing (host-1 wrote it)"
+    assert agree({0: views[0]}, HOSTS).passed_over[0].reason == missing
     (whole,) = agree(views, HOSTS).whole
     assert whole.holders["state.json"] == (0, 1)
+
+
+def test_a_host_with_a_part_sees_that_the_run_gets_on_and_leaves_the_step_to_the_ranks(tmp_path):
+    own = save_spread(tmp_path, 7)[1].folder
+    shared = save(make_store(tmp_path), 5).folder.parent
+    for folder, nodes, step, words in (
+        (own, 2, 7, "the newest step that is whole over all hosts"),
+        (tmp_path / "none", 2, 0, "the newest step that is whole over all hosts"),
+        (tmp_path / "none", 1, 0, "the start"),
+        (shared, 2, 5, "step 5"),
+    ):
+        config = RunConfig(checkpoint=CheckpointSection(folder=str(folder)))
+        assert committed_step(config, tmp_path) == step
+        assert origin_in_words(config, tmp_path, nodes) == words
 
 
 @pytest.mark.parametrize("of_rank", [(0, 1, 2), (0, 0, 2), (0, 1, 0)])
