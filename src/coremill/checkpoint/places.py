@@ -5,11 +5,12 @@ A place is a folder with the ranks that see it; the lowest of them leads it: tha
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coremill.checkpoint.store import Store
+from coremill.checkpoint.store import SEEN_PREFIX, Store
 from coremill.plan.types import Choice
 from coremill.world import World
 
@@ -87,11 +88,12 @@ def find_places(store: Store, world: World) -> Places:
         first = next(rank for rank in (0, *blind) if _token(store, rank).exists())
         return Places(tuple(world.gather(first)), world.hostnames, world.rank)
     finally:
-        _token(store, world.rank).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a host may see a folder that it cannot write
+            _token(store, world.rank).unlink(missing_ok=True)
 
 
 def _token(store: Store, rank: int) -> Path:
-    return store.folder / f".seen-{store.attempt}-{rank}"
+    return store.folder / f"{SEEN_PREFIX}{store.attempt}-{rank}"
 
 
 def _write_token(store: Store, rank: int) -> str | None:

@@ -103,35 +103,34 @@ def find_origin(
 
 
 def _open_places(store: Store, world: World) -> Places:
-    """Make and tidy every place; after `--fresh`, which cleared rank 0's only, clear the others. Raises NoPlace."""
-    problem, anew = None, False
+    """Make and tidy every place; `--fresh` cleared one and left a mark there, the others are cleared now."""
+    problem = None
     if world.rank == 0:
         try:
             store.make()
             store.sweep()
-            anew = (store.folder / START_ANEW).exists()
         except OSError as error:
             problem = f"{store.folder} cannot be written: {error.strerror or error}"
-    problem, anew = world.broadcast([problem, anew])
+    problem = world.broadcast(problem)
     if problem:
         raise NoPlace(problem)
     places = find_places(store, world)
+    mark = store.folder / START_ANEW
     if not places.is_one:
-        problem = None
+        anew = any(world.gather(places.leads and mark.exists()))
         if places.leads:
             try:
                 store.sweep()
                 if anew:
-                    store.clear()
-                    if world.rank != 0:  # rank 0's goes last: whatever happens before, all clear once more
-                        (store.folder / START_ANEW).unlink()
+                    store.empty()
             except OSError as error:
-                problem = f"{world.hostnames[world.rank]}: {store.folder} cannot be cleared: {error.strerror or error}"
+                host = world.hostnames[world.rank]
+                problem = f"on {host} {store.folder} cannot be cleared: {error.strerror or error}"
         for each in world.gather(problem):
             if each:
                 raise NoPlace(each)
-    if anew and world.rank == 0:
-        (store.folder / START_ANEW).unlink(missing_ok=True)
+    if places.leads and mark.exists():  # only now: whoever is killed before that finds it again
+        mark.unlink()
     return places
 
 

@@ -37,6 +37,7 @@ from coremill.checkpoint.manifest import (
 PARTIAL_PREFIX = ".partial-"
 DISCARDED_PREFIX = ".discarded-"
 FETCHED_PREFIX = ".fetched-"  # what a resume brought from other hosts
+SEEN_PREFIX = ".seen-"  # one host writes it, others look for it
 START_ANEW = ".start-anew"  # left by --fresh for the folders of other hosts
 # Large enough for full disk speed, small enough that hash and check find the piece still in the cache.
 PIECE_BYTES = 2 * 2**20
@@ -156,17 +157,24 @@ class Store:
             for name in os.listdir(self.folder):
                 if name.startswith(prefixes) and self.attempt not in name:
                     self._remove(self.folder / name)
+                elif name.startswith(SEEN_PREFIX) and self.attempt not in name:
+                    with contextlib.suppress(OSError):
+                        (self.folder / name).unlink()
 
     def sweep_failed(self) -> None:
         """Try once more to remove what could not be removed: by name, so never what anybody still writes."""
         for path in tuple(self._left):
             self._remove(path)
 
-    def clear(self) -> None:
-        """Remove every checkpoint: the run starts anew. Other hosts may have folders of their own: they are told."""
+    def empty(self) -> None:
+        """Remove every checkpoint of this folder."""
         for path in step_folders(self.folder):
             self._discard(path)
         self.sweep()
+
+    def clear(self) -> None:
+        """Remove every checkpoint: the run starts anew. Other hosts may have folders of their own: they are told."""
+        self.empty()
         with contextlib.suppress(OSError):  # a folder that cannot be written is refused by the ranks
             self.make()
             (self.folder / START_ANEW).touch()
