@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,10 +80,10 @@ def find_origin(
         choice = places.choice()
         events.write("choice", name="checkpoints", value=choice.value, reason=choice.reason)
     found = _survey_together(folder, world, places)
-    bad: set[str] = set()
+    bad: dict[str, PassedOver] = {}
 
     def pass_over(passed: PassedOver) -> None:
-        bad.add(passed.name)
+        bad[passed.name] = passed
         events.write("passed_over", checkpoint=passed.name, reason=passed.reason, text=str(passed))
 
     for passed in found.passed_over:
@@ -93,12 +94,12 @@ def find_origin(
         except Unusable as error:
             pass_over(PassedOver(whole.name, str(error)))
             continue
-        text = f"every file of checkpoint {whole.name} is as it was written: the run goes on after step"
-        text = f"{text} {checkpoint.step}"
-        events.write("resume", step=checkpoint.step, checkpoint=whole.name, world_size=world.size, text=text)
+        name, step = whole.name, checkpoint.step
+        text = f"every file of checkpoint {name} is as it was written: the run goes on after step {step}"
+        events.write("resume", step=step, checkpoint=name, world_size=world.size, text=text)
         return Origin(store, checkpoint, frozenset(bad), None, places, fetched)
     if bad and (found.is_spread or not places.is_one):
-        _refuse_to_start_anew(store, found, world)
+        _refuse_to_start_anew(store, list(bad.values()), world)
     return Origin(store, None, frozenset(bad), None, places)
 
 
@@ -189,13 +190,12 @@ def _verified_share(folder: Path, whole: Whole, places: Places) -> tuple[Checkpo
     return checkpoint, failures
 
 
-def _refuse_to_start_anew(store: Store, found: Agreement, world: World) -> None:
+def _refuse_to_start_anew(store: Store, passed_over: Sequence[PassedOver], world: World) -> None:
     """Checkpoints are there, but a host that holds a part of each is not, or not its disk: that is no fresh start."""
-    reasons = [str(each) for each in found.passed_over[:3]]
     error = StorageError(
         "this run has saved before, but none of its checkpoints is whole on the hosts that are here",
         where=str(store.folder),
-        why="; ".join(reasons) or "files were altered: the events say which",
+        why="; ".join(str(each) for each in passed_over[:3]),
         do="bring back the folder of the host that is missing, and run the same command; or start anew with --fresh",
     )
     error.silent = world.rank != 0
