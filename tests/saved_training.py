@@ -44,6 +44,18 @@ def change_storage(folder: Path, what: str) -> None:
                 filler.write(bytes(1 << 16))
 
 
+def pretend_hosts(world: Any, disks: list[int] | None) -> None:
+    """Make every rank believe in a host of its own."""
+    if disks is not None:
+        world.nodes, world.node_rank = world.size, world.rank
+        world.hostnames = tuple(f"host-{rank}" for rank in range(world.size))
+
+
+def disk_of(folder: str, disks: list[int] | None, rank: int) -> Path:
+    """The disk that a rank sees."""
+    return Path(folder) if disks is None else Path(folder) / f"disk-{disks[rank]}"
+
+
 def train_saved(
     world: Any,
     *,
@@ -72,6 +84,10 @@ def train_saved(
     bad_gradient_at: tuple[int, ...] = (),  # in these steps the last rank's gradients are not, its loss is
     on_non_finite: str = "stop",
     skip_budget: int = 10,
+    disks: list[int] | None = None,  # by rank: each is a host of its own then, and sees the disk of this number
+    die_in_commit_at: int | None = None,  # the last rank is killed after rank 0 renamed this step, before it does
+    no_commit_at: int | None = None,  # on the last rank this step cannot be renamed
+    hang_in_commit_at: int | None = None,  # on the last rank the rename of this step hangs for ever
 ) -> dict[str, Any]:
     """Losses by step, rows by step, digest of the final weights, and what was said."""
     import torch
@@ -80,7 +96,7 @@ def train_saved(
     from coremill.checkpoint import store
     from coremill.checkpoint.resume import find_origin
     from coremill.checkpoint.saver import Saver
-    from coremill.checkpoint.snapshot import Training, restore_parameters, restore_progress
+    from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
     from coremill.config.schema import CheckpointSection, NumericsSection, RunConfig, SuperviseSection, TrainSection
     from coremill.data.loader import RowLoader
     from coremill.data.packed import PackedData
@@ -112,7 +128,21 @@ def train_saved(
             time.sleep(3600)
         return write_tensors(self, path, *rest)
 
+    put = store.Store.put
+
+    def put_here(self: Any, partial: Path, step: int, *rest: Any) -> Any:
+        if last and step == no_commit_at:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(partial))
+        if last and step == hang_in_commit_at:
+            time.sleep(3600)
+        if last and step == die_in_commit_at:
+            while not (disk_of(folder, disks, 0) / "checkpoints" / f"step-{step:08d}").exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return put(self, partial, step, *rest)
+
     store.Store.write_tensors = write  # type: ignore[method-assign]
+    store.Store.put = put_here  # type: ignore[method-assign]
     source_folder = Path(model_folder)
     source = ModelFolder(
         source_folder, json.loads((source_folder / "config.json").read_text()), "pretrained", str(source_folder)
@@ -132,7 +162,9 @@ def train_saved(
     made = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
     made.place(model)
     here = {"rank": world.rank, "world_size": world.size}
-    origin = find_origin(Path(folder) / "checkpoints", world, events)
+    pretend_hosts(world, disks)
+    checkpoints = disk_of(folder, disks, world.rank) / "checkpoints"
+    origin = find_origin(checkpoints, world, events, needs=files_needed(model, **here))
     if origin.checkpoint is None:
         fill_parameters(model, source, seed=3, **here)
     else:
@@ -212,6 +244,7 @@ def train_saved(
     pieces = sorted((piece.name, piece.local.detach().numpy().tobytes()) for piece in made.slices())
     return {
         "first_step": origin.step + 1,
+        "fetched": origin.fetched is not None,
         "losses": losses,
         "skipped": skipped,
         "bad_rows": bad_rows,

@@ -65,7 +65,8 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     leads, has_head = not_a_follower(node_identity), HEAD in environ
     if has_head and not leads:
         console = Console(quiet=True)  # the first node speaks for all
-    if not options.dry_run and not options.fresh and already_finished(config, folder, console):
+    nodes = 1 if node_identity is None else node_identity.nodes
+    if not options.dry_run and not options.fresh and already_finished(config, folder, console, nodes=nodes):
         return 0
     cache = cache_folder(environ)
     if not options.dry_run:
@@ -100,8 +101,11 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     return outcome.exit_code
 
 
-def already_finished(config: RunConfig, folder: RunFolder, console: Console) -> bool:
-    """A finished run says so, and one of another config is not overwritten unasked; an unfinished one goes on."""
+def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, nodes: int = 1) -> bool:
+    """A finished run says so, and one of another config is not overwritten unasked; an unfinished one goes on.
+
+    On several hosts this one may have a part of a checkpoint only, or none: what it says then leaves that open.
+    """
     finished = folder.is_finished()
     if finished and (differing := fixed_keys(load_config(folder.config).config.model_dump(mode="json"), config)):
         raise InputError(
@@ -117,7 +121,12 @@ def already_finished(config: RunConfig, folder: RunFolder, console: Console) -> 
         return True
     if checkpoint is not None:
         refuse_another_run(config, checkpoint)
-        say(console, f"continuing from step {checkpoint.step}: {checkpoint.folder}")
+        if checkpoint.manifest.hosts:  # a part of it: the ranks find out whether the others are there
+            say(console, f"this host has its part of step {checkpoint.step}: all hosts agree where the run goes on")
+        else:
+            say(console, f"continuing from step {checkpoint.step}: {checkpoint.folder}")
+    elif folder.config.is_file() and nodes > 1:
+        say(console, f"{folder.path} holds an unfinished run, no checkpoint is here: all hosts agree where it goes on")
     elif folder.config.is_file():
         say(console, f"{folder.path} holds an unfinished run without a whole checkpoint: it starts anew")
     return False

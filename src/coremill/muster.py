@@ -65,9 +65,11 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
     # One rank speaks for the run; off the terminal, for its output travels through the launcher's pipes.
     console = Console(force_terminal=False, quiet=world.rank != 0)
     asks = world.rank == 0 and not options.dry_run
-    if world.broadcast(
-        world.once_per_node(lambda: asks and not options.fresh and already_finished(loaded.config, folder, console))
-    ):
+
+    def is_finished() -> bool:
+        return asks and not options.fresh and already_finished(loaded.config, folder, console, nodes=world.nodes)
+
+    if world.broadcast(world.once_per_node(is_finished)):
         return None
 
     link = None if options.dry_run else _link_of(loaded, world, console)

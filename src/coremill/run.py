@@ -51,7 +51,7 @@ def train_rank(
     from coremill.checkpoint.export import export_model
     from coremill.checkpoint.resume import find_origin
     from coremill.checkpoint.saver import Saver
-    from coremill.checkpoint.snapshot import Training, restore_parameters, restore_progress
+    from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
     from coremill.data.loader import RowLoader, evaluation_batches
     from coremill.model.build import attention_of, build_on_meta
     from coremill.model.load import fill_parameters
@@ -90,8 +90,8 @@ def train_rank(
         engine.place(model)
     here = {"rank": world.rank, "world_size": world.size}
     with phase(events, "load") as before:
-        saving = config.checkpoint.every != "never"
-        origin = find_origin(checkpoint_folder(config, folder.path), world, events, saving=saving)
+        needs, saving = files_needed(model, **here), config.checkpoint.every != "never"
+        origin = find_origin(checkpoint_folder(config, folder.path), world, events, saving=saving, needs=needs)
         if origin.checkpoint is not None:
             loaded_weights = restore_parameters(model, origin.checkpoint, **here)
         else:

@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coremill.checkpoint.continuation import checkpoint_folder
-from coremill.checkpoint.manifest import survey
+from coremill.checkpoint.manifest import Checkpoint, survey
 from coremill.config.durations import seconds_of
 from coremill.config.schema import AUTO, RunConfig
 from coremill.launch.environment import Setting, node_of_launcher, shared_settings, template_environment
@@ -108,11 +108,27 @@ def _template(
 
 
 def committed_step(config: RunConfig, run_folder: Path) -> int:
-    """Of the newest checkpoint whose structure is sound; 0: there is none."""
+    """Of the newest checkpoint whose structure is sound; 0: there is none.
+
+    Where hosts share no folder it is the newest that this host has a part of: enough to see that the run gets on.
+    """
+    newest = _newest(config, run_folder)
+    return 0 if newest is None else newest.step
+
+
+def origin_in_words(config: RunConfig, run_folder: Path, nodes: int) -> str:
+    """Where ranks that start again go on, as far as this host can tell."""
+    newest = _newest(config, run_folder)
+    if newest is not None and not newest.manifest.hosts:
+        return f"step {newest.step}"
+    return "the start" if newest is None and nodes == 1 else "the newest step that is whole over all hosts"
+
+
+def _newest(config: RunConfig, run_folder: Path) -> Checkpoint | None:
     try:
-        return next((checkpoint.step for checkpoint in survey(checkpoint_folder(config, run_folder)).sound), 0)
+        return next(iter(survey(checkpoint_folder(config, run_folder)).sound), None)
     except OSError:  # the storage is away: nothing new is committed there
-        return 0
+        return None
 
 
 def limits_of(config: RunConfig, nodes: int, planned_step_seconds: float) -> Limits:
@@ -263,7 +279,7 @@ class _Watched:
                 why_not=decision.why_not or None,
             )
         if decision.restart:
-            where = f"step {committed}" if committed else "the start"
+            where = origin_in_words(self._config, self._folder.path, _nodes(self._node_identity))
             self._screen.note(f"{text}: all ranks start again from {where} (restart {decision.number})")
             self._fault = _Fault(outcome, rank, self._steps_done)
         elif decision.why_not and decision.number:

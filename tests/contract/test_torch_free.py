@@ -14,6 +14,7 @@ PROBE = Path(__file__).with_name("torch_free_probe.py")
 
 # These modules compute, packages with all they hold. Every other one is importable without the heavy libraries.
 COMPUTING = (
+    "coremill.checkpoint.committing",
     "coremill.checkpoint.export",
     "coremill.checkpoint.in_flight",
     "coremill.checkpoint.saver",

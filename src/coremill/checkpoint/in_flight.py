@@ -54,11 +54,14 @@ def gave_up(save: Save) -> str:
     return f"the storage did not take it within {save.limit_seconds:.0f} s (supervise.save_deadline)"
 
 
-def wait_for(store: Any, keys: Sequence[str], save: Save) -> None:
-    """Poll: a blocking wait would hold the store's lock against the main thread."""
+def wait_for(store: Any, keys: Sequence[str], save: Save, *, or_else: str | None = None) -> None:
+    """Until all keys are there, or the other one. It polls: a blocking wait would hold the store's lock against the
+    main thread."""
     pause = POLL_SECONDS
     left = list(keys)
     while left:
+        if or_else is not None and store.check([or_else]):
+            return
         left = [key for key in left if not store.check([key])]
         if left and save.given_up:
             raise GivenUp

@@ -5,6 +5,10 @@
 The manifest names every file with its size and SHA-256, which rows of which parameter each file holds, and carries a
 hash of itself. The newest checkpoint is the one with the highest step in its name and manifest, never the youngest
 file: clocks of machines differ. One that cannot be believed is passed over, with the reason, for the one before it.
+
+Where hosts share no folder, each has the same whole manifest beside its own files: it names all files of all hosts, and
+who wrote which. Here such a checkpoint is sound when its manifest is; whether all files are somewhere, ranks find out
+together (agreement.py).
 """
 
 from __future__ import annotations
@@ -15,14 +19,14 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
 
 FORMAT = "coremill-checkpoint"
-VERSION = 1
+VERSION, SPREAD_VERSION = 1, 2  # in one folder; over several, with the key `hosts`
 MANIFEST_FILE = "manifest.json"
 STATE_FILE = "state.json"
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
@@ -56,10 +60,13 @@ class Manifest:
     parameters: Mapping[str, tuple[int, ...]]  # whole shapes
     files: tuple[StoredFile, ...]
     versions: Mapping[str, str]
+    hosts: Mapping[str, str] = field(default_factory=dict)  # who wrote each file; empty: all lie in one folder
 
     def to_text(self) -> str:
         """The file, its own hash included."""
-        document = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        document = {"format": FORMAT, "version": SPREAD_VERSION if self.hosts else VERSION, **asdict(self)}
+        if not self.hosts:
+            del document["hosts"]
         return json.dumps({**document, "sha256": _digest(document)}, indent=1, sort_keys=True) + "\n"
 
     @staticmethod
@@ -73,8 +80,9 @@ class Manifest:
             raise Unusable(f"{MANIFEST_FILE} is not the manifest of a checkpoint")
         if document.pop("sha256", None) != _digest(document):
             raise Unusable(f"{MANIFEST_FILE} was altered: it does not match its own hash")
-        if document["version"] != VERSION:
-            raise Unusable(f"it has format version {document['version']}, this coremill reads {VERSION}")
+        if document["version"] not in (VERSION, SPREAD_VERSION):
+            known = f"{VERSION} and {SPREAD_VERSION}"
+            raise Unusable(f"it has format version {document['version']}, this coremill reads {known}")
         try:
             manifest = Manifest(
                 step=document["step"],
@@ -92,6 +100,7 @@ class Manifest:
                     for file in document["files"]
                 ),
                 versions=document["versions"],
+                hosts=dict(document.get("hosts", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Unusable(f"{MANIFEST_FILE} lacks something: {error}") from None
@@ -106,6 +115,8 @@ class Checkpoint:
 
     folder: Path
     manifest: Manifest
+    digest: str = ""  # of the manifest's text: the same in every folder over which one save is spread
+    away: Mapping[str, str] = field(default_factory=dict)  # files of a spread one that are not here, and why
 
     @property
     def step(self) -> int:
@@ -153,6 +164,11 @@ def step_folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(name: str) -> int:
+    """The inverse."""
+    return int(name.removeprefix("step-"))
+
+
 def step_folders(folder: Path) -> list[Path]:
     """Folders named like checkpoints, highest step first."""
     try:
@@ -181,17 +197,24 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         _check_owner(folder)
     except OSError as error:
         raise Unusable(f"it cannot be opened: {error.strerror}") from None
-    manifest = Manifest.from_text(_read(folder / MANIFEST_FILE))
+    text = _read(folder / MANIFEST_FILE)
+    manifest = Manifest.from_text(text)
     named = STEP_FOLDER.fullmatch(folder.name)
     if named is None or int(named.group(1)) != manifest.step:
         raise Unusable(f"its manifest is of step {manifest.step}: it was put together from different checkpoints")
     names = [file.name for file in manifest.files]
     if len(set(names)) != len(names) or STATE_FILE not in names or any(Path(name).name != name for name in names):
         raise Unusable(f"{MANIFEST_FILE} names impossible files")
+    away: dict[str, str] = {}
     for file in manifest.files:
-        _check_size(folder / file.name, file)
+        try:
+            _check_size(folder / file.name, file)
+        except Unusable as error:
+            if not manifest.hosts:
+                raise
+            away[file.name] = f"{error} ({manifest.hosts.get(file.name, 'every host')} wrote it)"
     _check_rows(manifest)
-    return Checkpoint(folder, manifest)
+    return Checkpoint(folder, manifest, hashlib.sha256(text).hexdigest(), away)
 
 
 def refuse_writable_by_others(folder: Path, where: str) -> None:

@@ -1,19 +1,25 @@
 """Where a run goes on: all ranks agree on the newest checkpoint whose every byte is what was written.
 
-Rank 0 lists them; the ranks share the hashing, each file once; one bad file, or one rank that cannot read it, and all
-turn to the checkpoint before it.
+Where hosts share no folder, each place (places.py) lists what it has; a step counts where every file of one save lies
+somewhere (agreement.py), and what a place lacks of it is brought there (fetch.py). The ranks share the hashing, each
+file once; one that is bad everywhere, or cannot be read, and all turn to the checkpoint before it.
 """
 
 from __future__ import annotations
 
+import shutil
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from coremill.checkpoint.agreement import Agreement, Whole, agree, view_of
+from coremill.checkpoint.fetch import Needs, all_files, assemble
 from coremill.checkpoint.manifest import STATE_FILE, Checkpoint, PassedOver, Unusable, open_checkpoint, survey
-from coremill.checkpoint.store import Store
-from coremill.errors import InputError
+from coremill.checkpoint.places import NoPlace, Places, find_places
+from coremill.checkpoint.store import START_ANEW, Store
+from coremill.errors import InputError, StorageError
 from coremill.world import World
 
 
@@ -32,85 +38,165 @@ class Origin:
     checkpoint: Checkpoint | None  # None: at the start
     bad: frozenset[str]  # names of checkpoints that were passed over
     unsaved_because: str | None  # why nothing can be saved at all; None: it can
+    places: Places
+    fetched: Path | None = None  # made for this resume: what other hosts had
 
     @property
     def step(self) -> int:
         """The last step that is done."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
+    def give_back(self) -> None:
+        """Once all ranks have read the checkpoint: what was brought from other hosts goes."""
+        if self.fetched is not None and self.places.leads:
+            shutil.rmtree(self.fetched, ignore_errors=True)
 
-def find_origin(folder: Path, world: World, events: EventSink, *, saving: bool = True) -> Origin:
+
+def find_origin(
+    folder: Path, world: World, events: EventSink, *, saving: bool = True, needs: Needs = all_files
+) -> Origin:
     """Agree on the checkpoint to go on from; each one that is passed over becomes an event, and so does the choice.
 
     Where the run is `saving`, a folder that cannot be used is refused before the first step, on all ranks together.
+    `needs` says which files this rank will read.
     """
     store = Store(folder, world.broadcast(uuid.uuid4().hex[:12]))
+    try:
+        places = _open_places(store, world)
+    except NoPlace as error:
+        if saving:
+            refusal = InputError(
+                f"nothing could be saved: {error}",
+                where="checkpoint.folder",
+                why="a run that cannot save loses everything with its first fault",
+                do="set checkpoint.folder to a folder that this user may write on every host; or go without: "
+                "--set checkpoint.every=never",
+            )
+            refusal.silent = world.rank != 0
+            raise refusal from None
+        alone = Places((0,) * world.size, world.hostnames, world.rank)
+        return Origin(store, None, frozenset(), str(error), alone)
+    if world.nodes > 1:
+        choice = places.choice()
+        events.write("choice", name="checkpoints", value=choice.value, reason=choice.reason)
+    found = _survey_together(folder, world, places)
+    bad: dict[str, PassedOver] = {}
+
+    def pass_over(passed: PassedOver) -> None:
+        bad[passed.name] = passed
+        events.write("passed_over", checkpoint=passed.name, reason=passed.reason, text=str(passed))
+
+    for passed in found.passed_over:
+        pass_over(passed)
+    for whole in found.whole:
+        try:
+            checkpoint, fetched = _verified(store, whole, needs, world, places)
+        except Unusable as error:
+            pass_over(PassedOver(whole.name, str(error)))
+            continue
+        name, step = whole.name, checkpoint.step
+        text = f"every file of checkpoint {name} is as it was written: the run goes on after step {step}"
+        events.write("resume", step=step, checkpoint=name, world_size=world.size, text=text)
+        return Origin(store, checkpoint, frozenset(bad), None, places, fetched)
+    if bad and (found.is_spread or not places.is_one):
+        _refuse_to_start_anew(store, list(bad.values()), world)
+    return Origin(store, None, frozenset(bad), None, places)
+
+
+def _open_places(store: Store, world: World) -> Places:
+    """Make and tidy every place; `--fresh` cleared one and left a mark there, the others are cleared now."""
     problem = None
     if world.rank == 0:
         try:
             store.make()
             store.sweep()
         except OSError as error:
-            problem = f"{folder} cannot be written: {error.strerror or error}"
-    problem = world.broadcast(problem) or (_not_shared(store, world) if world.nodes > 1 else None)
+            problem = f"{store.folder} cannot be written: {error.strerror or error}"
+    problem = world.broadcast(problem)
     if problem:
-        if saving:
-            refusal = InputError(
-                f"nothing could be saved: {problem}",
-                where="checkpoint.folder",
-                why="a run that cannot save loses everything with its first fault",
-                do="set checkpoint.folder to a folder that every host sees and this user may write; or go without: "
-                "--set checkpoint.every=never",
-            )
-            refusal.silent = world.rank != 0
-            raise refusal
-        return Origin(store, None, frozenset(), problem)
-    names, passed_over = world.broadcast(_listed(folder) if world.rank == 0 else None)
-    bad = {name for name, _ in passed_over}
-    for name, reason in passed_over:
-        _tell(PassedOver(name, reason), events)
-    for name in names:
-        checkpoint, failure = _verified_share(folder / name, world)
-        failures = [each for each in world.gather(failure) if each]
-        if not failures and checkpoint is not None:
-            text = f"every file of checkpoint {name} is as it was written: the run goes on after step {checkpoint.step}"
-            events.write("resume", step=checkpoint.step, checkpoint=name, world_size=world.size, text=text)
-            return Origin(store, checkpoint, frozenset(bad), None)
-        bad.add(name)
-        _tell(PassedOver(name, failures[0]), events)
-    return Origin(store, None, frozenset(bad), None)
+        raise NoPlace(problem)
+    places = find_places(store, world)
+    mark = store.folder / START_ANEW
+    if not places.is_one:
+        anew = any(world.gather(places.leads and mark.exists()))
+        if places.leads:
+            try:
+                store.sweep()
+                if anew:
+                    store.empty()
+            except OSError as error:
+                host = world.hostnames[world.rank]
+                problem = f"on {host} {store.folder} cannot be cleared: {error.strerror or error}"
+        for each in world.gather(problem):
+            if each:
+                raise NoPlace(each)
+    if places.leads and mark.exists():  # only now: whoever is killed before that finds it again
+        mark.unlink()
+    return places
 
 
-def _tell(passed: PassedOver, events: EventSink) -> None:
-    events.write("passed_over", checkpoint=passed.name, reason=passed.reason, text=str(passed))
+def _survey_together(folder: Path, world: World, places: Places) -> Agreement:
+    view = view_of(survey(folder)) if places.leads else None
+    if places.is_one:
+        views = {0: world.broadcast(view)}
+    else:
+        views = {rank: each for rank, each in enumerate(world.gather(view)) if each is not None}
+    return agree(views, world.hostnames)
 
 
-def _listed(folder: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    found = survey(folder)
-    return [each.folder.name for each in found.sound], [(each.name, each.reason) for each in found.passed_over]
+def _verified(
+    store: Store, whole: Whole, needs: Needs, world: World, places: Places
+) -> tuple[Checkpoint, Path | None]:
+    """Hash every file where it lies, each once a place; raises Unusable on all ranks where one has no good copy."""
+    mine, failures = _verified_share(store.folder / whole.name, whole, places)
+    told = world.gather(failures)
+    bad: dict[int, set[str] | None] = {}
+    for rank, each in enumerate(told):
+        place = places.of_rank[rank]
+        files = bad.setdefault(place, set())
+        bad[place] = None if files is None or "" in each else files | set(each)
+    left = whole.without(bad)
+    if left.lost:
+        raise Unusable(next(reason for each in told for reason in each.values()))
+    if places.is_one:
+        assert mine is not None
+        return mine, None
+    if bad[places.mine] is None:
+        mine = None
+    return assemble(store, left, mine, needs, world, places)
 
 
-def _verified_share(folder: Path, world: World) -> tuple[Checkpoint | None, str | None]:
-    """Hash every size-th file, and the small state file everywhere; a reason where something is wrong."""
+def _verified_share(folder: Path, whole: Whole, places: Places) -> tuple[Checkpoint | None, dict[str, str]]:
+    """Hash this rank's turn of the files that lie here, and the small state file everywhere; by file what is wrong.
+
+    An empty name stands for the folder.
+    """
+    names = [file for file, holders in whole.holders.items() if places.mine in holders]
+    if not names:
+        return None, {}
+    failures: dict[str, str] = {}
     try:
         checkpoint = open_checkpoint(folder)
-        names = sorted(file.name for file in checkpoint.manifest.files)
-        checkpoint.verify({*names[world.rank :: world.size], STATE_FILE})
+        if checkpoint.digest != whole.digest:
+            raise Unusable("its manifest is another one now")
     except Unusable as error:
-        return None, str(error)
-    return checkpoint, None
+        return None, {"": str(error)}
+    ranks = places.ranks_of(places.mine)
+    for name in sorted({*names[ranks.index(places.rank) :: len(ranks)], *({STATE_FILE} & set(names))}):
+        try:
+            checkpoint.verify([name])
+        except Unusable as error:
+            failures[name] = str(error)
+    return checkpoint, failures
 
 
-def _not_shared(store: Store, world: World) -> str | None:
-    """Several hosts need one folder; each looks for what rank 0 has just put there."""
-    token = store.folder / f".seen-{store.attempt}"
-    if world.rank == 0:
-        token.touch()
-    world.barrier()
-    seen = world.gather(token.exists())
-    if world.rank == 0:
-        token.unlink(missing_ok=True)
-    blind = sorted({world.hostnames[rank] for rank, sees in enumerate(seen) if not sees})
-    if not blind:
-        return None
-    return f"{store.folder} is not shared by all hosts: {', '.join(blind)} cannot see it"
+def _refuse_to_start_anew(store: Store, passed_over: Sequence[PassedOver], world: World) -> None:
+    """Checkpoints are there, but a host that holds a part of each is not, or not its disk: that is no fresh start."""
+    error = StorageError(
+        "this run has saved before, but none of its checkpoints is whole on the hosts that are here",
+        where=str(store.folder),
+        why="; ".join(str(each) for each in passed_over[:3]),
+        do="bring back the folder of the host that is missing, and run the same command; or start anew with --fresh",
+    )
+    error.silent = world.rank != 0
+    raise error

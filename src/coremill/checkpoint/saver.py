@@ -2,7 +2,8 @@
 
 In every step rank 0 says whether a save is due, and every rank whether it was asked to stop; the numbers travel in the
 exchange a step makes anyway, so all ranks save and stop after the same step. The copy of the state is taken between two
-steps; a thread writes it. Ranks tell rank 0 through the store what they wrote; rank 0 commits, or nobody's part counts.
+steps; a thread writes it. Ranks tell rank 0 what they wrote; it becomes a checkpoint, or nobody's part counts
+(committing.py).
 A failed save is told on every rank and tried again at the next occasion: a full disk does not end a training run.
 A save that hangs is given up by rank 0's clock, on all ranks alike; while its thread still hangs, no other is begun.
 """
@@ -19,11 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from coremill import __version__
-from coremill.checkpoint.in_flight import POLL_SECONDS, SLOWEST_POLL_SECONDS, GivenUp, Save, gave_up, wait_for, words
-from coremill.checkpoint.manifest import Manifest, StoredFile
+from coremill.checkpoint.committing import Committer
+from coremill.checkpoint.in_flight import POLL_SECONDS, SLOWEST_POLL_SECONDS, GivenUp, Save, gave_up, words
 from coremill.checkpoint.resume import EventSink, Origin
 from coremill.checkpoint.snapshot import Training, file_name, take_snapshot, updates_done
 from coremill.checkpoint.store import NotSaved, Store
@@ -71,7 +69,6 @@ class Saver:
         self._world, self._training, self._events, self._requests = world, training, events, requests
         self._store: Store = origin.store
         self._interval = interval_of(config.checkpoint.every)
-        self._bad = origin.bad
         self._number = 0
         self._save: Save | None = None
         self._thread: threading.Thread | None = None
@@ -84,7 +81,17 @@ class Saver:
         self._shortage: str | None = None  # in words, on rank 0
         self._shapes = {piece.name: piece.shape for piece in training.engine.slices()}
         self._state_bytes = 12 * sum(math.prod(shape) for shape in self._shapes.values())
+        self._bytes_here = math.ceil(self._state_bytes * origin.places.share)  # in this rank's folder
         self._way = way_to_save(memory, self._state_bytes // world.size)
+        self._committer = Committer(
+            self._store,
+            world,
+            origin.places,
+            keep=config.checkpoint.keep,
+            bad=origin.bad,
+            engine=training.engine.name,
+            shapes=self._shapes,
+        )
 
     # --- around the loop ---
 
@@ -93,7 +100,9 @@ class Saver:
         self._events.write("choice", name="checkpoint", value=self._way.value, reason=self._way.reason)
         if self._origin.unsaved_because:
             self._tell_failure(self._origin.step, self._origin.unsaved_because)
-        if self._world.sum(float(self._requests.reason is not None)):
+        asked = self._world.sum(float(self._requests.reason is not None))
+        self._origin.give_back()  # all ranks are here: each has read what it needs
+        if asked:
             self._raise_stopped(self._origin.step, saved=False)
         return self
 
@@ -107,6 +116,8 @@ class Saver:
         elif issubclass(kind, NonFinite):
             self._wait()
             self._world.barrier()
+        if (kind is None or issubclass(kind, NonFinite | Stopped)) and self._stuck is None:
+            self._store.sweep_failed()
 
     # --- what ranks agree on in every step ---
 
@@ -119,7 +130,7 @@ class Saver:
             asked = asked or was_asked_to_stop(self._run_folder)
             due = self._is_due(step)
             if due or asked:
-                self._shortage = self._store.shortage(self._state_bytes)
+                self._shortage = self._store.shortage(self._bytes_here)
             late = self._is_under_way() and self._give_up_if_late()
         hangs = self._stuck is not None and self._stuck.is_alive()
         votes = (asked, due and not self._shortage, self._shortage is not None, late, hangs)
@@ -288,6 +299,9 @@ class Saver:
         report: dict[str, Any]
         try:
             with PULSE.saving():
+                self._store.sweep_failed()
+                if self._world.rank and self._origin.places.leads and (full := self._store.shortage(self._bytes_here)):
+                    raise NotSaved(full)  # of its own disk; rank 0 looked at its before the save was begun
                 self._store.begin(save.step, save.number)
                 path = partial / file_name(self._world.rank, self._world.size)
                 report = asdict(self._store.write_tensors(path, save.snapshot.tensors, save.snapshot.rows))
@@ -295,7 +309,7 @@ class Saver:
             report = {"error": f"rank {self._world.rank}: {words(error)}"}
         size = save.snapshot.bytes
         try:
-            failure = self._agree(save, partial, report)
+            failure = self._committer.settle(save, partial, report)
         except RuntimeError:  # the store is gone, and with it the run: the main thread says so
             return
         except GivenUp:  # said already, by the main thread
@@ -315,54 +329,6 @@ class Saver:
             blocked_seconds=seconds if blocked_seconds is None else blocked_seconds,
             folder=str(self._store.folder),
         )
-
-    def _agree(self, save: Save, partial: Path, report: dict[str, Any]) -> str | None:
-        """Rank 0 hears every rank and decides; returns why the save failed, None where it is whole."""
-        store, prefix = self._world.store, f"save/{save.number}"
-        if self._world.rank != 0:
-            store.set(f"{prefix}/{self._world.rank}", json.dumps(report))
-            wait_for(store, [save.outcome_key], save)
-            outcome = json.loads(store.get(save.outcome_key))
-            save.given_up = outcome["given_up"]
-            if not save.decide():
-                raise GivenUp
-            return outcome["failure"]  # type: ignore[no-any-return]
-        keys = [f"{prefix}/{rank}" for rank in range(1, self._world.size)]
-        wait_for(store, keys, save)
-        reports = [report, *(json.loads(store.get(key)) for key in keys)]
-        failure = next((each["error"] for each in reports if "error" in each), None)
-        if failure is None:
-            failure = self._commit(save, partial, reports)
-        if failure is not None:
-            self._store.abandon(partial)
-        if not save.decide():
-            raise GivenUp
-        store.set(save.outcome_key, json.dumps({"failure": failure, "given_up": False}))
-        for key in keys:
-            store.delete_key(key)
-        return failure
-
-    def _commit(self, save: Save, partial: Path, reports: Sequence[dict[str, Any]]) -> str | None:
-        manifest = Manifest(
-            step=save.step,
-            attempt=self._store.attempt,
-            world_size=self._world.size,
-            engine=self._training.engine.name,
-            parameters=self._shapes,
-            files=tuple(StoredFile(**report) for report in reports),
-            versions={"coremill": __version__, "torch": torch.__version__, "python": sys.version.split()[0]},
-        )
-        try:
-            with PULSE.saving():
-                self._store.commit(partial, manifest, save.state)
-        except OSError as error:
-            return words(error)
-        self._bad -= {f"step-{save.step:08d}"}
-        try:
-            self._store.prune(self._config.checkpoint.keep, self._bad)
-        except OSError as error:  # the new checkpoint is whole; older ones simply stay
-            print(f"coremill: old checkpoints stay: {words(error)}", file=sys.stderr, flush=True)
-        return None
 
     def _tell_failure(self, step: int, reason: str) -> None:
         self._last_failure = reason

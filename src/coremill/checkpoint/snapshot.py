@@ -8,7 +8,7 @@ the same whichever engine made it, and any number of ranks of either engine read
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from coremill.checkpoint.export import STORED_NAMES
-from coremill.checkpoint.manifest import Checkpoint
+from coremill.checkpoint.manifest import Checkpoint, Manifest, StoredFile
 from coremill.checkpoint.store import StoredTensor
 from coremill.data.loader import RowLoader
 from coremill.data.order import order_key
@@ -113,22 +113,20 @@ class CheckpointReader:
         """Of tensors, so far."""
         return self._reader.bytes_read
 
-    def has(self, group: str, name: str) -> bool:
-        """Whether the checkpoint holds this tensor; parameters that were never moved have no moments."""
-        files = [file.name for file in self.checkpoint.manifest.files if name in file.rows]
-        return bool(files) and all(f"{group}/{name}" in self._headers(file) for file in files)
+    def has(self, group: str, piece: RowSlice) -> bool:
+        """Whether the checkpoint holds these rows; parameters that were never moved have no moments."""
+        files = [file.name for file in self.checkpoint.manifest.files if _common_rows(file, piece)]
+        return bool(files) and all(f"{group}/{piece.name}" in self._headers(file) for file in files)
 
     def read(self, group: str, piece: RowSlice, target: torch.Tensor) -> None:
         """The rows of `piece` into `target`."""
         for file in self.checkpoint.manifest.files:
-            held = file.rows.get(piece.name)
-            if held is None:
-                continue
-            start, stop = max(held[0], piece.start), min(held[1], piece.stop)
-            if start < stop:
+            if common := _common_rows(file, piece):
+                start, stop = common
+                first = file.rows[piece.name][0]
                 header = self._headers(file.name)[f"{group}/{piece.name}"]
                 part = target[start - piece.start : stop - piece.start] if piece.shape else target
-                self._reader.read_rows(header, start - held[0], stop - held[0], part)
+                self._reader.read_rows(header, start - first, stop - first, part)
 
     def read_whole(self, file: str, name: str) -> torch.Tensor | None:
         """A tensor that one file holds alone."""
@@ -141,13 +139,37 @@ class CheckpointReader:
         return self._files[file]
 
 
+def _common_rows(file: StoredFile, piece: RowSlice) -> tuple[int, int] | None:
+    """First row and end that both have; None: there is none."""
+    held = file.rows.get(piece.name, (0, 0))
+    start, stop = max(held[0], piece.start), min(held[1], piece.stop)
+    return (start, stop) if start < stop else None
+
+
+def files_needed(model: nn.Module, *, rank: int, world_size: int) -> Callable[[Manifest], set[str]]:
+    """What this rank will read of a checkpoint: the rows of a placed module, its buffers, its random numbers."""
+
+    def needed(manifest: Manifest) -> set[str]:
+        slices = _slices(model, rank, world_size)
+        files = {file.name for file in manifest.files if any(_common_rows(file, piece) for piece in slices)}
+        if manifest.world_size == world_size:
+            files.add(file_name(rank, world_size))
+        if _buffers(model):
+            files.add(file_name(0, manifest.world_size))
+        return files
+
+    return needed
+
+
+def _slices(model: nn.Module, rank: int, world_size: int) -> list[RowSlice]:
+    return [slice_of(model_name(name), parameter, rank, world_size) for name, parameter in model.named_parameters()]
+
+
 @torch.no_grad()
 def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, world_size: int) -> LoadReport:
     """Fill a placed module from a checkpoint: this rank's rows only."""
     started = time.perf_counter()
-    slices = [
-        slice_of(model_name(name), parameter, rank, world_size) for name, parameter in model.named_parameters()
-    ]
+    slices = _slices(model, rank, world_size)
     _check_shapes(slices, checkpoint)
     with CheckpointReader(checkpoint) as reader:
         for piece in slices:
@@ -176,7 +198,7 @@ def restore_optimizer(
     """Give AdamW its moments back."""
     with CheckpointReader(checkpoint) as reader:
         for piece in slices:
-            if not piece.local.numel() or not reader.has(MOMENTS[0], piece.name):
+            if not piece.local.numel() or not reader.has(MOMENTS[0], piece):
                 continue
             state: dict[str, torch.Tensor] = {"step": torch.tensor(float(updates), dtype=torch.float32)}
             for moment in MOMENTS:

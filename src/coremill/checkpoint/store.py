@@ -4,6 +4,8 @@
     file = store.write_tensors(...)    every rank: its own file, written, hashed on the way, fsynced
     store.commit(...)                  rank 0: state, manifest, fsync, rename to step-00000050, fsync of the parent
     store.prune(2)                     rank 0: only then older ones go, each renamed out of sight before it is deleted
+
+Where hosts share no folder, each has such a store, and the one who leads there commits and prunes (committing.py).
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ from coremill.checkpoint.manifest import (
     StoredFile,
     step_folder_name,
     step_folders,
+    step_of,
     survey,
 )
 
 PARTIAL_PREFIX = ".partial-"
 DISCARDED_PREFIX = ".discarded-"
+FETCHED_PREFIX = ".fetched-"  # what a resume brought from other hosts
+SEEN_PREFIX = ".seen-"  # one host writes it, others look for it
+START_ANEW = ".start-anew"  # left by --fresh for the folders of other hosts
 # Large enough for full disk speed, small enough that hash and check find the piece still in the cache.
 PIECE_BYTES = 2 * 2**20
 # Beyond the tensors: headers, state, manifest, and what file systems keep for themselves.
@@ -59,6 +65,7 @@ class Store:
     def __init__(self, folder: Path, attempt: str) -> None:
         self.folder = folder
         self.attempt = attempt  # agreed by all ranks, new with every start of the run
+        self._left: set[Path] = set()  # what a failing disk did not let us delete
 
     def make(self) -> None:
         """Create the folder, writable by us alone whatever the umask."""
@@ -90,7 +97,7 @@ class Store:
             position = end
         header = json.dumps(entries, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)
-        with _HashedFile(path) as file:
+        with HashedFile(path) as file:
             file.write(memoryview(len(header).to_bytes(8, "little") + header))
             for tensor in tensors:
                 for start in range(0, tensor.data.nbytes, PIECE_BYTES):
@@ -102,48 +109,75 @@ class Store:
 
     def commit(self, partial: Path, manifest: Manifest, state: Mapping[str, Any]) -> Checkpoint:
         """Make a written folder a checkpoint; before the rename nothing of it counts, after it everything does."""
-        with _HashedFile(partial / STATE_FILE) as file:
-            file.write(memoryview(json.dumps(state, indent=1, sort_keys=True, allow_nan=False).encode()))
-        entry = StoredFile(STATE_FILE, file.bytes, file.digest.hexdigest(), {})
-        whole = Manifest(**{**vars(manifest), "files": (*manifest.files, entry)})
-        with _HashedFile(partial / MANIFEST_FILE) as file:
-            file.write(memoryview(whole.to_text().encode()))
+        whole, manifest_text, state_text = sealed(manifest, state)
+        return Checkpoint(self.put(partial, whole.step, manifest_text, state_text), whole)
+
+    def put(self, partial: Path, step: int, manifest_text: bytes, state_text: bytes) -> Path:
+        """The same from texts, which are those of every host that has a part of this save."""
+        for name, text in ((STATE_FILE, state_text), (MANIFEST_FILE, manifest_text)):
+            with HashedFile(partial / name) as file:
+                file.write(memoryview(text))
         _sync_folder(partial)
-        target = self.folder / step_folder_name(manifest.step)
+        target = self.folder / step_folder_name(step)
         if target.exists():  # an unusable one, or one that was passed over: this step was done again
             self._discard(target)
         partial.rename(target)
         _sync_folder(self.folder)
-        return Checkpoint(target, whole)
+        return target
+
+    def withdraw(self, step: int) -> None:
+        """Take a commit back: other hosts did not get as far."""
+        with contextlib.suppress(OSError):  # it is not whole without them, and passed over where it stays
+            self._discard(self.folder / step_folder_name(step))
 
     def abandon(self, partial: Path) -> None:
-        """A failed save leaves nothing behind."""
-        shutil.rmtree(partial, ignore_errors=True)
+        """A failed save leaves nothing behind; where the disk does not let us, `sweep_failed` tries again."""
+        self._remove(partial)
 
     def prune(self, keep: int, bad: frozenset[str] = frozenset()) -> None:
-        """Let older checkpoints go; `keep` sound ones stay, and those in `bad` are not counted as such."""
-        sound = [checkpoint for checkpoint in survey(self.folder).sound if checkpoint.folder.name not in bad]
-        kept = sound[:keep]
-        if len(kept) < keep:
-            return
-        names = {checkpoint.folder.name for checkpoint in kept}
+        """Let older checkpoints go; `keep` whole ones stay, and those in `bad` are not counted as such."""
+        whole = [each.folder.name for each in survey(self.folder).sound if not each.away]
+        kept = [name for name in whole if name not in bad][:keep]
+        if len(kept) == keep:
+            self.prune_to(kept)
+
+    def prune_to(self, kept: Sequence[str]) -> None:
+        """Let all go that are older than the first of these, newest first, and not among them.
+
+        Unusable ones go too once enough newer whole ones are there; a higher step is never touched.
+        """
         for path in step_folders(self.folder):
-            # Unusable ones go too once enough newer sound ones are there; a higher step is never touched.
-            if path.name not in names and int(path.name.removeprefix("step-")) < kept[0].step:
+            if path.name not in kept and step_of(path.name) < step_of(kept[0]):
                 self._discard(path)
 
     def sweep(self) -> None:
         """Remove what killed attempts left half-written; called once at the start, before any save of this attempt."""
+        prefixes = (PARTIAL_PREFIX, DISCARDED_PREFIX, FETCHED_PREFIX)
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.folder):
-                if name.startswith((PARTIAL_PREFIX, DISCARDED_PREFIX)) and self.attempt not in name:
-                    shutil.rmtree(self.folder / name, ignore_errors=True)
+                if name.startswith(prefixes) and self.attempt not in name:
+                    self._remove(self.folder / name)
+                elif name.startswith(SEEN_PREFIX) and self.attempt not in name:
+                    with contextlib.suppress(OSError):
+                        (self.folder / name).unlink()
 
-    def clear(self) -> None:
-        """Remove every checkpoint: the run starts anew."""
+    def sweep_failed(self) -> None:
+        """Try once more to remove what could not be removed: by name, so never what anybody still writes."""
+        for path in tuple(self._left):
+            self._remove(path)
+
+    def empty(self) -> None:
+        """Remove every checkpoint of this folder."""
         for path in step_folders(self.folder):
             self._discard(path)
         self.sweep()
+
+    def clear(self) -> None:
+        """Remove every checkpoint: the run starts anew. Other hosts may have folders of their own: they are told."""
+        self.empty()
+        with contextlib.suppress(OSError):  # a folder that cannot be written is refused by the ranks
+            self.make()
+            (self.folder / START_ANEW).touch()
 
     def shortage(self, needed_bytes: int) -> str | None:
         """Why a save of that size would not fit on the disk; None: it fits."""
@@ -161,10 +195,29 @@ class Store:
         hidden = path.with_name(f"{DISCARDED_PREFIX}{path.name}-{self.attempt}")
         shutil.rmtree(hidden, ignore_errors=True)
         path.rename(hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
+        self._remove(hidden)
+
+    def _remove(self, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            self._left.discard(path)
+        except OSError:
+            self._left.add(path)
+        else:
+            self._left.add(path)
 
 
-class _HashedFile:
+def sealed(manifest: Manifest, state: Mapping[str, Any]) -> tuple[Manifest, bytes, bytes]:
+    """The manifest with the state among its files, and both as they are written."""
+    text = json.dumps(state, indent=1, sort_keys=True, allow_nan=False).encode()
+    entry = StoredFile(STATE_FILE, len(text), hashlib.sha256(text).hexdigest(), {})
+    whole = Manifest(**{**vars(manifest), "files": (*manifest.files, entry)})
+    return whole, whole.to_text().encode(), text
+
+
+class HashedFile:
     """A new file, hashed while it is written, on the disk when the block ends."""
 
     def __init__(self, path: Path) -> None:
@@ -172,7 +225,7 @@ class _HashedFile:
         self.digest = hashlib.sha256()
         self.bytes = 0
 
-    def __enter__(self) -> _HashedFile:
+    def __enter__(self) -> HashedFile:
         # O_EXCL: nothing that lies there already is ever written over.
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         return self

@@ -133,7 +133,9 @@ class FleetSection(Section):
 class CheckpointSection(Section):
     """When and where the state of the run is saved; the same command goes on from the newest whole checkpoint."""
 
-    folder: str | None = Field(None, description="left out: RUN/checkpoints; several machines need one that all see")
+    folder: str | None = Field(
+        None, description="left out: RUN/checkpoints; machines that do not see the same one keep a part each"
+    )
     every: str = Field(
         "10m",
         pattern=INTERVAL_PATTERN,

@@ -108,6 +108,9 @@ class RunConsole:
             self._once(str(event.get("text")), f"rank {event.rank}: {event.get('text')}")
         elif event.kind in ("resume", "passed_over") and event.rank == 0:
             print_line(self.console, str(event.get("text")))
+        elif event.kind == "choice" and event.get("name") == "checkpoints" and event.rank == 0:
+            text = f"checkpoints: {event.get('value')}, because {event.get('reason')}"
+            self._once(text, text)
         elif event.kind == "non_finite" and event.rank == 0 and event.get("skipped"):
             self._non_finite(event)
         elif event.kind == "export":

@@ -285,9 +285,12 @@ class RunTally:
 
     @property
     def finished(self) -> bool:
-        """Every rank said that it ended."""
+        """Every rank said that it ended; of hosts with a run folder of their own nothing is heard here.
+
+        Ranks leave the last step and the export together: where rank 0 ended, nobody who is silent still trains.
+        """
         ranks = [rank for rank in self.ranks.values() if rank.rank < max(1, self.world_size)]
-        return len(ranks) >= max(1, self.world_size) and all(rank.ended for rank in ranks)
+        return 0 in self.ranks and all(rank.ended for rank in ranks)
 
     @property
     def cause(self) -> Event | None:

@@ -197,3 +197,20 @@ def test_a_step_done_again_takes_the_place_of_the_unusable_one(tmp_path):
     (only,) = survey(store.folder).sound
     only.verify()
     assert only.manifest.attempt == "a2" and only.manifest.parameters["w"][0] == ROWS
+
+
+def test_what_a_failing_disk_kept_is_removed_later_and_nothing_else(tmp_path, monkeypatch):
+    """A failed save, and what an attempt before left: both while nothing can be deleted."""
+    store = make_store(tmp_path)
+    (store.folder / ".partial-step-00000001-old-1").mkdir()
+    failed, under_way = store.begin(2, 1), store.begin(3, 2)
+    other = Store(store.folder, "another").begin(9, 1)
+    other.rmdir()
+    monkeypatch.setattr(store_module.shutil, "rmtree", lambda *_, **__: None)
+    store.sweep()
+    store.abandon(failed)
+    store.sweep_failed()
+    monkeypatch.undo()
+    other.mkdir()
+    store.sweep_failed()
+    assert sorted(store.folder.iterdir()) == sorted([under_way, other])

@@ -112,6 +112,16 @@ def test_the_order_in_which_ranks_are_heard_does_not_matter(tmp_path: Path) -> N
     assert {**summarise(tmp_path), "ranks": 0, "choices": 0} == {**first, "ranks": 0, "choices": 0}
 
 
+@pytest.mark.parametrize(("ending", "state"), [("finished", "finished"), ("stopped", "stopped")])
+def test_ranks_of_hosts_with_a_run_folder_of_their_own_are_not_heard(tmp_path: Path, ending: str, state: str) -> None:
+    make_fake_run(tmp_path, ending=ending, steps=20)
+    for rank in (2, 3):
+        (tmp_path / "events" / f"rank-{rank:05d}.jsonl").unlink()
+    summary = write_report(tmp_path)
+    assert summary["state"] == state and summary["steps"] == 20
+    assert [size is None for size in summary["peak_rss_bytes_per_rank"]] == [False, False, True, True]
+
+
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_a_realistic_run(tmp_path: Path, world_size: int) -> None:
     summary = summarise(make_fake_run(tmp_path, world_size=world_size))
