@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 
 from chaos.experiment import Rig, Trial
-from chaos.running import Broken, Run, compare, left_in_peace, make_scene, rank_of
+from chaos.running import PATIENCE_SECONDS, Broken, Run, compare, left_in_peace, make_scene, rank_of
 from coremill.checkpoint.manifest import Unusable
 from coremill.launch.descendants import descendants
 from coremill.report.events import Event
@@ -276,7 +276,7 @@ def poisoned(campaign: Campaign) -> Trial:
     since = time.time()
     campaign._inside = "raise"
     campaign.run.start(environ={"CHAOS_INSIDE": json.dumps({"kind": "raise", "rank": 1, "step": step})})
-    code = campaign.run.wait_end()
+    code = campaign.run.wait_end(4 * PATIENCE_SECONDS)  # three restarts lie before the end
     attempts = len(campaign.run.of("start", rank=0, since=since))
     named = [e for e in campaign.run.of("error", rank=1, since=since) if f"poison in step {step}" in str(e.fields)]
     good = code not in (0, STOPPED) and bool(named) and attempts == 4 and campaign.wait_no_strangers()

@@ -101,14 +101,15 @@ def train(
     from coremill.launcher import Options, launch
     from coremill.world import identify, identify_node
 
-    overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]
     options = Options(dry_run=dry_run, fresh=fresh, force=force)
     identity = identify(environ)
     if identity is not None:
         from coremill.run import run_as_rank
 
+        overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]
         raise typer.Exit(run_as_rank(config, overrides, identity, options))
-    raise typer.Exit(launch(load_config(config, overrides), options, identify_node(environ), Console()))
+    loaded = load_config(config, settings or [], nproc=nproc)
+    raise typer.Exit(launch(loaded, options, identify_node(environ), Console()))
 
 
 @app.command()
@@ -302,16 +303,19 @@ def _root(
 def main() -> None:
     """Entry point: one clear message and the right exit code for everything that can be foreseen."""
     from coremill.hardware.probe import environment_snapshot
+    from coremill.launch.stop import REQUESTS
     from coremill.redaction import guard_output
 
     guard_output(environment_snapshot())
     try:
         app()
     except CoremillError as error:
+        REQUESTS.leave()
         if not getattr(error, "silent", False):
             print(f"coremill: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
+        REQUESTS.leave()
         print("coremill: interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:

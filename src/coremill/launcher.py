@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -26,7 +27,7 @@ from coremill.launch.identity import HEAD, NodeIdentity
 from coremill.launch.local import Outcome, describe_layout
 from coremill.launch.output import Failure
 from coremill.launch.run_folder import RunFolder
-from coremill.launch.stop import ask_to_stop, forget_request
+from coremill.launch.stop import REQUESTS, ask_to_stop, forget_request
 from coremill.plan.types import Plan
 from coremill.prepare import Orders, prepare
 from coremill.report.console import AmountProgress, show_error
@@ -69,17 +70,17 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     if not options.dry_run and not options.fresh and already_finished(config, folder, console, nodes=nodes):
         return 0
     cache = cache_folder(environ)
-    if not options.dry_run:
-        folder.make_writable(loaded.origins["run.folder"].where("run.folder"))
-        if leads:
-            forget_request(folder.path)
 
     def find_fleet() -> Fleet:
         return local_fleet(config, node_identity, cache, console)
 
-    with loaded.placing():
-        asked = with_ranks_of_pod(config, node_identity, console)
-        orders = prepare_with_progress(asked, find_fleet, cache, options, console)
+    where = loaded.origins["run.folder"].where("run.folder")
+    with contextlib.nullcontext() if options.dry_run else folder.writable(where):
+        if leads and not options.dry_run:
+            forget_request(folder.path)
+        with loaded.placing():
+            asked = with_ranks_of_pod(config, node_identity, console)
+            orders = prepare_with_progress(asked, find_fleet, cache, options, console)
     if options.dry_run:
         say_dry_run(orders, folder, console)
         return 0
@@ -87,6 +88,8 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     write_orders(folder, loaded, orders, fresh=options.fresh, node=node_identity)
     ending = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
     outcome = ending.outcome
+    if outcome.exit_code == Stopped.exit_code:
+        REQUESTS.leave()  # ranks have saved: what is left is to say so
     if outcome.exit_code == 0 and config.sample.prompt and config.run.export and leads:
         write_sample(folder.export, config.sample, folder.path, environ)
     record_failure(outcome, folder, since=ending.since)

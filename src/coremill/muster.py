@@ -6,7 +6,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,6 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
                 where=loaded.origins["fleet.nodes"].where("fleet.nodes"),
                 do=f"start {loaded.config.fleet.nodes} nodes, or --set fleet.nodes={world.nodes}",
             )
-        if asks:
-            folder.make_writable(loaded.origins["run.folder"].where("run.folder"))
-            forget_request(folder.path)
         cache = cache_folder(environment_snapshot())
         node = probe_node(mask=cpus)
 
@@ -93,8 +90,13 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
             )
 
         ranks = {"parallel": loaded.config.parallel.model_copy(update={"ranks_per_node": world.local_size})}
-        with loaded.placing():
-            orders = prepare_with_progress(loaded.config.model_copy(update=ranks), find_fleet, cache, options, console)
+        where = loaded.origins["run.folder"].where("run.folder")
+        with folder.writable(where) if asks else nullcontext():
+            if asks:
+                forget_request(folder.path)
+            asked = loaded.config.model_copy(update=ranks)
+            with loaded.placing():
+                orders = prepare_with_progress(asked, find_fleet, cache, options, console)
         if asks:
             write_orders(folder, loaded, orders, fresh=options.fresh)
         return orders.to_json()

@@ -132,6 +132,9 @@ CASES = {
         file="type.yaml",
         prepare=wrong_type,
     ),
+    "no ranks": Case(
+        "parallel.ranks_per_node must be auto or a whole number above 0...where: --nproc 0", words=("--nproc", "0")
+    ),
     "no run file": Case("there is no file absent.yaml", file="absent.yaml"),
     "missing model folder": Case("no such model folder: nowhere/at/all", ("model=nowhere/at/all",)),
     "gated model": Case("gated/model is gated...hf auth login", ("model=gated/model",), hub=None),
@@ -211,6 +214,7 @@ def said(text: str, message: str) -> bool:
 def assert_no_rank_started(scene: Scene, done: Ended) -> None:
     assert not done.left
     assert not list(scene.folder.rglob("rank-*"))
+    assert not scene.path("runs").exists()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -218,7 +222,7 @@ def test_one_message_and_78(scene: Scene, gated_hub: str, name: str) -> None:
     case = CASES[name]
     case.prepare(scene)
     command = [sys.executable, "-m", "coremill", *case.arguments]
-    done = scene.start(command, environ(case, gated_hub)).end(timeout_seconds=30)
+    done = scene.start(command, environ(case, gated_hub)).end()
     assert done.code == 78, str(done)
     assert said(done.err, case.message), str(done)
     first, *rest = done.err.splitlines()

@@ -92,6 +92,16 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
+def connection_to(host: str, mark: str) -> int:
+    """The ssh of a run that leads there."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if words[0] == b"ssh" and host.encode() in words and mark.encode() in (folder / "environ").read_bytes():
+                return int(folder.name)
+    raise AssertionError(f"no connection to {host}")
+
+
 def losses(training: Training) -> dict[int, float]:
     """By step; a step that was done twice had the same loss."""
     found: dict[int, float] = {}
@@ -100,7 +110,8 @@ def losses(training: Training) -> dict[int, float]:
     return found
 
 
-def test_a_lost_rank_and_a_lost_launcher_come_back(fleet: Fleet) -> None:
+@pytest.mark.timeout(900)  # four starts, of which each takes a minute on a machine that others use
+def test_a_lost_rank_a_lost_launcher_and_a_lost_connection_come_back(fleet: Fleet) -> None:
     training = Training(fleet, "lost")
     try:
         training.goes_on()
@@ -111,14 +122,18 @@ def test_a_lost_rank_and_a_lost_launcher_come_back(fleet: Fleet) -> None:
         os.kill(parent_of(training.pid_of_rank(1)), signal.SIGKILL)
         training.wait_for(lambda: len(training.events("start", 1)) == 3)
         training.goes_on()
+        # The connection: nobody asked the run to stop, so it goes on.
+        os.kill(connection_to("node2", training.mark), signal.SIGKILL)
+        training.wait_for(lambda: len(training.events("start", 1)) == 4)
+        training.goes_on()
         text = training.stop()
     finally:
         training.end()
     assert training.process.returncode == 75, text
     assert "host node2: its launcher ended with 137; trying again for up to 600 s" in text
-    # Each host tells what it saw: the second one the kill, the first one a lost peer, twice.
+    # Each host tells what it saw: the second one the kill, the first one a lost peer, three times.
     told = [(event["rank"], event["cause"], event["action"]) for event in training.events("fault")]
-    assert sorted(told) == [(0, "peer lost", "restart"), (0, "peer lost", "restart"), (1, "killed", "restart")]
+    assert sorted(told) == [(0, "peer lost", "restart")] * 3 + [(1, "killed", "restart")]
     assert len(losses(training)) == max(losses(training))
     fleet.assert_nothing_left(training.mark)
 

@@ -184,6 +184,7 @@ class Saver:
         return str(self._world.broadcast(self._shortage or "the disk is too full"))
 
     def _raise_stopped(self, step: int, *, saved: bool) -> None:
+        self._requests.leave()
         if self._world.rank == 0:
             forget_request(self._run_folder)
         error: Stopped | StorageError

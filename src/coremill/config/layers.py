@@ -25,6 +25,7 @@ class Origin:
     file: str | None = None  # as the user wrote it, or built-in
     line: int | None = None
     text: str | None = None  # of --set: key=value
+    option: str | None = None  # as the user wrote it, where that was short for a --set
 
     def __str__(self) -> str:
         """Short, for the comments of `config show`: `default`, `run.yaml:7`, `--set`."""
@@ -33,7 +34,7 @@ class Origin:
     def where(self, key: str) -> str:
         """Long, for messages: a place the user can go to."""
         if self.kind == "--set":
-            return f"--set {self.text}"
+            return self.option or f"--set {self.text}"
         return f"{self.file}:{self.line} ({key})" if self.file is not None else f"{key} (default)"
 
 
@@ -66,10 +67,10 @@ class Settings:
         for name, value in tree.items():
             self._settle((name,), value, lambda path: Origin("file", file, lines.get(path)))
 
-    def add_override(self, text: str) -> None:
+    def add_override(self, text: str, option: str | None = None) -> None:
         """Take in one `--set`: a.b=c, its value written as YAML, or as it is where the key takes text."""
         printable = _printable(text)
-        origin = Origin("--set", text=printable)
+        origin = Origin("--set", text=printable, option=option)
         dotted, equals, raw = text.partition("=")
         if printable != text:
             self._report("--set takes UTF-8 text only", origin, dotted, do="type it again, or use a run file")

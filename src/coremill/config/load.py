@@ -53,7 +53,7 @@ class LoadedConfig:
             raise
 
 
-def load_config(path: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
+def load_config(path: Path | None, overrides: Sequence[str] = (), *, nproc: int | None = None) -> LoadedConfig:
     """Read and check a run file, the built-in example where `path` is None; raises ConfigError with all problems."""
     text = _built_in_text() if path is None else _read_text(path)
     file = BUILT_IN if path is None else str(path)
@@ -71,6 +71,8 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
             settings.drop(key)
     for override in overrides:
         settings.add_override(override)
+    if nproc is not None:
+        settings.add_override(f"parallel.ranks_per_node={nproc}", option=f"--nproc {nproc}")
 
     config, problems = _validate(settings)
     doubtful = frozenset(key for problem in problems for key in problem.doubtful)

@@ -1,7 +1,7 @@
 """Runs one command per host, each under a keeper, until all have ended; if one fails or we are stopped, ends them all.
 
-The keepers hang on our end of their standard input: closing it, or dying, ends what they keep. So nothing is left on
-any host, whichever way this process ends.
+The keepers hang on our end of their standard input: a word on it asks what they keep to end, and closing it, or our
+death, ends it at once. So nothing is left on any host, whichever way this process ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import IO
 
 from coremill.errors import PeerLost, Stopped
 from coremill.launch.hosts import Host, Remote
-from coremill.launch.output import Failure, Prefixer, first_failure
+from coremill.launch.keeper import STOP_WORD
+from coremill.launch.output import Failure, Prefixer, first_failure, write_lines
 
 BLAME_SECONDS = 3.0  # a host whose ranks only lost their peers may end before the one that failed
 _POLL_SECONDS = 0.1
@@ -108,13 +109,22 @@ class HostRun:
 
     def beat(self) -> None:
         """Let it know that we are here."""
+        self._send(b"\n")
+
+    def _send(self, content: bytes) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):  # it ended, or was asked to
             os.set_blocking(self.process.stdin.fileno(), False)
-            os.write(self.process.stdin.fileno(), b"\n")
+            os.write(self.process.stdin.fileno(), content)
 
     def ask_to_end(self) -> None:
-        """Let it see that nobody wants it any more."""
+        """Tell it that nobody wants it any more; it may save and tidy up."""
+        if self.process.poll() is None and not self.was_asked_to_end:
+            self._send(STOP_WORD + b"\n")
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Leave it alone: what it keeps is ended at once, unless it was asked to end before."""
         if self.process.poll() is None and not self.was_asked_to_end:
             self.was_asked_to_end = True
             assert self.process.stdin is not None
@@ -153,9 +163,7 @@ class HostRun:
                 else:
                     kept.append(line)
             content = b"".join(kept)
-        with contextlib.suppress(OSError):
-            while content:
-                content = content[os.write(target.fileno(), content) :]
+        write_lines(target.fileno(), content)
 
 
 def _watch(runs: Sequence[HostRun], stop: Sequence[int]) -> None:

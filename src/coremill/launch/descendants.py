@@ -67,9 +67,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def end_descendants(grace_seconds: float) -> None:
-    """Ask all processes below this one to end, then kill those that are left, until none is."""
-    for pid in descendants(os.getpid()):
-        _signal(pid, signal.SIGTERM)
+    """Ask all processes below this one to end, then kill those that are left, until none is; without grace, kill.
+
+    A rank that hears a request has time to tell the others of it before it is killed: without grace none is made.
+    """
+    if grace_seconds > 0:
+        for pid in descendants(os.getpid()):
+            _signal(pid, signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
     while (left := _left()) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)

@@ -15,13 +15,16 @@ from coremill.errors import InputError
 from coremill.launch.identity import is_loopback
 
 CONNECT_SECONDS = 10
-# A password cannot be asked for on several hosts at once; a host that has gone is noticed within 15 s.
+# A password cannot be asked for on several hosts at once. A connection that is silent for 55 s is lost: TCP doubles its
+# pauses, so after an outage of 20 s, or two of 8 s soon after each other, 33 s pass before anything gets through. ssh
+# takes the first value it sees: what the user's own --ssh sets stays.
+ALIVE_SECONDS, ALIVE_COUNT = 5, 10
 _SSH_OPTIONS = (
     "-T",
     "-o", "BatchMode=yes",
     "-o", f"ConnectTimeout={CONNECT_SECONDS}",
-    "-o", "ServerAliveInterval=5",
-    "-o", "ServerAliveCountMax=3",
+    "-o", f"ServerAliveInterval={ALIVE_SECONDS}",
+    "-o", f"ServerAliveCountMax={ALIVE_COUNT}",
 )  # fmt: skip
 
 

@@ -3,13 +3,20 @@
     ssh HOST python -m coremill.launch.keeper       first line of stdin: {"argv", "folder", "environ", "grace_seconds"}
 
 ssh leaves a remote command alone when it is killed here. So the keeper watches its standard input, which the launcher
-holds open: at its end, however that came about, everything the command started is ended. The environment comes on the
-same way, off the command line: other users of the host read that. A cut link ends no input: where the order has
-`silence_seconds`, the launcher sends a byte now and then, and without one for so long it counts as gone.
+holds open. The environment comes on the same way, off the command line: other users of the host read that.
+
+    the stop word           the command is asked to end (SIGTERM), and has the time for it that the order gives
+    the end of input        the launcher or the connection is lost: all is killed at once
+    silence                 the same: a cut link ends no input, so where the order has `silence_seconds` the launcher
+                            sends a byte now and then
+
+Only the word is a request: a rank that is asked to stop takes all others with it, on all hosts, and a lost connection
+must not end a run that can go on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -22,6 +29,7 @@ from coremill.hardware.probe import environment_snapshot
 from coremill.launch.descendants import adopt_orphans, end_descendants
 from coremill.launch.process import wrapped
 
+STOP_WORD = b"stop"
 _POLL_SECONDS = 0.1
 
 
@@ -33,9 +41,10 @@ def keep(
     grace_seconds: float,
     silence_seconds: float | None = None,
 ) -> int:
-    """Run the command until it ends or `stdin` does, or is silent for too long; returns its exit code."""
+    """Run the command until it ends, is to end, or nobody is there who wants it; returns its exit code."""
     adopt_orphans()
     stopped: list[int] = []
+    lost = ""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: stopped.append(received))
     try:
@@ -53,22 +62,29 @@ def keep(
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(stdin, selectors.EVENT_READ)
-            while process.poll() is None and not stopped:
+            while process.poll() is None and not stopped and not lost:
                 if selector.select(_POLL_SECONDS):
                     heard_at = time.monotonic()
-                    if not os.read(stdin, 4096):
+                    heard = os.read(stdin, 4096)
+                    if STOP_WORD in heard:  # one write of a few bytes: it comes whole
                         stopped.append(signal.SIGTERM)
+                    elif not heard:
+                        lost = "the connection to the first host is lost"
                 elif silence_seconds is not None and time.monotonic() - heard_at > silence_seconds:
-                    print(f"coremill: no word from the first host for {silence_seconds:.0f} s", file=sys.stderr)
-                    stopped.append(signal.SIGTERM)
+                    lost = f"no word from the first host for {silence_seconds:.0f} s"
     finally:
-        if stopped and process.poll() is None:
+        if lost:
+            process.kill()
+            process.wait()
+            with contextlib.suppress(OSError):  # the other end may be gone
+                print(f"coremill: {lost}: its ranks here are ended", file=sys.stderr, flush=True)
+        elif stopped and process.poll() is None:
             process.terminate()
             deadline = time.monotonic() + grace_seconds
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
         code = process.poll()  # before our own wait() on all children could take it
-        end_descendants(grace_seconds=0.0 if stopped else 1.0)
+        end_descendants(grace_seconds=0.0 if stopped or lost else 1.0)
     if code is None:
         code = -signal.SIGKILL
     return code if code >= 0 else 128 - code

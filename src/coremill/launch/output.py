@@ -3,7 +3,9 @@ tells the launcher, through any number of pipes, what its last words were."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -75,6 +77,14 @@ class Prefixer:
         if not self._prefix or not content:
             return content
         return b"".join(self._prefix + line + b"\n" for line in re.split(rb"\r\n|\r|\n", content)[:-1])
+
+
+def write_lines(descriptor: int, content: bytes) -> None:
+    """One write for each line: up to PIPE_BUF bytes it stays whole in a pipe that others write to as well."""
+    with contextlib.suppress(OSError):  # nobody listens any more: the writer goes on, as under nohup
+        for line in content.splitlines(keepends=True):
+            while line:
+                line = line[os.write(descriptor, line) :]
 
 
 class Tail:

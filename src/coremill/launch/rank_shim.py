@@ -31,7 +31,7 @@ from coremill.launch.descendants import adopt_orphans, end_descendants
 from coremill.launch.environment import Setting, cpus_for_rank
 from coremill.launch.followers import is_follower
 from coremill.launch.identity import RankIdentity, identify
-from coremill.launch.output import Failure, Prefixer, Tail
+from coremill.launch.output import Failure, Prefixer, Tail, write_lines
 from coremill.launch.process import die_with_parent, wrapped
 from coremill.launch.settings import (
     Allocator,
@@ -206,16 +206,8 @@ def _relay(
             tail.add(chunk)
         if log is not None:
             log.write(chunk)
-        _write(target.fileno(), prefixer.feed(chunk))
-    _write(target.fileno(), prefixer.rest())
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    while content:
-        try:
-            content = content[os.write(descriptor, content) :]
-        except (BrokenPipeError, OSError):  # nobody listens any more: the script goes on, as under nohup
-            return
+        write_lines(target.fileno(), prefixer.feed(chunk))
+    write_lines(target.fileno(), prefixer.rest())
 
 
 def main() -> int:

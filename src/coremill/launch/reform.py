@@ -23,7 +23,9 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 SETTLED_SECONDS = 60.0  # a host that stayed so long is back; the next loss has the whole time again
 BEAT_SECONDS = 5.0
-SILENCE_SECONDS = 30.0  # after so long without a beat a host ends its ranks: the head has started others by then
+# After so long without a beat a host ends its ranks: longer than an outage that heals (33 s, see hosts.py), and sooner
+# than the head's ssh gives the connection up (55 s), so that no rank is left when the head starts others in its place.
+SILENCE_SECONDS = 45.0
 _POLL_SECONDS = 0.1
 
 
@@ -83,10 +85,11 @@ def run_nodes(
     try:
         while True:
             fleet = _Fleet(hosts, commands_of, remote, policy, say, stop, is_first)
+            left = None
             try:
                 left = fleet.watch()
             finally:
-                fleet.end()
+                fleet.end(goes_on=left is not None)
             if left is None:
                 return fleet.outcome()
             hosts, is_first = left, False
@@ -174,10 +177,10 @@ class _Fleet:
         )
         return None
 
-    def end(self) -> None:
-        """Ask all, give them their time, and leave nothing."""
+    def end(self, *, goes_on: bool) -> None:
+        """Ask all, give them their time, and leave nothing. Where the run goes on, nobody is asked to stop it."""
         for run in self._runs:
-            run.ask_to_end()
+            (run.let_go if goes_on else run.ask_to_end)()
         deadline = time.monotonic() + max((run.grace_seconds for run in self._runs), default=0.0)
         while any(run.process.poll() is None for run in self._runs):
             if len(self.stop) > 1 or time.monotonic() > deadline:

@@ -5,9 +5,12 @@ RUN/  config.yaml  plan.json  orders.json  events/  logs/  checkpoints/  export/
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +65,23 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
-    def make_writable(self, where: str) -> None:
-        """Create the folder and try a file in it, before hours of work depend on it."""
+    @contextlib.contextmanager
+    def writable(self, where: str) -> Iterator[None]:
+        """Create the folder and try a file in it, before hours of work depend on it.
+
+        Where the block, which looks at all other input, fails, what was created is taken away again if still empty.
+        """
+        created = [folder for folder in (self.path, *self.path.parents) if not os.path.exists(folder)]
+        try:
+            self._try_to_write(where)
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # not empty, or never made
+                for folder in created:
+                    folder.rmdir()
+            raise
+
+    def _try_to_write(self, where: str) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.path, prefix=".writable-"):

@@ -24,7 +24,7 @@ class Sentry:
         self._board = board
         self._watch = Watch(board.ranks, limits)
         self._on_slow_save = on_slow_save
-        self._told: set[tuple[int, float]] = set()
+        self._told: dict[int, float] = {}  # by local rank, the save it is about
         self._starvation = Starvation()
         self._starvation_at = 0.0
         self._first_done_at: float | None = None
@@ -65,9 +65,11 @@ class Sentry:
     def _tell_slow_saves(self, pids: Sequence[int | None], now: float) -> None:
         for index, reading in enumerate(self.readings):
             since = reading.saving_since
-            if since is None or pids[index] is None or now - since < SLOW_SAVE_SECONDS or (index, since) in self._told:
+            if since is None or self._told.get(index) == since:
                 continue
-            self._told.add((index, since))
+            if pids[index] is None or now - since < SLOW_SAVE_SECONDS:
+                continue
+            self._told[index] = since
             self._on_slow_save(index, now - since)
 
     @property

@@ -2,11 +2,14 @@
 
 `listen()` comes before anything slow is imported. Until the first step and after the last one there is nothing to
 save, and a request ends the process at once (exit 75). In between it is only noted: the ranks agree on a step, save it
-and leave together. A second Ctrl-C ends at once (130); a second SIGTERM changes nothing.
+and leave together. A second Ctrl-C ends at once (130); a second SIGTERM changes nothing. Once the way out is decided
+(`leave`) signals are ignored to the very end: a rank that has saved must not die of a signal in Python's own shutdown,
+which gives signals back to the kernel's default.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -31,13 +34,16 @@ class StopRequests:
         self.reason: str | None = None  # None: nobody asked
         self._noted_only = False
         self._first_time = 0.0
+        self._listens = False
 
     def listen(self) -> None:
         """Take SIGTERM and Ctrl-C from now on; a signal that is ignored (nohup) stays so."""
         if threading.current_thread() is threading.main_thread():
+            self._listens = True
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self._take)
+            atexit.register(self.leave)
             # A forked rank is born with both held back: what came since is taken now.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
@@ -50,6 +56,12 @@ class StopRequests:
         self._noted_only = False
         if self.reason is not None:
             self._stop()
+
+    def leave(self) -> None:
+        """How this process ends is decided: no signal changes it any more, however long the way out is."""
+        if self._listens and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
 
     def _take(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT and self.reason is not None:

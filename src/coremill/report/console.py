@@ -7,6 +7,7 @@ when `update` is called, also with no new events, so there is no thread of its o
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ from coremill.report.terminal import (
 )
 
 RECENT_STEPS = 20  # rates on the screen follow the last so many steps
+KEPT = 64  # steps, evaluations, lines said: a run has millions, and the screen lives as long
 PLAIN_EVERY_SECONDS = 5.0  # a log line per step would bury everything else
 REDRAW_EVERY_SECONDS = 0.1
 _DOING = {  # what a rank is busy with until the phase of that name is done
@@ -59,12 +61,12 @@ class RunConsole:
     ) -> None:
         self.console = console if console is not None else Console()
         self.total_steps = total_steps
-        self.tally = RunTally(plan_json or {})
+        self.tally = RunTally(plan_json or {}, keep=KEPT)
         self._started = time.monotonic()
         self._drawn = 0.0
         self._printed_step = 0
         self._printed_time = float("-inf")
-        self._announced: set[str] = set()
+        self._announced: deque[str] = deque(maxlen=KEPT)
         self._spinner = Spinner("dots", style="cyan")
         self._live: Live | None = None
         if self.console.is_terminal:
@@ -129,7 +131,7 @@ class RunConsole:
 
     def _once(self, key: str, text: str) -> None:
         if key not in self._announced:
-            self._announced.add(key)
+            self._announced.append(key)
             print_line(self.console, text)
 
     def _ranks_line(self) -> str:

@@ -3,6 +3,7 @@
 Events of different ranks may arrive in any order (the console follows files, the summary reads them one after the
 other); events of one rank arrive as written. What is global (loss, tokens) is taken from the lowest rank seen.
 The first step of an attempt is left out of every rate: it allocates, and is slower than the rest.
+A screen that lives as long as its run keeps the most recent of each list (`keep`); the report keeps all.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ class RunTally:
     """All ranks together."""
 
     plan: Mapping[str, Any] = field(default_factory=dict)  # the keys of plan.json that numbers need
+    keep: int | None = None  # so many steps, evaluations, faults and the like; None: all
     ranks: dict[int, RankTally] = field(default_factory=dict)
     steps: dict[int, StepRecord] = field(default_factory=dict)
     evaluations: dict[int, Event] = field(default_factory=dict)
@@ -127,6 +129,18 @@ class RunTally:
         handler = _HANDLERS.get(event.kind)
         if handler is not None:
             handler(self, rank, event)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let the oldest go where only so many are kept."""
+        if self.keep is None:
+            return
+        stepwise: tuple[dict[Any, Any], ...] = (self.steps, self.evaluations, self.non_finite)
+        for by_step in stepwise:
+            while len(by_step) > self.keep:
+                del by_step[min(by_step)]
+        for events in (self.errors, self.faults, self.restarts):
+            del events[: -self.keep]
 
     def _start(self, rank: RankTally, event: Event) -> None:
         rank.start = event.fields
@@ -139,7 +153,8 @@ class RunTally:
 
     def _phase(self, rank: RankTally, event: Event) -> None:
         name = str(event.get("name", ""))
-        rank.phases_done.append(name)
+        if name not in rank.phases_done:
+            rank.phases_done.append(name)
         rank.phase_seconds[name] = rank.phase_seconds.get(name, 0.0) + event.number("seconds")
         rank.saw_memory(event, name)
 
@@ -151,7 +166,9 @@ class RunTally:
 
     def _choice(self, rank: RankTally, event: Event) -> None:
         key = (str(event.get("name")), str(event.get("value")), str(event.get("reason", "")))
-        self.choices.setdefault(key, []).append(rank.rank)
+        ranks = self.choices.setdefault(key, [])
+        if rank.rank not in ranks:  # an attempt before chose the same
+            ranks.append(rank.rank)
 
     def _step(self, rank: RankTally, event: Event) -> None:
         step, seconds = int(event.number("step")), event.number("seconds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,19 @@ import sys
 import pytest
 
 from coremill.errors import InputError
-from coremill.launch.reform import LONGEST_PAUSE_SECONDS, HostState, ReformPolicy, check_policy
+from coremill.launch.hosts import ALIVE_COUNT, ALIVE_SECONDS, Host, Remote
+from coremill.launch.keeper import STOP_WORD
+from coremill.launch.reform import (
+    BEAT_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    SILENCE_SECONDS,
+    HostState,
+    ReformPolicy,
+    check_policy,
+)
+
+# Measured over ssh between two namespaces: two outages of 8 s, 5.4 s apart, each losing TCP's next try.
+LONGEST_STALL_SECONDS = 34.0
 
 
 def test_pauses_grow_while_a_host_stays_away() -> None:
@@ -52,20 +65,60 @@ def test_more_hosts_than_there_are_cannot_be_meant() -> None:
         check_policy(ReformPolicy(min_nodes=3), 2)
 
 
-def test_a_keeper_that_hears_nothing_ends_what_it_keeps() -> None:
-    """As behind a cut link: the input neither ends nor says anything."""
+KEPT = """
+import signal, sys, time
+def asked(*_):
+    print("asked", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, asked)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "closes", "code", "said", "told"),
+    [
+        (b"\n" + STOP_WORD + b"\n", True, 75, b"asked\n", b""),
+        (b"\n", True, 128 + signal.SIGKILL, b"", b"the connection to the first host is lost"),
+        (b"\n", False, 128 + signal.SIGKILL, b"", b"no word from the first host for 1 s"),
+    ],
+    ids=["asked to stop", "the connection is lost", "a cut link"],
+)
+def test_only_a_word_is_a_request(word: bytes, closes: bool, code: int, said: bytes, told: bytes) -> None:
+    """A rank that hears a request takes all others with it; what is only lost is ended without one."""
     order = {
-        "argv": [sys.executable, "-c", "import time; time.sleep(600)"],
+        "argv": [sys.executable, "-c", KEPT],
         "folder": "/",
         "environ": {},
-        "grace_seconds": 5.0,
-        "silence_seconds": 1.0,
+        "grace_seconds": 60.0,
+        "silence_seconds": None if closes else 1.0,
     }
+    pipe = subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, "-m", "coremill.launch.keeper"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "coremill.launch.keeper"], stdin=pipe, stdout=pipe, stderr=pipe
     ) as keeper:
-        assert keeper.stdin is not None and keeper.stderr is not None
-        keeper.stdin.write(json.dumps(order) + "\n")
+        assert keeper.stdin is not None and keeper.stdout is not None and keeper.stderr is not None
+        keeper.stdin.write(json.dumps(order).encode() + b"\n")
         keeper.stdin.flush()
-        assert keeper.wait(timeout=120) == 128 + signal.SIGTERM
-        assert "no word from the first host for 1 s" in keeper.stderr.read()
+        assert keeper.stdout.readline() == b"up\n"
+        keeper.stdin.write(word)
+        keeper.stdin.flush()
+        if closes:
+            keeper.stdin.close()
+        assert keeper.wait(timeout=120) == code
+        assert keeper.stdout.read() == said and told in keeper.stderr.read()
+
+
+def test_a_host_that_is_cut_off_has_ended_its_ranks_before_others_take_their_place() -> None:
+    ssh_gives_up_seconds = ALIVE_SECONDS * (ALIVE_COUNT + 1)
+    assert LONGEST_STALL_SECONDS < SILENCE_SECONDS < ssh_gives_up_seconds - BEAT_SECONDS
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here")
+def test_what_the_user_sets_for_ssh_stays() -> None:
+    own = ("ssh", "-F", "/dev/null", "-o", "ServerAliveInterval=77")
+    host = Host(name="node1", ranks=1, is_here=False)
+    command = Remote(ssh=own, python="python", environ={}).command(host, "coremill.launch.keeper")
+    shown = subprocess.run([command[0], "-G", *command[1:]], capture_output=True, text=True, check=True).stdout
+    assert "serveraliveinterval 77\n" in shown and f"serveralivecountmax {ALIVE_COUNT}\n" in shown

@@ -1,4 +1,8 @@
+import gc
 import io
+import os
+import tracemalloc
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,3 +193,45 @@ def test_closing_screen(tmp_path: Path, make: Any, ending: str) -> None:
         )
         assert any(line.startswith("where a step went: compute ") for line in lines)
     assert ("from_pretrained" in shown) == (ending == "finished")
+
+
+def a_long_run(first: int, last: int) -> Iterator[Event]:
+    """Two ranks that are evaluated, fail to save, and start again now and then."""
+    for step in range(first, last + 1):
+        moment = START + step / 1000  # few of them are printed, which takes longer than all the rest
+        for rank in (0, 1):
+            if step % 1000 == 1:
+                yield Event("start", moment, rank, {"world_size": 2})
+                yield Event("choice", moment, rank, {"name": "loss", "value": "chunked", "reason": "as before"})
+            fields = {"step": step, "loss": 1.0, "seconds": 1.0, "tokens": 10, "collectives": {"gather": {"bytes": 1}}}
+            yield Event("step", moment, rank, fields)
+            if step % 200 == 0:
+                yield Event("phase", moment, rank, {"name": "evaluate", "seconds": 1.0})
+                yield Event("evaluation", moment, rank, {"step": step, "loss": 1.0})
+                yield Event("save", moment, rank, {"step": step, "saved": False, "reason": f"no room at {step}"})
+                yield Event("non_finite", moment, rank, {"step": step, "text": f"step {step}"})
+        if step % 1000 == 0:
+            yield Event("error", moment, 1, {"message": "lost"})
+            yield Event("fault", moment, 1, {"action": "restart"})
+            yield Event("restart", moment, 1, {"attempt": step})
+
+
+def test_a_screen_keeps_no_more_of_a_long_run_than_of_a_short_one() -> None:
+    with Path(os.devnull).open("w") as nowhere:
+        screen = RunConsole(None, None, Console(file=nowhere, width=80))
+        screen.update(a_long_run(1, 5000))
+        gc.collect()
+        tracemalloc.start()
+        try:
+            screen.update(a_long_run(5001, 15_000))
+            gc.collect()
+            grown_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    tally = screen.tally
+    kept = (tally.steps, tally.evaluations, tally.non_finite, tally.errors, tally.faults, tally.restarts)
+    assert all(0 < len(each) <= console_module.KEPT for each in kept)
+    assert [len(ranks) for ranks in tally.choices.values()] == [2]
+    # All that is kept was replaced meanwhile: a few dozen events, against 20,000 that went by.
+    assert grown_bytes < 500_000
+    assert tally.last_step == 15_000 and tally.tokens_per_second(console_module.RECENT_STEPS) == 10.0
