@@ -271,8 +271,11 @@ def config_show(config: ConfigPath = None, settings: Settings = None, as_json: A
     """The resolved config, each line with where its value came from."""
     from coremill.config.load import load_config
     from coremill.config.show import show
+    from coremill.model.source import require_named_code
 
     loaded = load_config(config, settings or [])
+    with loaded.placing():
+        require_named_code(loaded.config.model)
     print(json.dumps(loaded.config.model_dump(mode="json"), indent=2) if as_json else show(loaded))
 
 

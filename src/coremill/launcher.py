@@ -87,7 +87,7 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     ending = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
     outcome = ending.outcome
     if outcome.exit_code == 0 and config.sample.prompt and config.run.export and leads:
-        write_sample(folder.export, config.sample, folder.path, environ)
+        write_sample(folder.export, config.sample, folder.path, environ, code_sha256=orders.model.code_sha256)
     record_failure(outcome, folder, since=ending.since)
     if leads:
         summary = write_report(folder.path)
