@@ -98,6 +98,7 @@ def train(
     environ = environment_snapshot()
     PULSE.begin(environ)
     from coremill.config.load import load_config
+    from coremill.launch.refusal import refusals_told
     from coremill.launcher import Options, launch
     from coremill.world import identify, identify_node
 
@@ -108,7 +109,9 @@ def train(
         from coremill.run import run_as_rank
 
         raise typer.Exit(run_as_rank(config, overrides, identity, options))
-    raise typer.Exit(launch(load_config(config, overrides), options, identify_node(environ), Console()))
+    node = identify_node(environ)
+    with refusals_told(node, environ, dry_run=dry_run):
+        raise typer.Exit(launch(load_config(config, overrides), options, node, Console()))
 
 
 @app.command()

@@ -269,13 +269,11 @@ def record_failure(outcome: Outcome, folder: RunFolder, *, since: float) -> None
     rank = outcome.failed_rank
     if rank is None or errors_of(rank, folder.path, since):
         return
+    message, words = outcome.message.removeprefix(f"rank {rank} "), outcome.log_tail.strip()
+    if outcome.exit_code == InputError.exit_code:  # it had said all there is to say, in its log
+        message, words = words.rpartition("coremill: ")[2] or message, ""
     with EventWriter(folder.path, rank) as events:
-        events.write(
-            "error",
-            message=outcome.message.removeprefix(f"rank {rank} "),
-            traceback=outcome.log_tail.strip() or None,
-            exit_code=outcome.exit_code,
-        )
+        events.write("error", message=message, traceback=words or None, exit_code=outcome.exit_code)
 
 
 def report_to_head(outcome: Outcome, folder: RunFolder, *, since: float) -> None:

@@ -117,7 +117,10 @@ def main() -> int:
     if (job.get("source") or {}).get("dataset") is not None and job["source"]["dataset"]["offline"]:
         os.environ["HF_HUB_OFFLINE"] = "1"
     try:
-        result = do_job(job, speaker)
+        try:
+            result = do_job(job, speaker)
+        finally:
+            remove_copies()  # before the last word: the parent does not wait for more
     except Exception as error:
         speaker.error(error)
         return 1
@@ -139,5 +142,4 @@ def _read_line(descriptor: int) -> bytes:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    remove_copies()
     os._exit(code)  # native threads of the libraries have nothing left to do

@@ -13,7 +13,6 @@ from coremill.config.load import load_config
 from coremill.config.schema import ModelSection
 from coremill.errors import InputError
 from coremill.model.build import build_on_meta
-from coremill.model.hub import _require_commit
 from coremill.model.source import resolve_model
 from coremill.remote_code import checked_copy, code_sha256, read_code
 from own_code import AUTO_MAP, add_own_code
@@ -73,15 +72,6 @@ def test_a_full_commit_serves(tmp_path: Path) -> None:
     path.write_text(f"train: {{steps: 5}}\nmodel: {{name: a/b, trust_remote_code: true, revision: '{COMMIT}'}}\n")
     assert load_config(path).config.model.trust_remote_code
     assert not load_config(None).config.model.trust_remote_code
-
-
-def test_the_hub_has_to_mean_the_same_commit() -> None:
-    class Info:
-        sha = "f" * 40
-
-    with pytest.raises(InputError, match=f"the hub gives commit {'f' * 40} of a/b for {COMMIT}"):
-        _require_commit("a/b", Info, COMMIT)
-    _require_commit("a/b", Info, Info.sha)
 
 
 def test_a_folder_needs_a_hash_and_is_told_it(tmp_path: Path, folder: Path) -> None:
