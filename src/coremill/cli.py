@@ -98,6 +98,7 @@ def train(
     environ = environment_snapshot()
     PULSE.begin(environ)
     from coremill.config.load import load_config
+    from coremill.launch.refusal import refusals_told
     from coremill.launcher import Options, launch
     from coremill.world import identify, identify_node
 
@@ -108,8 +109,9 @@ def train(
 
         overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]
         raise typer.Exit(run_as_rank(config, overrides, identity, options))
-    loaded = load_config(config, settings or [], nproc=nproc)
-    raise typer.Exit(launch(loaded, options, identify_node(environ), Console()))
+    node = identify_node(environ)
+    with refusals_told(node, environ, dry_run=dry_run):
+        raise typer.Exit(launch(load_config(config, settings or [], nproc=nproc), options, node, Console()))
 
 
 @app.command()
@@ -272,8 +274,11 @@ def config_show(config: ConfigPath = None, settings: Settings = None, as_json: A
     """The resolved config, each line with where its value came from."""
     from coremill.config.load import load_config
     from coremill.config.show import show
+    from coremill.model.source import require_named_code
 
     loaded = load_config(config, settings or [])
+    with loaded.placing():
+        require_named_code(loaded.config.model)
     print(json.dumps(loaded.config.model_dump(mode="json"), indent=2) if as_json else show(loaded))
 
 

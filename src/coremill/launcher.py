@@ -91,7 +91,7 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     if outcome.exit_code == Stopped.exit_code:
         REQUESTS.leave()  # ranks have saved: what is left is to say so
     if outcome.exit_code == 0 and config.sample.prompt and config.run.export and leads:
-        write_sample(folder.export, config.sample, folder.path, environ)
+        write_sample(folder.export, config.sample, folder.path, environ, code_sha256=orders.model.code_sha256)
     record_failure(outcome, folder, since=ending.since)
     if leads:
         summary = write_report(folder.path)
@@ -281,13 +281,11 @@ def record_failure(outcome: Outcome, folder: RunFolder, *, since: float) -> None
     rank = outcome.failed_rank
     if rank is None or errors_of(rank, folder.path, since):
         return
+    message, words = outcome.message.removeprefix(f"rank {rank} "), outcome.log_tail.strip()
+    if outcome.exit_code == InputError.exit_code:  # it had said all there is to say, in its log
+        message, words = words.rpartition("coremill: ")[2] or message, ""
     with EventWriter(folder.path, rank) as events:
-        events.write(
-            "error",
-            message=outcome.message.removeprefix(f"rank {rank} "),
-            traceback=outcome.log_tail.strip() or None,
-            exit_code=outcome.exit_code,
-        )
+        events.write("error", message=message, traceback=words or None, exit_code=outcome.exit_code)
 
 
 def report_to_head(outcome: Outcome, folder: RunFolder, *, since: float) -> None:

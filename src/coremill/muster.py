@@ -199,10 +199,11 @@ def without_launcher(
             screen.update(follower.poll())
 
 
-def close_run(loaded: LoadedConfig, world: World, folder: RunFolder) -> None:
+def close_run(loaded: LoadedConfig, orders: Orders, world: World, folder: RunFolder) -> None:
     """Under a foreign launcher rank 0 leaves the sample and the report, which else the launcher does."""
     if world.identity.launcher == "coremill" or world.rank != 0:
         return
     if loaded.config.sample.prompt and loaded.config.run.export:
-        write_sample(folder.export, loaded.config.sample, folder.path, environment_snapshot())
+        code = orders.model.code_sha256
+        write_sample(folder.export, loaded.config.sample, folder.path, environment_snapshot(), code_sha256=code)
     render_summary(write_report(folder.path), Console(force_terminal=False))

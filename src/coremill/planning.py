@@ -25,6 +25,7 @@ from coremill.plan.planner import make_plan, price
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Arrangement, Plan, StepSeconds
 from coremill.prepare import card_for
+from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan
 from coremill.report.summary import summarise
 from coremill.report.terminal import format_bytes, format_rate, format_seconds, format_usd, print_heading, print_rows
@@ -163,9 +164,10 @@ def find_fleet(config: RunConfig, text: str | None) -> Fleet:
 def card_without_weights(config: RunConfig) -> ModelCard:
     """From the folder, from a config, or from the hub's headers."""
     model = config.model
-    if model.config is None and model.name != BUILT_IN and not hub.is_folder(model.name):
+    if model.config is None and model.name != BUILT_IN and not is_folder(model.name):
         weights = model.weights == "pretrained"
-        return hub.card_on_hub(model.name, revision=model.revision, weights=weights, setting="model")
+        code = model.trust_remote_code
+        return hub.card_on_hub(model.name, revision=model.revision, weights=weights, setting="model", code=code)
     return card_for(config, resolve_model(model, cache=cache_folder(environment_snapshot())))
 
 

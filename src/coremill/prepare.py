@@ -87,6 +87,7 @@ def prepare(
     data = prepare_data(
         config,
         tokenizer_folder=tokenizer,
+        code_sha256=model.code_sha256 if tokenizer == model.folder else None,
         vocabulary_rows=card.vocabulary_rows,
         max_positions=card.max_positions,
         cache=cache,

@@ -1,6 +1,6 @@
 """A completion by the exported model, in a process of its own: proof that the export loads, and something to look at.
 
-python -m coremill.sample EXPORT_FOLDER TOKENS    prompt on stdin, JSON on stdout
+python -m coremill.sample EXPORT_FOLDER TOKENS [CODE_SHA256]    prompt on stdin, JSON on stdout
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ from pathlib import Path
 
 from coremill.config.schema import SampleSection
 from coremill.errors import CoremillError
+from coremill.hardware.probe import cache_folder, environment_snapshot
+from coremill.remote_code import checked_copy
 from coremill.report.events import EventWriter
 
 TIMEOUT_SECONDS = 600
 
 
-def write_sample(export: Path, sample: SampleSection, run_folder: Path, environ: Mapping[str, str]) -> None:
-    """Ask the export for a completion and add it to rank 0's events."""
+def write_sample(
+    export: Path, sample: SampleSection, run_folder: Path, environ: Mapping[str, str], *, code_sha256: str | None = None
+) -> None:
+    """Ask the export for a completion and add it to rank 0's events; its own code is run where this is its hash."""
     assert sample.prompt is not None
+    trusted = [] if code_sha256 is None else [code_sha256]
     child = subprocess.run(
-        [sys.executable, "-m", "coremill.sample", str(export), str(sample.tokens)],
+        [sys.executable, "-m", "coremill.sample", str(export), str(sample.tokens), *trusted],
         input=sample.prompt,
         capture_output=True,
         text=True,
@@ -37,13 +42,17 @@ def write_sample(export: Path, sample: SampleSection, run_folder: Path, environ:
         events.write("sample", prompt=sample.prompt, completion=json.loads(child.stdout)["completion"])
 
 
-def complete(export: str, prompt: str, tokens: int) -> str:
+def complete(export: str, prompt: str, tokens: int, code_sha256: str | None = None) -> str:
     """A sampled completion, the same every time; greedy, a small model repeats one token for ever."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(export, trust_remote_code=False)
-    model = AutoModelForCausalLM.from_pretrained(export, trust_remote_code=False)
+    trusted = code_sha256 is not None
+    if code_sha256 is not None:
+        cache = cache_folder(environment_snapshot()).absolute()
+        export = str(checked_copy(Path(export).absolute(), code_sha256, cache))
+    tokenizer = AutoTokenizer.from_pretrained(export, trust_remote_code=trusted)
+    model = AutoModelForCausalLM.from_pretrained(export, trust_remote_code=trusted)
     inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     torch.manual_seed(0)
     output = model.generate(**inputs, max_new_tokens=tokens, do_sample=True, temperature=0.7, top_k=40)
@@ -52,4 +61,4 @@ def complete(export: str, prompt: str, tokens: int) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"completion": complete(sys.argv[1], sys.stdin.read(), int(sys.argv[2]))}))
+    print(json.dumps({"completion": complete(sys.argv[1], sys.stdin.read(), int(sys.argv[2]), *sys.argv[3:])}))

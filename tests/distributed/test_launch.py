@@ -350,30 +350,75 @@ def test_an_exception_under_mpirun_ends_the_job() -> None:
     assert "coremill: the connection to another rank was lost" in done.stderr
 
 
-def test_two_launchers_make_one_world_under_kubeflow(tmp_path: Path) -> None:
+def kubeflow(nodes: int) -> list[dict[str, str]]:
+    """The variables of each node, all of them on this machine's own address."""
     address = own_address_towards("198.51.100.1", is_one_host=False)
     if address == "198.51.100.1":
         pytest.skip("this machine has no address but loopback")
     with socket.create_server((address, 0)) as free:
         port = str(free.getsockname()[1])
-    launchers = [
-        subprocess.Popen(
-            [sys.executable, str(TESTS / "launch_ranks.py"), "1", str(tmp_path / str(node)), str(MEET)],
-            env={**ENVIRON, "PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(node),
-                 "PET_MASTER_ADDR": address, "PET_MASTER_PORT": port},
-            stdout=subprocess.DEVNULL,
-        )
-        for node in range(2)
-    ]  # fmt: skip
-    logs = ""
+    shared = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": address, "PET_MASTER_PORT": port}
+    return [{**ENVIRON, **shared, "PET_NODE_RANK": str(node)} for node in range(nodes)]
+
+
+def start_node(environ: dict[str, str], folder: Path) -> subprocess.Popen[str]:
+    """A launcher whose ranks want to meet."""
+    command = [sys.executable, str(TESTS / "launch_ranks.py"), "1", str(folder), str(MEET)]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, text=True)
+
+
+def end_nodes(nodes: list[subprocess.Popen[str]]) -> list[int]:
     try:
-        assert [process.wait(timeout=120) for process in launchers] == [0, 0]
+        return [process.wait(timeout=120) for process in nodes]
     finally:
-        for process in launchers:
+        for process in nodes:
             process.kill()
             process.wait()
-        logs = "".join(file.read_text() for file in sorted(tmp_path.glob("*/rank-*.log")))
+
+
+def test_two_launchers_make_one_world_under_kubeflow(tmp_path: Path) -> None:
+    nodes = [start_node(environ, tmp_path / str(node)) for node, environ in enumerate(kubeflow(2))]
+    assert end_nodes(nodes) == [0, 0]
+    logs = "".join(file.read_text() for file in sorted(tmp_path.glob("*/rank-*.log")))
     assert [(entry["rank"], entry["size"], entry["node"], entry["once"]) for entry in met(logs)] == [
         (0, 2, [0, 2], 0),
         (1, 2, [1, 2], 1),
     ]
+
+
+def start_refusing(environ: dict[str, str], folder: Path) -> subprocess.Popen[str]:
+    """`coremill train` on a node where the run file is wrong."""
+    (folder / "bad.yaml").write_text("train: {steps: many}\n")
+    command = [sys.executable, "-m", "coremill", "train", "bad.yaml"]
+    return subprocess.Popen(command, env=environ, cwd=folder, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("refusing", [0, 1, 2])
+def test_a_node_that_refuses_tells_the_others(tmp_path: Path, refusing: int) -> None:
+    """They end with 78 and its words; their ranks wait for a minute at most, and end with 69 if nobody tells them."""
+    nodes = [
+        start_refusing(environ, tmp_path) if node == refusing else start_node(environ, tmp_path / str(node))
+        for node, environ in enumerate(kubeflow(3))
+    ]
+    said = nodes[refusing].stderr
+    assert end_nodes(nodes) == [78, 78, 78]
+    assert said is not None and said.read().count("train.steps must be") == 1
+    logs = [file.read_text() for file in sorted(tmp_path.glob("*/rank-*.log"))]
+    assert len(logs) == 2
+    for log in logs:
+        assert f"coremill: node {refusing} ({socket.gethostname()}) refused: train.steps must be" in log
+
+
+def test_nodes_that_all_refuse_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """The usual case: all have the same file. Each would wait for three minutes if it took the others for absent."""
+    nodes = [start_refusing(environ, tmp_path) for environ in kubeflow(2)]
+    assert end_nodes(nodes) == [78, 78]
+
+
+def test_ctrl_c_ends_the_telling(tmp_path: Path) -> None:
+    process = start_refusing(kubeflow(2)[1], tmp_path)
+    assert process.stderr is not None
+    while "telling the other nodes" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert end_nodes([process]) == [78]

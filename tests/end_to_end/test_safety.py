@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import threading
 import time
 from pathlib import Path
 
 import psutil
 
+from coremill.remote_code import code_sha256, read_code
 from end_to_end.scene import MARKER, Running, Scene
 from end_to_end.stand_in_hub import serve_gated_hub
 from end_to_end.test_stop import FAULT, TRAIN, WITHOUT_END, events, wait_for
+from own_code import add_own_code, add_own_tokenizer
 from stand_in_metadata import SESSION, serve_metadata
 
 TOKEN = "hf_SECRETsecretSECRETsecret0123"
@@ -107,3 +110,27 @@ def test_spot_notice_saves_and_stops_and_ports_are_loopbacks(scene: Scene) -> No
     assert json.loads((folder / "report.json").read_text())["state"] == "stopped"
     assert SESSION not in done.out + done.err and not holding(SESSION, folder)
     assert not done.left
+
+
+def test_pinned_code_of_a_model_is_trained_exported_and_reloaded(scene: Scene) -> None:
+    folder = add_own_tokenizer(add_own_code(Path(shutil.copytree(scene.path("model"), scene.path("own")))))
+    pin = code_sha256(read_code(folder))
+    settings = {"model.name": "own", "model.trust_remote_code": "true", "model.code_sha256": pin, "train.steps": "2"}
+    settings |= {"run.folder": "trusted", "train.warmup_steps": "0", "sample.prompt": "mill", "sample.tokens": "2"}
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    done = scene.coremill("train", "run.yaml", "--nproc", "1", *words)
+    assert done.code == 0, str(done)
+    export = scene.path("trusted") / "export"
+    assert json.loads((export / "config.json").read_text())["architectures"] == ["OwnForCausalLM"]
+    assert code_sha256(read_code(export)) == pin
+    (sample,) = [event for event in events(scene.path("trusted")) if event["kind"] == "sample"]
+    assert sample["prompt"] == "mill"  # the export was loaded with its code
+    assert list((scene.cache / "code").iterdir()) == []  # copies go with their processes
+    assert not (scene.cache / "hub" / "modules").exists()  # and transformers' own cache was not used
+
+    with (folder / "modeling_own.py").open("a") as stream:
+        stream.write("# changed after it was read\n")
+    for command in (["train"], ["config", "show"]):
+        done = scene.coremill(*command, "run.yaml", *words, "--set", "run.folder=changed")
+        assert done.code == 78 and pin in done.err and code_sha256(read_code(folder)) in done.err, str(done)
+    assert not list(scene.path("changed").rglob("rank-*"))

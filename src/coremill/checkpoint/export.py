@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from coremill.errors import StorageError
-from coremill.model.build import build_on_meta
+from coremill.model.build import build_on_meta, code_of
 from coremill.model.names import map_names
 from coremill.model.slices import named_tensors, rows_of_rank
 from coremill.model.source import ModelFolder
@@ -342,6 +342,9 @@ def _write_beside(
     generation = source.folder / "generation_config.json"
     if generation.is_file():
         _copy(generation, folder)
+    if source.code_sha256 is not None:
+        for path in sorted(code_of(source).glob("*.py")):
+            _copy(path, folder)
     if tokenizer_folder is not None:
         for path in sorted(tokenizer_folder.iterdir()):
             if path.is_file() and path.name.endswith(TOKENIZER_SUFFIXES) and not MODEL_ONLY.match(path.name):

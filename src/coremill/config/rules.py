@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from coremill.config.keys import keys
 from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.remote_code import pin_problem
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,26 @@ def _shape_has_a_tokenizer(config: RunConfig) -> Breach | None:
         "a shape made on the spot has no tokenizer of its own",
         "add `tokenizer: built-in`, or a hub id or folder, and a vocab_size that covers it",
     )
+
+
+@_rule("model.trust_remote_code", "model.name", "model.config", "model.revision", "model.code_sha256")
+def _trusted_code_is_pinned(config: RunConfig) -> Breach | None:
+    """`model.trust_remote_code` goes with a commit as `model.revision` (hub) or with `model.code_sha256` (folder)."""
+    model = config.model
+    if not model.trust_remote_code:
+        return None
+    if model.config is not None or model.name == BUILT_IN:
+        return Breach(
+            "model.trust_remote_code",
+            "model.trust_remote_code is true, but no model with code of its own is named",
+            "the built-in model and those made of model.config come without code",
+            "remove model.trust_remote_code",
+        )
+    problem = pin_problem(model.name, model.revision, model.code_sha256)
+    if problem is None:
+        return None
+    others = () if problem.key == "model.trust_remote_code" else ("model.trust_remote_code",)
+    return Breach(problem.key, problem.what, problem.why, problem.do, others=others)
 
 
 @_rule("data.split", "data.source")

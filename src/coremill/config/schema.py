@@ -33,6 +33,17 @@ class ModelSection(Section):
         BUILT_IN, min_length=1, description="hub id, folder, or built-in (a small Llama shape made on the spot)"
     )
     revision: str | None = Field(None, description="branch, tag or commit on the hub")
+    trust_remote_code: bool = Field(
+        False,
+        description="true: run the code that comes with the model, pinned by a full commit as model.revision (hub)"
+        " or by model.code_sha256 (folder)",
+    )
+    code_sha256: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        json_schema_extra={"x-form": "64 hexadecimal digits"},
+        description="the code to trust, for a folder: what LC_ALL=C sha256sum *.py piped into sha256sum prints in it",
+    )
     weights: Literal["pretrained", "random"] = Field(
         "pretrained",
         description="random: start from scratch, the same for any number of ranks; only config.json is read",

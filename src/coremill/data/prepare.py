@@ -36,13 +36,22 @@ def prepare_data(
     max_positions: int | None,
     cache: Path,
     progress: OnProgress = None,
+    code_sha256: str | None = None,
 ) -> PackedData:
-    """The rows of a run, from the cache where they were packed before."""
+    """The rows of a run, from the cache where they were packed before.
+
+    With `code_sha256` the tokenizer's folder has code that may be run, of this hash.
+    """
     started = time.perf_counter()
     section = config.data
     _require_positions(section, max_positions)
     packer = _Packer(
-        section.sequence_length, tokenizer_folder.absolute(), vocabulary_rows, cache.absolute() / "data", progress
+        section.sequence_length,
+        tokenizer_folder.absolute(),
+        vocabulary_rows,
+        cache.absolute() / "data",
+        progress,
+        code_sha256,
     )
     training_source = _training_source(section)
     evaluation_source = _evaluation_source(section)
@@ -116,6 +125,7 @@ class _Packer:
     vocabulary_rows: int
     cache: Path
     progress: OnProgress
+    code_sha256: str | None
 
     def pack(self, source: TextSource) -> _Packing:
         stamps = stamps_of(source)
@@ -125,6 +135,7 @@ class _Packer:
             tokenizer_identity(self.tokenizer_folder),
             self.sequence_length,
             *([source.on_bad_rows] if source.on_bad_rows != "stop" else []),
+            *([self.code_sha256] if self.code_sha256 is not None else []),
         )
         final = self.cache / key
         from_cache = build_once(
@@ -162,6 +173,8 @@ class _Packer:
             "job": "tokenise",
             "source": source.to_json(),
             "tokenizer_folder": str(self.tokenizer_folder),
+            "code_sha256": self.code_sha256,
+            "cache": str(self.cache.parent),
             "sequence_length": self.sequence_length,
             "vocabulary_rows": self.vocabulary_rows,
             "destination": str(partial),

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from coremill.data.packed import Progress
 from coremill.errors import CoremillError, InputError, StorageError
+from coremill.remote_code import remove_copies
 
 PR_SET_PDEATHSIG = 1
 PROGRESS_SECONDS = 0.1
@@ -88,7 +89,7 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
 
     source = TextSource.from_json(job["source"])
     destination = Path(job["destination"])
-    tokenizer = load_tokenizer(Path(job["tokenizer_folder"]))
+    tokenizer = load_tokenizer(Path(job["tokenizer_folder"]), code_sha256=job["code_sha256"], cache=Path(job["cache"]))
     if source.dataset is not None:
         speaker.progress(Progress(0, 0, None, 0, "download"), always=True)
         # datasets takes a folder of the same name for the dataset; here there is none.
@@ -116,7 +117,10 @@ def main() -> int:
     if (job.get("source") or {}).get("dataset") is not None and job["source"]["dataset"]["offline"]:
         os.environ["HF_HUB_OFFLINE"] = "1"
     try:
-        result = do_job(job, speaker)
+        try:
+            result = do_job(job, speaker)
+        finally:
+            remove_copies()  # before the last word: the parent does not wait for more
     except Exception as error:
         speaker.error(error)
         return 1

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
+from coremill.remote_code import checked_copy
 
 # Everything a tokenizer can be made of; weights and model configs beside it must not change the key.
 TOKENIZER_FILES = (
@@ -55,10 +56,13 @@ def tokenizer_identity(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(folder: Path) -> TextTokenizer:
-    """The fast tokenizer of tokenizer.json where there is one, else whatever transformers makes of the folder."""
+def load_tokenizer(folder: Path, *, code_sha256: str | None = None, cache: Path | None = None) -> TextTokenizer:
+    """The fast tokenizer of tokenizer.json where there is one, else whatever transformers makes of the folder.
+
+    With `code_sha256` that may take running code of the folder: only code of this hash, copied into `cache`.
+    """
     if not (folder / "tokenizer.json").is_file():
-        return _through_transformers(folder)
+        return _through_transformers(folder, code_sha256, cache)
     from tokenizers import Tokenizer
 
     try:
@@ -76,7 +80,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     eos_id = None if end_token is None else tokenizer.token_to_id(end_token)
     if eos_id is None:
         # Some folders leave it to the class of the tokenizer (GPT-2's do), which only transformers knows.
-        eos_id = _through_transformers(folder).eos_id
+        eos_id = _through_transformers(folder, code_sha256, cache).eos_id
 
     def encode(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
@@ -106,11 +110,14 @@ def _written_end_token(folder: Path) -> str | None:
     return None
 
 
-def _through_transformers(folder: Path) -> TextTokenizer:
+def _through_transformers(folder: Path, code_sha256: str | None, cache: Path | None) -> TextTokenizer:
     from transformers import AutoTokenizer
 
+    trusted = code_sha256 is not None and cache is not None
+    if code_sha256 is not None and cache is not None:
+        folder = checked_copy(folder.absolute(), code_sha256, cache)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusted)
     except Exception as error:  # ImportError, ValueError, OSError and more, by tokenizer
         raise InputError(
             "transformers cannot make a tokenizer of this folder",

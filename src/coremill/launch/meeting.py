@@ -26,6 +26,8 @@ class ClaimedTwice(InputError):
 
 
 POLL_SECONDS = 0.05
+TELLING_SECONDS = 180.0  # how long other nodes are waited for, to tell them that one has refused its input
+REFUSAL = "refusal"  # where a node that starts no ranks leaves its words
 SLOWEST_POLL_SECONDS = 0.5
 
 
@@ -50,19 +52,9 @@ def open_store(identity: RankIdentity, deadline: float) -> Store:
 
     agent = client(identity.master_address, identity.master_port) if identity.agent_store else None
     if identity.rank == 0:
-        listener = listen_for_store(identity)
-        port = listener.getsockname()[1]
-        left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
-        host = own_address_towards(identity.master_address, is_one_host=identity.is_one_host)
-        bound = listener.getsockname()[0]
-        connect_to = LOOPBACK if bound in ("0.0.0.0", "::") else bound
-        # The store owns the descriptor from here on. Handing it a bound socket is the only way to keep it off other
-        # interfaces: by itself it listens on all of them, whatever MASTER_ADDR says.
-        store = TCPStore(
-            connect_to, port, identity.size, is_master=True, timeout=left, wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )  # fmt: skip
+        store, port = serve_store(identity, timedelta(seconds=max(1.0, deadline - time.monotonic())))
         if agent is not None:
+            host = own_address_towards(identity.master_address, is_one_host=identity.is_one_host)
             agent.set("coremill/store", json.dumps([host, port]))
         return store
     if agent is None:
@@ -74,6 +66,22 @@ def open_store(identity: RankIdentity, deadline: float) -> Store:
                 return client(host, port)
         time.sleep(POLL_SECONDS)
     raise PeerLost(f"rank {identity.rank} waited for rank 0 in vain", do="look at the log of rank 0")
+
+
+def serve_store(identity: RankIdentity, timeout: timedelta) -> tuple[Store, int]:
+    """A fresh store as rank 0 has it, and its port."""
+    from torch._C._distributed_c10d import TCPStore
+
+    listener = listen_for_store(identity)
+    bound, port = listener.getsockname()[:2]
+    connect_to = LOOPBACK if bound in ("0.0.0.0", "::") else bound
+    # The store owns the descriptor from here on. Handing it a bound socket is the only way to keep it off other
+    # interfaces: by itself it listens on all of them, whatever MASTER_ADDR says.
+    store = TCPStore(
+        connect_to, port, identity.size, is_master=True, timeout=timeout, wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip
+    return store, port
 
 
 def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list[dict[str, Any]]:
@@ -99,6 +107,10 @@ def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list
         slack = 0.0 if identity.rank == 0 else 5.0
         store.wait(["roll"], timedelta(seconds=max(1.0, deadline - time.monotonic()) + slack))
         roll = json.loads(store.get("roll"))
+        if "refused" in roll:
+            _pass_on(store, identity)
+            words = roll["refused"]
+            raise InputError(f"node {words['node']} ({words['host']}) refused: {words['text']}")
     if roll["size"] != identity.size:
         raise InputError(
             f"rank {identity.rank} counts {identity.size} ranks and rank 0 counts {roll['size']}",
@@ -118,6 +130,21 @@ def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list
         )
     entries: list[dict[str, Any]] = roll["entries"]
     return entries
+
+
+def all_heard(store: Store, nodes: int) -> bool:
+    """Whether a rank of every other node, or its launcher, has read that the roll is over."""
+    return all(store.add(f"heard/{node}", 0) > 0 for node in range(1, nodes))
+
+
+def _pass_on(store: Store, identity: RankIdentity) -> None:
+    """Before a rank ends for a node's refusal: the first node's stay, with the store, until the others have read it."""
+    if identity.node_rank:
+        store.add(f"heard/{identity.node_rank}", 1)
+        return
+    deadline = time.monotonic() + TELLING_SECONDS
+    while time.monotonic() < deadline and not all_heard(store, identity.size // identity.local_size):
+        time.sleep(POLL_SECONDS)
 
 
 def nodes_of(roster: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -152,6 +179,8 @@ def _collect(store: Store, size: int, deadline: float) -> dict[str, Any]:
                 entries[rank] = json.loads(store.get(f"entries/{rank}"))
         if any(entry["size"] != size for entry in entries.values()):
             break
+        if store.check([REFUSAL]):
+            return {"refused": json.loads(store.get(REFUSAL))}
         if len(entries) < size:
             time.sleep(pause)
             pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)

@@ -9,17 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.initialization import no_init_weights
 
 from coremill.errors import InputError
+from coremill.hardware.probe import cache_folder, environment_snapshot
+from coremill.model.causal import TRUST_ADVICE
 from coremill.model.source import ModelFolder
 from coremill.plan.types import Choice
+from coremill.remote_code import CAUSAL, checked_copy
 
 # What a config that does not make sense leads to, depending on where it is noticed.
 CONFIG_ERRORS = (
@@ -51,13 +56,16 @@ def build_on_meta(source: ModelFolder, *, attention: str = "sdpa") -> PreTrained
 
     Where a model has no sdpa form (attention with a soft cap, for one) it gets eager attention; `attention_of` says so.
     """
-    config = _read_config(source)
-    if attention == "sdpa" and not _sdpa_serves(config):
-        attention = "eager"
+    # The folder as it is, or, where its own code is to be run, a copy with exactly the code that was pinned.
+    trusted = source.code_sha256 is not None
+    folder = source.folder if source.code_sha256 is None else code_of(source)
+    config = _read_config(source, folder, trusted=trusted)
     try:
+        if attention == "sdpa" and not _sdpa_serves(config, folder, trusted=trusted):
+            attention = "eager"
         with no_init_weights(), _parameters_on_meta():
             model = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
+                config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=trusted
             )
     except CONFIG_ERRORS as error:
         raise _cannot_build(source, error) from error
@@ -65,6 +73,12 @@ def build_on_meta(source: ModelFolder, *, attention: str = "sdpa") -> PreTrained
     model.config.use_cache = False
     model.train()
     return model
+
+
+def code_of(source: ModelFolder) -> Path:
+    """A copy of the folder with the code that was checked, for this process."""
+    assert source.code_sha256 is not None
+    return checked_copy(source.folder.absolute(), source.code_sha256, cache_folder(environment_snapshot()).absolute())
 
 
 def attention_of(model: PreTrainedModel, asked: str) -> Choice[str]:
@@ -102,8 +116,8 @@ def find_layers(model: nn.Module) -> LayerMap:
     )
 
 
-def _read_config(source: ModelFolder) -> Any:
-    """The config as transformers sees it; code that comes with a model is never run."""
+def _read_config(source: ModelFolder, folder: Path, *, trusted: bool) -> Any:
+    """The config as transformers sees it; code that comes with a model is run only where it is trusted."""
     if "quantization_config" in source.config:
         raise InputError(
             "the model is quantised and cannot be trained as it is",
@@ -112,14 +126,18 @@ def _read_config(source: ModelFolder) -> Any:
             do="use the model it was made from",
         )
     try:
-        return AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)
     except (OSError, *CONFIG_ERRORS) as error:
         raise _cannot_build(source, error) from error
 
 
-def _sdpa_serves(config: Any) -> bool:
+def _sdpa_serves(config: Any, folder: Path, *, trusted: bool) -> bool:
     """Whether sdpa computes what the model means: it cannot cap scores, and older transformers let that pass."""
-    model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    own_classes = getattr(config, "auto_map", None) or {}
+    if trusted and CAUSAL in own_classes:
+        model_class = get_class_from_dynamic_module(own_classes[CAUSAL], folder, local_files_only=True)
+    else:
+        model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     return capped is None and getattr(model_class, "_supports_sdpa", True)
 
@@ -127,7 +145,7 @@ def _sdpa_serves(config: Any) -> bool:
 def _cannot_build(source: ModelFolder, error: Exception) -> InputError:
     reason = " ".join(str(error).split())[:300] or type(error).__name__
     if "auto_map" in source.config:
-        advice = "use a model whose code is part of transformers: code that comes with a model is never run"
+        advice = TRUST_ADVICE if source.code_sha256 is None else "look into the model's own code, which was run"
     else:
         advice = "check config.json; model_type must be a causal language model that this transformers knows"
     return InputError(

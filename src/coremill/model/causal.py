@@ -15,13 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
+from coremill.remote_code import CAUSAL
 
+TRUST_ADVICE = (
+    "use a model whose code is part of transformers; or read this one's code and set model.trust_remote_code: true,"
+    " with its commit as model.revision (hub) or with model.code_sha256 (folder)"
+)
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 _MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
 
 
-def require_causal(config: Mapping[str, Any], *, description: str, where: str) -> None:
-    """Refuse a config.json that is no causal language model."""
+def require_causal(config: Mapping[str, Any], *, description: str, where: str, trusted: bool = False) -> None:
+    """Refuse a config.json that is no causal language model; `trusted`: its own code may say that it is one."""
+    own_classes = config.get("auto_map")
+    if trusted and isinstance(own_classes, Mapping) and CAUSAL in own_classes:
+        return
     tables = _tables()
     family = str(config["model_type"])
     if not tables:
@@ -31,8 +39,8 @@ def require_causal(config: Mapping[str, Any], *, description: str, where: str) -
         raise InputError(
             f"{description} is no causal language model that transformers knows",
             where=where,
-            why=f"model_type is {family}" + (", and its own code would have to be run" if own_code else ""),
-            do="use a model whose code is part of transformers: code that comes with a model is never run"
+            why=f"model_type is {family}" + (f", and {_why_not_own(trusted)}" if own_code else ""),
+            do=TRUST_ADVICE
             if own_code
             else "use a model that predicts the next token: Llama, Qwen, Mistral, Gemma, GPT-2, Phi and the like",
         )
@@ -44,6 +52,10 @@ def require_causal(config: Mapping[str, Any], *, description: str, where: str) -
             why=f"a {family} model sees the tokens it is to predict, unless its config sets is_decoder",
             do="use a model that predicts the next token: Llama, Qwen, Mistral, Gemma, GPT-2, Phi and the like",
         )
+
+
+def _why_not_own(trusted: bool) -> str:
+    return f"its auto_map names no {CAUSAL}" if trusted else "its own code would have to be run"
 
 
 @functools.cache

@@ -26,19 +26,13 @@ from coremill.plan.headers import (
     pickle_refusal,
     weight_files,
 )
+from coremill.remote_code import is_code, require_own_classes
 
 # Configs and every form a tokenizer comes in; weights are chosen by name.
 SMALL_FILES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 # A dead network answers at once, a silent one not at all; bad input has to be reported within 30 s.
 ANSWER_SECONDS = 10.0
 DEADLINE_SECONDS = 20.0
-
-
-def is_folder(name: str) -> bool:
-    """Whether a name means a folder: one that exists, or one that can only be a path."""
-    path = Path(name).expanduser()
-    looks_like_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..") or name.count("/") > 1
-    return path.is_dir() or looks_like_path
 
 
 def download(
@@ -48,14 +42,20 @@ def download(
     weights: bool,
     progress: Callable[[str], None] | None,
     setting: str,
+    code: bool = False,
 ) -> Path:
-    """The folder of a hub repository in the hub's cache: configs, tokenizer and, if asked for, its safetensors."""
+    """The folder of a hub repository in the hub's cache: configs, tokenizer and, if asked for, safetensors and code.
+
+    With `code` the revision is a commit, and nothing else is taken for it.
+    """
     from huggingface_hub import snapshot_download
 
     _quieten(bars=sys.stderr.isatty())
     try:
         info = _ask(name, revision)
-        files, total_bytes = _choose_files(name, info, revision, weights)
+        if code:
+            _require_commit(name, info, revision)
+        files, total_bytes = _choose_files(name, info, revision, weights, code=code)
         if progress is not None:
             size = f"{total_bytes / 1e9:.2f} GB" if total_bytes >= 1e9 else f"{total_bytes / 1e6:.1f} MB"
             progress(f"{name}: {len(files)} files, {size}, from the hub or its cache")
@@ -74,17 +74,21 @@ def download(
         raise problem from None
 
 
-def card_on_hub(name: str, *, revision: str | None, weights: bool, setting: str) -> ModelCard:
+def card_on_hub(name: str, *, revision: str | None, weights: bool, setting: str, code: bool = False) -> ModelCard:
     """The card of a hub model: config.json, and of the weights only the headers, by range request."""
     from huggingface_hub import HfApi, hf_hub_download
 
     _quieten(bars=False)
     try:
-        files, _ = _choose_files(name, _ask(name, revision), revision, weights)
+        info = _ask(name, revision)
+        files, _ = _choose_files(name, info, revision, weights, code=code)
         if "config.json" not in files:
             why = "it says what shape the model has"
             raise InputError(f"{name} on the hub has no config.json", where=setting, why=why)
         config = read_config(Path(hf_hub_download(name, "config.json", revision=revision)).parent)
+        if code:
+            _require_commit(name, info, revision)
+            require_own_classes(config, [file for file in files if is_code(file)], f"{name}/config.json on the hub")
         metadata = HfApi().get_safetensors_metadata(name, revision=revision) if weights else None
     except InputError:
         raise
@@ -96,7 +100,7 @@ def card_on_hub(name: str, *, revision: str | None, weights: bool, setting: str)
         if problem is None:
             raise
         raise problem from None
-    require_causal(config, description=name, where=f"{name}/config.json on the hub")
+    require_causal(config, description=name, where=f"{name}/config.json on the hub", trusted=code)
     return card_of(config, None if metadata is None else _headers_of(metadata), name=name)
 
 
@@ -183,13 +187,28 @@ def _ask(name: str, revision: str | None) -> Any:
     return answer[0]
 
 
-def _choose_files(name: str, info: Any, revision: str | None, weights: bool) -> tuple[list[str], int]:
+def _require_commit(name: str, info: Any, revision: str | None) -> None:
+    """Code was read at a commit: what the hub takes for it has to be that very one."""
+    if info.sha != revision:
+        raise InputError(
+            f"the hub gives commit {info.sha} of {name} for {revision}",
+            where="model.revision",
+            why="code is run only from the commit that was named",
+            do="set model.revision to the full commit whose code you have read",
+        )
+
+
+def _choose_files(
+    name: str, info: Any, revision: str | None, weights: bool, *, code: bool = False
+) -> tuple[list[str], int]:
     """Exactly the files of the model: repositories also hold the same weights in other formats and precisions."""
     from huggingface_hub import hf_hub_download
 
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
     top = [file for file in sizes if "/" not in file]
     files = [file for file in top if file.endswith(SMALL_FILES) and not file.endswith(".bin.index.json")]
+    if code:
+        files += [file for file in top if is_code(file)]
     if weights:
         if SINGLE_FILE in top:
             files.append(SINGLE_FILE)

@@ -1,7 +1,7 @@
 """Where the model comes from: a folder, the hub, or a config to start from scratch.
 
 Torch-free, and run before any rank starts: whatever is wrong with the model's files is found here and said once.
-Code that comes with a model is never run, and a pickle is never opened.
+Code that comes with a model is run only where it is asked for and pinned, and a pickle is never opened.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from coremill.errors import InputError
 from coremill.model import hub
 from coremill.model.causal import require_causal
 from coremill.plan.headers import read_headers
+from coremill.remote_code import is_folder, pin_problem, require_checked_code
 
 Progress = Callable[[str], None]
 
@@ -55,15 +56,35 @@ class ModelFolder:
     config: dict[str, Any]  # config.json as it is
     weights: Literal["pretrained", "random"]
     description: str  # in words: what the user asked for
+    code_sha256: str | None = None  # of the code that comes with it and is to be run; None: none is
 
 
 def resolve_model(section: ModelSection, *, cache: Path, progress: Progress | None = None) -> ModelFolder:
     """Find, download or write the model's folder, and check its files."""
     model = _find_model(section, cache, progress)
-    require_causal(model.config, description=model.description, where=f"{model.folder}/config.json")
+    where = f"{model.folder}/config.json"
+    require_causal(model.config, description=model.description, where=where, trusted=section.trust_remote_code)
+    if section.trust_remote_code:
+        model = replace(model, code_sha256=require_pinned_code(section, model.folder))
     if model.weights == "pretrained":
         read_headers(model.folder)
     return model
+
+
+def require_pinned_code(section: ModelSection, folder: Path) -> str:
+    """Check the code that is to be run against what the run file pins; returns its hash."""
+    problem = pin_problem(section.name, section.revision, section.code_sha256)
+    if problem is not None:
+        raise InputError(problem.what, where=problem.key, why=problem.why, do=problem.do)
+    key = "model.trust_remote_code" if section.code_sha256 is None else "model.code_sha256"
+    return require_checked_code(folder, section.code_sha256, key)
+
+
+def require_named_code(section: ModelSection) -> None:
+    """The same for a folder that is here, before anything is looked at but its code."""
+    folder = Path(section.name).expanduser()
+    if section.trust_remote_code and folder.is_dir():
+        require_pinned_code(section, folder)
 
 
 def _find_model(section: ModelSection, cache: Path, progress: Progress | None) -> ModelFolder:
@@ -74,7 +95,7 @@ def _find_model(section: ModelSection, cache: Path, progress: Progress | None) -
         folder = _write_config(BUILT_IN_CONFIG, cache, BUILT_IN)
         return ModelFolder(folder, _read_config(folder), "random", "the built-in model")
     wants_weights = section.weights == "pretrained"
-    if hub.is_folder(section.name):
+    if is_folder(section.name):
         folder = Path(section.name).expanduser()
         description = str(folder)
     else:
@@ -84,6 +105,7 @@ def _find_model(section: ModelSection, cache: Path, progress: Progress | None) -
             weights=wants_weights,
             progress=progress,
             setting="model",
+            code=section.trust_remote_code,
         )
         description = section.name if section.revision is None else f"{section.name} at {section.revision}"
     return ModelFolder(folder, _read_config(folder), section.weights, description)
@@ -112,7 +134,7 @@ def resolve_tokenizer(
             where=str(model.folder),
             do="set tokenizer: a hub id, a folder, or built-in",
         )
-    if hub.is_folder(name):
+    if is_folder(name):
         folder = Path(name).expanduser()
         if not has_tokenizer(folder):
             raise InputError(

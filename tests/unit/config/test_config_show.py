@@ -38,6 +38,9 @@ trees = st.recursive(
 )
 
 
+FORMS = {"model.code_sha256": ["0" * 64, "0a1b" * 16]}
+
+
 def values_for(key: Key) -> st.SearchStrategy[Any]:
     """Any good value of a key."""
     low = key.bounds.get("exclusiveMinimum", key.bounds.get("minimum", 0))
@@ -46,7 +49,7 @@ def values_for(key: Key) -> st.SearchStrategy[Any]:
         "integer": st.integers(int(low) + 1, 10**6),
         "number": st.floats(1e-12, 0.999) if "exclusiveMaximum" in key.bounds else numbers,
         "boolean": st.booleans(),
-        "string": texts if key.form is None else st.sampled_from(["30s", "10m", "1.5h"]),
+        "string": texts if key.form is None else st.sampled_from(FORMS.get(key.dotted, ["30s", "10m", "1.5h"])),
         "object": st.dictionaries(texts, trees, max_size=3).map(lambda shape: {**shape, "model_type": "llama"}),
         "null": st.none(),
     }
@@ -68,6 +71,8 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     train["warmup_steps"] = draw(st.integers(0, train["steps"] - 1))
     train["tokens_per_step"] = data.get("sequence_length", 512) * draw(st.integers(1, 8))
     data |= {"evaluation_split": None, "split": "train", "evaluation_source": None, "evaluation_fraction": 0.25}
+    if model.get("trust_remote_code"):
+        model |= {"name": "some/model", "revision": "0" * 40, "config": None}
     if model.get("config") is not None:
         model |= {"weights": "random", "name": "built-in"}
         tree["tokenizer"] = draw(texts)

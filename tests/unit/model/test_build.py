@@ -77,7 +77,7 @@ def test_attention_that_a_model_does_not_have(tmp_path: Path) -> None:
         ({"model_type": "vit"}, "cannot build a causal language model"),
         ({"hidden_size": 25}, "is not a multiple of the number of attention heads"),
         ({"quantization_config": {"quant_method": "gptq"}}, "is quantised and cannot be trained"),
-        ({"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}, "code that comes with a model is never run"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}, "set model.trust_remote_code: true"),
     ],
 )
 def test_configs_that_cannot_be_built(tmp_path: Path, changes: dict, expected: str) -> None:

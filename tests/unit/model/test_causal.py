@@ -23,7 +23,7 @@ def test_every_tested_family_passes(family: str) -> None:
 def test_what_is_none_is_refused_with_the_reason() -> None:
     with pytest.raises(InputError, match="no causal language model(?s:.)*model_type is vit"):
         require(model_type="vit")
-    with pytest.raises(InputError, match="code that comes with a model is never run"):
+    with pytest.raises(InputError, match="own code would have to be run(?s:.)*model.trust_remote_code: true"):
         require(model_type="brandnew", auto_map={"AutoModelForCausalLM": "modeling.Brandnew"})
     with pytest.raises(InputError, match="encoder(?s:.)*is_decoder"):
         require(model_type="bert")

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from coremill.model.hub import ANSWER_SECONDS, DEADLINE_SECONDS
+from own_code import AUTO_MAP, CONFIGURATION, MODELING
 from tiny_models import tiny_config
 
 TOKEN = "hf_secretsecretsecretsecret"
@@ -31,6 +32,15 @@ def safetensors_bytes() -> bytes:
     return len(text).to_bytes(8, "little") + text + bytes(8)
 
 
+def own_code(auto_map: dict[str, str]) -> dict[str, bytes]:
+    config = {**tiny_config("llama"), "model_type": "own-mill", "auto_map": auto_map}
+    return {
+        "config.json": json.dumps(config).encode(),
+        "configuration_own.py": CONFIGURATION.encode(),
+        "modeling_own.py": MODELING.encode(),
+    }
+
+
 REPOSITORIES: dict[str, dict[str, bytes]] = {
     "some/model": {
         "config.json": json.dumps(tiny_config("llama")).encode(),
@@ -39,6 +49,8 @@ REPOSITORIES: dict[str, dict[str, bytes]] = {
         "pytorch_model.bin": b"\x80" * 50,
         "original/consolidated.safetensors": b"x",
     },
+    "some/own": {**own_code(AUTO_MAP), "model.safetensors": safetensors_bytes(), "nested/more.py": b""},
+    "some/borrowed": own_code({**AUTO_MAP, "AutoConfig": "other/repo--configuration_own.OwnConfig"}),
     "some/pickle": {"config.json": b"{}", "pytorch_model.bin": b"\x80"},
     "some/empty": {"README.md": b"nothing"},
 }
@@ -149,6 +161,20 @@ def test_download_and_refusals(hub: str, tmp_path: Path) -> None:
     assert "some/model has no revision 'absent'" in revision
     assert "only a pickle checkpoint (pytorch_model.bin)" in pickle and "python -c" in pickle
     assert "no safetensors weights" in empty
+
+    trusting = {"trust_remote_code": True, "revision": COMMIT}
+    code, mistrusted, moved, borrowed = resolve(
+        hub,
+        tmp_path,
+        {"name": "some/own", **trusting},
+        {"name": "some/own", "revision": COMMIT},
+        {"name": "some/own", **trusting, "revision": "f" * 40},
+        {"name": "some/borrowed", **trusting, "weights": "random"},
+    )
+    assert code == "config.json configuration_own.py model.safetensors modeling_own.py"
+    assert "its own code would have to be run" in mistrusted
+    assert f"the hub gives commit {COMMIT} of some/own for {'f' * 40}" in moved
+    assert "the model's code lies in another repository: other/repo--configuration_own.OwnConfig" in borrowed
 
     # Without the hub, what was downloaded still serves.
     again, other = resolve("http://127.0.0.1:9", tmp_path, {"name": "some/model"}, {"name": "some/absent"})

@@ -11,8 +11,8 @@ import pytest
 
 from coremill.config.schema import ModelSection, RunConfig
 from coremill.errors import InputError
-from coremill.model.hub import is_folder
 from coremill.model.source import BUILT_IN_CONFIG, ModelFolder, resolve_model, resolve_tokenizer
+from coremill.remote_code import is_folder
 from tiny_models import make_config_folder, tiny_config
 
 
