@@ -8,6 +8,7 @@ bytes sent, bytes read through memory, and the seconds that compute threads stoo
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+    os.environ["PYTHONPATH"] = str(ROOT)  # ranks find `measured` there
     import ranks
     from tiny_models import make_config_folder
     from training import make_packed
