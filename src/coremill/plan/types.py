@@ -157,7 +157,7 @@ class Plan:
     keep_gathered: Choice[bool]  # shard: weights stay gathered through backward and accumulation
     memory: MemoryPlan
     wire_bytes_per_step_per_rank: int
-    shared_bytes_per_step_per_rank: int  # read from ranks of the same host, through memory they share
+    shared_bytes_per_step_per_rank: int = 0  # read from ranks of the same host, through memory they share
     step_seconds: StepSeconds
     tokens_per_second: float
     steps: int | None  # None until epochs are known in rows
