@@ -173,9 +173,14 @@ def read_outcome(name: str, run: Path) -> Outcome:
         json.loads((run / "plan.json").read_text()),
         config["vocab_size"],
         phases=measured_phases,
-        wire_bytes=int(statistics.median(event["wire_bytes"] for event in steps)),
+        wire_bytes=int(statistics.median(_exchanged(event) for event in steps)),
         seconds={**seconds, "total": statistics.median(event["seconds"] for event in of_rank_0)},
     )
+
+
+def _exchanged(step: dict[str, Any]) -> int:
+    """Sent, or read through memory that ranks share."""
+    return int(step["wire_bytes"] + sum(use["shared_bytes"] for use in step["collectives"].values()))
 
 
 def read_recorded(path: Path) -> list[Outcome]:
@@ -231,7 +236,7 @@ def _outcome(
         memory_phases_planned_bytes={phase: part["total"] for phase, part in plan["memory_by_phase"].items()},
         memory_phases_measured_bytes=phases,
         memory_parts_planned_bytes=plan["memory_bytes_per_rank"],
-        wire_planned_bytes=plan["wire_bytes_per_step_per_rank"],
+        wire_planned_bytes=plan["wire_bytes_per_step_per_rank"] + plan["shared_bytes_per_step_per_rank"],
         wire_measured_bytes=wire_bytes,
         step_planned_seconds=plan["step_seconds"]["total"],
         step_measured_seconds=seconds["total"],

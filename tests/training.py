@@ -72,6 +72,8 @@ def train_here(
     learning_rate: float = 1e-3,
     clip_norm: float | None = 1.0,
     export_to: str | None = None,
+    through_memory: bool = True,
+    threads: int = 1,
 ) -> dict[str, Any]:
     """Losses, norms and wire use of a run on this rank."""
     import json
@@ -89,7 +91,7 @@ def train_here(
     from coremill.train.loop import train_steps
     from coremill.train.optimizer import make_optimizer
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     folder = Path(model_folder)
     source = ModelFolder(folder, json.loads((folder / "config.json").read_text()), weights, str(folder))
     plan: Any = SimpleNamespace(
@@ -103,7 +105,7 @@ def train_here(
     path = task.prepare(model)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    made = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
+    made = make_engine(plan, world, head_in_backward=task.needs_head_in_backward, through_memory=through_memory)
     made.place(model)
     report = fill_parameters(model, source, rank=world.rank, world_size=world.size, seed=3)
     made.start()
@@ -128,6 +130,9 @@ def train_here(
         "losses": [result["loss"] for result in results],
         "norms": [result["gradient_norm"] for result in results],
         "wire_bytes": [result["wire_bytes"] for result in results],
+        "shared_bytes": [sum(use["shared_bytes"] for use in result["collectives"].values()) for result in results],
+        "seconds": [result["seconds"] for result in results],
+        "waited_seconds": [result["communication_seconds"] for result in results],
         "loss_path": path.value,
         "bytes_read": report.bytes_read,
     }

@@ -81,12 +81,14 @@ def train_rank(
 
     with phase(events, "build"):
         model = build_on_meta(orders.model, attention=config.model.attention)
-        for name, choice in (("attention", attention_of(model, config.model.attention)), ("loss", task.prepare(model))):
-            events.write("choice", name=name, value=choice.value, reason=choice.reason)
+        choices: dict[str, Any] = {"attention": attention_of(model, config.model.attention)}
+        choices["loss"] = task.prepare(model)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
         engine = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
+        for name, choice in [*choices.items(), ("exchange", engine.exchange)]:
+            events.write("choice", name=name, value=choice.value, reason=choice.reason)
         engine.place(model)
     here = {"rank": world.rank, "world_size": world.size}
     with phase(events, "load") as before:
@@ -99,8 +101,8 @@ def train_rank(
         events.write("load", **asdict(loaded_weights), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
     engine.start()
     optimizer = make_optimizer(engine.parameters(), config.train)
-    batch_shape: dict[str, Any] = {**here, "micro_batch_rows": plan.micro_batch_rows.value}
-    batch_shape["attention_across_documents"] = config.data.attention_across_documents
+    across = {"attention_across_documents": config.data.attention_across_documents}
+    batch_shape: dict[str, Any] = {**here, **across, "micro_batch_rows": plan.micro_batch_rows.value}
     loader = RowLoader(
         orders.data,
         seed=config.train.seed,
@@ -127,10 +129,8 @@ def train_rank(
     reset_peak()
     with saver:
         steps = {"first_step": origin.step + 1, "steps": orders.steps}
-        training_steps = train_steps(
-            engine, task, loader, optimizer, config.train, **steps, agreement=saver, guard=guard
-        )
-        for result in training_steps:
+        results = train_steps(engine, task, loader, optimizer, config.train, **steps, agreement=saver, guard=guard)
+        for result in results:
             events.write("step", **asdict(result), rss_bytes=rss_bytes(), peak_rss_bytes=peak_rss_bytes())
             saver.after_step(result.step)
             if orders.data.evaluation_rows and every and result.step % every == 0 and result.step != orders.steps:

@@ -23,19 +23,23 @@ CASES: dict[str, dict[str, Any]] = {
     "replicate": {"engine": "replicate", "wire_dtype": "fp32"},
     "replicate-narrow": {"engine": "replicate", "wire_dtype": "auto"},
     "replicate-narrow-two-passes": {"engine": "replicate", "wire_dtype": "auto", "passes": 2},
-    "shard": {"engine": "shard", "wire_dtype": "fp32"},
+    "shard": {"engine": "shard", "wire_dtype": "fp32", "through_memory": False},
+    "shard-in-memory": {"engine": "shard", "wire_dtype": "fp32"},
+    "shard-in-memory-keep-two-passes": {"engine": "shard", "wire_dtype": "fp32", "keep_gathered": True, "passes": 2},
     "shard-narrow-two-passes": {"engine": "shard", "wire_dtype": "auto", "passes": 2},
     "shard-narrower-checkpointing": {"engine": "shard", "wire_dtype": "bf16", "checkpointing": True},
-    "shard-keep": {"engine": "shard", "wire_dtype": "fp32", "keep_gathered": True},
+    "shard-keep": {"engine": "shard", "wire_dtype": "fp32", "keep_gathered": True, "through_memory": False},
     "shard-narrow-keep-two-passes": {"engine": "shard", "wire_dtype": "auto", "keep_gathered": True, "passes": 2},
-    "shard-bf16-arithmetic": {"engine": "shard", "dtype": "bf16", "wire_dtype": "auto"},
-    "shard-bf16-arithmetic-exact-gradients": {"engine": "shard", "dtype": "bf16", "wire_dtype": "fp32"},
+    "shard-bf16-arithmetic": {"engine": "shard", "dtype": "bf16", "wire_dtype": "auto", "through_memory": False},
+    "shard-bf16-arithmetic-in-memory": {"engine": "shard", "dtype": "bf16", "wire_dtype": "fp32"},
 }
 
 
-def bytes_by_case(world: Any, cases: dict[str, dict[str, Any]], common: dict[str, Any]) -> dict[str, int]:
-    """What this rank sends in the second step of each case; all in one process, for starting ranks takes longest."""
-    return {name: train_here(world, **common, **settings)["wire_bytes"][1] for name, settings in cases.items()}
+def bytes_by_case(world: Any, cases: dict[str, dict[str, Any]], common: dict[str, Any]) -> dict[str, list[int]]:
+    """What this rank sends, and reads through memory, in the second step of each case; all in one process, for starting
+    ranks takes longest."""
+    results = {name: train_here(world, **common, **settings) for name, settings in cases.items()}
+    return {name: [result["wire_bytes"][1], result["shared_bytes"][1]] for name, result in results.items()}
 
 
 def _settings(case: dict[str, Any], world_size: int) -> dict[str, Any]:
@@ -59,13 +63,14 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return found
 
 
-def _planned(family: str, world_size: int, settings: dict[str, Any]) -> int:
+def _planned(family: str, world_size: int, settings: dict[str, Any]) -> list[int]:
+    one_host = settings.get("through_memory", True)
     arrangement = Arrangement(
         engine=settings["engine"],
         dtype=settings.get("dtype", "fp32"),
         wire_dtype=settings["wire_dtype"],
-        nodes=1,
-        ranks_per_node=world_size,
+        nodes=1 if one_host else world_size,
+        ranks_per_node=world_size if one_host else 1,
         threads_per_rank=1,
         sequence_length=LENGTH,
         micro_batch_rows=settings["micro_batch_rows"],
@@ -74,7 +79,8 @@ def _planned(family: str, world_size: int, settings: dict[str, Any]) -> int:
         keep_gathered=settings.get("keep_gathered", False),
         attention="sdpa",
     )
-    return traffic_of(read_card(config=tiny_config(family, **SHAPE)), arrangement).total
+    traffic = traffic_of(read_card(config=tiny_config(family, **SHAPE)), arrangement)
+    return [traffic.wire_bytes, traffic.shared_bytes]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,4 +88,5 @@ def _planned(family: str, world_size: int, settings: dict[str, Any]) -> int:
 def test_planned_bytes_are_those_the_engines_count(measured: dict[str, Any], family: str, name: str) -> None:
     world_size = measured["world_size"]
     planned = _planned(family, world_size, _settings(CASES[name], world_size))
-    assert [rank[name] for rank in measured[family]] == pytest.approx([planned] * world_size, rel=0.03)
+    for rank in measured[family]:
+        assert rank[name] == pytest.approx(planned, rel=0.03, abs=100)  # the few numbers that end a step

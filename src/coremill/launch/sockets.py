@@ -14,6 +14,8 @@ from coremill.launch.identity import LOOPBACK, RankIdentity, is_loopback
 # A cloud caps what one connection carries (AWS: 5 Gbit/s of a card's 12.5 and more), and one thread of gloo's serves
 # each. With so many connections to all peers together a card is full.
 FLOWS_TO_FILL_A_CARD = 4
+# What ranks of one host call each other by (parallel/neighbours.py): abstract names, without a file.
+SAME_HOST_PREFIX = b"\0coremill-"
 _SOMEWHERE_ELSE = "198.51.100.1"  # reserved for documentation: asks the routing table only, nothing is sent
 
 
@@ -101,7 +103,7 @@ def open_sockets() -> frozenset[str]:
 
 
 def close_sockets_since(before: frozenset[str]) -> None:
-    """Shut every TCP connection opened since `before`; descriptors stay valid, so their owners close them in peace.
+    """Shut every connection between ranks opened since `before`; descriptors stay valid for their owners to close.
 
     Listening sockets are spared: gloo aborts the process when its accept fails.
     """
@@ -110,9 +112,18 @@ def close_sockets_since(before: frozenset[str]) -> None:
             continue
         with contextlib.suppress(OSError):
             with socket.socket(fileno=os.dup(descriptor)) as connection:
-                is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
-                if is_internet and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                if _is_between_ranks(connection) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     connection.shutdown(socket.SHUT_RDWR)
+
+
+def _is_between_ranks(connection: socket.socket) -> bool:
+    """TCP, or what ranks of one host tie among themselves."""
+    if connection.family != socket.AF_UNIX:
+        return connection.family in (socket.AF_INET, socket.AF_INET6)
+    return any(
+        isinstance(name, bytes) and name.startswith(SAME_HOST_PREFIX)
+        for name in (connection.getsockname(), connection.getpeername())
+    )
 
 
 def _socket_descriptors() -> dict[str, int]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def make_engine(plan: Plan, world: World, *, head_in_backward: bool) -> Engine:
-    """The engine the plan chose."""
+def make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_memory: bool = True) -> Engine:
+    """The engine the plan chose; `through_memory=False` has ranks of one host talk like those of several."""
     compute_dtype = DTYPES[plan.dtype.value]
     wire = plan.wire_dtype.value
     gradient_wire_dtype = torch.float32 if wire == "fp32" else torch.bfloat16
@@ -27,6 +27,7 @@ def make_engine(plan: Plan, world: World, *, head_in_backward: bool) -> Engine:
 
     from coremill.parallel.shard import ShardEngine
 
+    rounds = wire != "fp32" and compute_dtype == torch.float32
     return ShardEngine(
         world,
         compute_dtype=compute_dtype,
@@ -34,4 +35,5 @@ def make_engine(plan: Plan, world: World, *, head_in_backward: bool) -> Engine:
         weight_wire_dtype=torch.bfloat16 if wire == "bf16" else None,
         keep_gathered=plan.keep_gathered.value,
         head_in_backward=head_in_backward,
+        through_memory=through_memory and not rounds,
     )

@@ -74,7 +74,7 @@ def rounded_up(numel: int) -> int:
     return -(-numel // step) * step
 
 
-class _Deferred(dist.Work):
+class Deferred(dist.Work):
     """A collective with something left to do once it has arrived."""
 
     def __init__(self, finish: Callable[[], None]) -> None:
@@ -111,7 +111,7 @@ class Gather:
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work:
         if self._wire_dtype is None or output_tensor.dtype == self._wire_dtype:
-            return _Deferred(self._start(output_tensor, input_tensor, group).wait)
+            return Deferred(self._start(output_tensor, input_tensor, group).wait)
 
         # Narrower on the wire: this rank's own part travels rounded too, so that all ranks compute with the same
         # weights.
@@ -126,7 +126,7 @@ class Gather:
             self._pool.give(piece)
             self._pool.give(whole)
 
-        return _Deferred(widen)
+        return Deferred(widen)
 
     def _start(self, whole: torch.Tensor, piece: torch.Tensor, group: dist.ProcessGroup) -> Flight:
         if not self._as_ring:
@@ -196,11 +196,11 @@ def columns_at_once(numel: int, ranks: int, largest_layer_numel: int) -> int:
     return PIECE_NUMEL // ranks
 
 
-def install(modules: Sequence[FSDPModule], gather: Gather, scatter_sum: ScatterSum) -> None:
+def install(modules: Sequence[FSDPModule], gather: Any, scatter_sum: Any) -> None:
     """Give FSDP2 modules these collectives; gradients are summed, never divided: the loss is already normalised."""
     for module in modules:
-        module.set_custom_all_gather(gather)  # type: ignore[arg-type]
-        module.set_custom_reduce_scatter(scatter_sum)  # type: ignore[arg-type]
+        module.set_custom_all_gather(gather)
+        module.set_custom_reduce_scatter(scatter_sum)
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 

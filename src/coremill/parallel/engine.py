@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
 
 from coremill.model.slices import RowSlice
 from coremill.parallel.exchange import CollectiveUse, WireMeter
+from coremill.plan.types import Choice
 from coremill.world import World
 
 LossFunction = Callable[[nn.Module], torch.Tensor]
@@ -52,6 +53,7 @@ class Engine(Protocol):
     """How ranks share the work."""
 
     name: str
+    exchange: Choice[Literal["memory", "wire"]]  # how ranks pass on weights and gradients
 
     def place(self, model: nn.Module) -> None:
         """Take a model on the meta device and give each rank its (still empty) share."""

@@ -40,6 +40,7 @@ class CollectiveUse:
     """What one kind of collective cost one rank in one step."""
 
     bytes: int = 0  # sent
+    shared_bytes: int = 0  # read from ranks of the same host, through memory they share
     seconds: float = 0.0  # from its start to its arrival, hidden or not; several may run side by side
     exposed_seconds: float = 0.0  # that the compute threads stood waiting
 
@@ -50,10 +51,14 @@ class WireMeter:
     def __init__(self) -> None:
         self._uses = dict.fromkeys(KINDS, CollectiveUse())
 
-    def add(self, kind: Kind, *, sent: int = 0, seconds: float = 0.0, exposed: float = 0.0) -> None:
+    def add(
+        self, kind: Kind, *, sent: int = 0, shared: int = 0, seconds: float = 0.0, exposed: float = 0.0
+    ) -> None:
         """Add to one kind."""
         use = self._uses[kind]
-        self._uses[kind] = CollectiveUse(use.bytes + sent, use.seconds + seconds, use.exposed_seconds + exposed)
+        self._uses[kind] = CollectiveUse(
+            use.bytes + sent, use.shared_bytes + shared, use.seconds + seconds, use.exposed_seconds + exposed
+        )
 
     def take(self) -> dict[str, CollectiveUse]:
         """Since the last call, by kind; kinds that did not occur are left out."""

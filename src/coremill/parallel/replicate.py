@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from coremill.model.slices import RowSlice, materialise, model_name
 from coremill.parallel.collectives import BufferPool, SumOverRanks
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
+from coremill.plan.types import Choice
 from coremill.world import World
 
 # Large enough that a bucket's exchange is bandwidth, not latency; small enough that the first one leaves early in
@@ -53,6 +54,7 @@ class ReplicateEngine:
         self._meter = WireMeter()
         self._pool = BufferPool()
         self._wire = Exchange(self._meter, world.flows)
+        self.exchange: Choice[Literal["memory", "wire"]] = Choice("wire", "replicate: gradients go through gloo")
         self._masters: dict[nn.Parameter, nn.Parameter] = {}  # bf16 weight -> fp32 master
         self._folded: set[nn.Parameter] = set()  # masters whose gradient already holds part of this step
         self._folding = True

@@ -7,6 +7,7 @@ silently unties them. The mesh is explicit: on a machine that also has a GPU, FS
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import nn
@@ -18,6 +19,9 @@ from coremill.model.slices import RowSlice, materialise, model_name, rows_of_ran
 from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, install
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
+from coremill.parallel.neighbours import meet_neighbours
+from coremill.parallel.same_host import MemoryGather, MemoryScatterSum
+from coremill.plan.types import Choice
 from coremill.world import World
 
 # Groups gathered ahead of the one that computes. Each holds a layer's weights a little longer; where all of them are
@@ -39,17 +43,31 @@ class ShardEngine:
         weight_wire_dtype: torch.dtype | None,
         keep_gathered: bool,
         head_in_backward: bool,
+        through_memory: bool = True,
     ) -> None:
+        """`through_memory`: where ranks are of one host and nothing is to be rounded on its way."""
         self._world = world
         self._compute_dtype = compute_dtype
         self._keep_gathered = keep_gathered
         self._head_in_backward = head_in_backward
         self._meter = WireMeter()
         self._pool = BufferPool()
-        exchange = Exchange(self._meter, world.flows)
-        shares_cards = world.nodes > 1 and world.nodes < world.size
-        self._gather = Gather(exchange, self._pool, weight_wire_dtype, as_ring=shares_cards)
-        self._scatter_sum = ScatterSum(exchange, self._pool, gradient_wire_dtype)
+        self._gather: Gather | MemoryGather
+        self._scatter_sum: ScatterSum | MemoryScatterSum
+        asked = through_memory and world.size > 1
+        neighbours = meet_neighbours(world) if asked else "several hosts, or a wire dtype that rounds"
+        self._through_memory = not isinstance(neighbours, str)
+        self.exchange: Choice[Literal["memory", "wire"]]
+        if isinstance(neighbours, str):
+            exchange = Exchange(self._meter, world.flows)
+            shares_cards = world.nodes > 1 and world.nodes < world.size
+            self._gather = Gather(exchange, self._pool, weight_wire_dtype, as_ring=shares_cards)
+            self._scatter_sum = ScatterSum(exchange, self._pool, gradient_wire_dtype)
+            self.exchange = Choice("wire", neighbours if world.size > 1 else "one rank: nothing is exchanged")
+        else:
+            self._gather = MemoryGather(neighbours, self._meter)
+            self._scatter_sum = MemoryScatterSum(neighbours, self._meter)
+            self.exchange = Choice("memory", f"all {world.size} ranks are on this host: they share it, nothing is sent")
         self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
         self._earlier: list[torch.Tensor] | None = None  # gradients of this step's earlier micro-batches
 
@@ -58,7 +76,8 @@ class ShardEngine:
         parts = find_layers(model)
         policy = MixedPrecisionPolicy(
             param_dtype=None if self._compute_dtype == torch.float32 else self._compute_dtype,
-            reduce_dtype=torch.float32,
+            # Through memory gradients are laid out as backward made them; they are summed in fp32 all the same.
+            reduce_dtype=self._compute_dtype if self._through_memory else torch.float32,
             # Rotary tables and masks arrive in fp32 on purpose; only weights decide the arithmetic.
             cast_forward_inputs=self._compute_dtype != torch.float32,
         )
@@ -66,6 +85,10 @@ class ShardEngine:
         # FSDP2 pads each parameter to a multiple of the ranks; 1 % covers that for any layer worth sharding.
         largest_layer = max(sum(parameter.numel() for parameter in layer.parameters()) for layer in parts.layers)
         self._pool.keep_up_to_numel = int(1.01 * largest_layer) + 4096 * self._world.size
+        if isinstance(self._gather, MemoryGather) and isinstance(self._scatter_sum, MemoryScatterSum):
+            layer_bytes = self._pool.keep_up_to_numel * self._compute_dtype.itemsize
+            self._gather.lasting_up_to_bytes = layer_bytes
+            self._scatter_sum.lasting_up_to_bytes = layer_bytes * self._world.size
         parameters_before = sum(parameter.numel() for parameter in model.parameters())
 
         def group(modules: nn.Module | list[nn.Module]) -> None:
@@ -91,7 +114,7 @@ class ShardEngine:
     def _order_gathers(self, embedding: nn.Module, layers: list[nn.Module], head: nn.Module, *, tied: bool) -> None:
         """Ask for the next groups' weights before computing with this one's."""
         forward_order = [embedding, *layers] if tied else [embedding, *layers, head]
-        ahead = GROUPS_AHEAD_WHERE_KEPT if self._keep_gathered else 1
+        ahead = GROUPS_AHEAD_WHERE_KEPT if self._keep_gathered and not self._through_memory else 1
         for index, module in enumerate(forward_order):
             module.set_modules_to_forward_prefetch(forward_order[index + 1 : index + 1 + ahead])  # type: ignore[operator]
         # A lookup's backward reads no weight; neither does a head whose gradients were made in forward.
@@ -134,11 +157,13 @@ class ShardEngine:
         """One micro-batch; gathered weights stay through accumulation where the plan keeps them."""
         assert isinstance(self._model, FSDPModule)
         if self._keep_gathered:
-            self._model.set_requires_gradient_sync(is_last)
+            # Through memory, summing costs no more than adding to whole gradients in fp32, and these take no memory.
+            self._model.set_requires_gradient_sync(is_last or self._through_memory)
             self._model.set_reshard_after_backward(is_last)
         loss = loss_function(self._model)
         loss.backward()
-        if not self._keep_gathered and not (is_last and self._earlier is None):
+        waits_whole = self._keep_gathered and not self._through_memory
+        if not waits_whole and not (is_last and self._earlier is None):
             self._set_aside()
         return float(loss.detach())
 
@@ -150,11 +175,14 @@ class ShardEngine:
             self._earlier = gradients
         else:
             torch._foreach_add_(self._earlier, gradients)
-        self._model.zero_grad(set_to_none=True)
+        for _, parameter, _ in self._locals:  # those the model has now are whole where weights are kept
+            parameter.grad = None
 
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """Wait for the last sums; norms of all ranks' rows add up to the whole."""
         self._scatter_sum.flush()
+        if isinstance(self._gather, MemoryGather):
+            self._gather.release_dropped()
         if self._earlier is not None:
             gradients, self._earlier = self._earlier, None
         else:

@@ -23,6 +23,7 @@ SHARD_REDUCTIONS_IN_FLIGHT = 2
 WHOLE_UP_TO_NUMEL = 2**26  # larger embeddings and heads leave in pieces
 PIECE_NUMEL = 2**24
 RING_RANKS = 2  # fp32 gradients of so many ranks at most go around gloo's ring, in place
+SLOTS_IN_TURN = 2  # of memory that ranks of one host share, for each size
 # Sizes of pooled buffers are rounded up by an eighth at most, by a sixteenth on average.
 POOL_ROUNDING = 17 / 16
 
@@ -150,6 +151,12 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
     if arrangement.engine == "replicate":
         return _exchanges(card, arrangement)
     layer = card.largest_layer_parameters
+    if arrangement.through_memory:
+        ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
+        lasting = [layer, *(end for end in ends if end <= layer)]
+        # Of a gather's slot all pages; of a reduction's this rank's layout and its row of the others'.
+        pages_per_parameter = SLOTS_IN_TURN * (1 + 2 - 1 / arrangement.world_size)
+        return int(arrangement.compute_bytes * sum(lasting) * pages_per_parameter)
     reductions = 2 * arrangement.gradient_bytes * layer * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
     narrow = 0
     if arrangement.gather_bytes < arrangement.compute_bytes:
@@ -166,18 +173,21 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
     keep, pool = arrangement.keep_gathered, pooled(card, arrangement)
     own_head, own_all = 4 * share(head, arrangement), 4 * share(card.parameters, arrangement)
     earlier = 0
+    wait_whole = keep and not arrangement.through_memory
     if arrangement.accumulation_steps > 1:
         # Of earlier micro-batches: this rank's sums, or whole gradients where nothing is sent before the last one.
-        earlier = 4 * card.parameters if keep else own_all
+        earlier = 4 * card.parameters if wait_whole else own_all
     gathered = compute * card.parameters
-    # A group on its way needs its place, gloo's flat copy of it, and the group in use beside it.
-    on_its_way = 0 if keep else compute * 2 * layer
+    # A group on its way needs its place, gloo's flat copy of it, and the group in use beside it. Through memory it is
+    # in the pool until it is in use.
+    on_its_way = 0 if keep or arrangement.through_memory else compute * 2 * layer
+    while_gathering = compute * (head if arrangement.through_memory else layer + head)
 
     yield Moment(
         name="gathering the head",
         gradients=earlier,
         activations=kept,
-        buffers=pool + (gathered + compute * head if keep else compute * (layer + 2 * head)),
+        buffers=pool + (gathered + compute * head if keep else compute * head + while_gathering),
     )
     yield Moment(
         name="loss",
@@ -187,7 +197,7 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         buffers=pool + (gathered if keep else compute * head),
     )
     # Tied weights leave last, with the lookup table's gradient.
-    leaving = _leaving(head, layer, wire)
+    leaving = _leaving(head, layer, wire, arrangement)
     still_gathered = gathered - compute * head if keep else 0
     if not card.tied:
         yield Moment(
@@ -201,19 +211,23 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         gradients=earlier + compute * layer + (compute * head if card.tied else own_head),
         activations=kept + backward,
         buffers=pool
-        + (0 if card.tied else leaving)
+        + (0 if card.tied or arrangement.through_memory else leaving)
         + (still_gathered if keep else on_its_way + compute * layer)
         + (compute * head if card.tied and keep else 0),
     )
     yield Moment(
         name="the lookup table's gradient leaves",
-        gradients=(earlier if not keep else 0) + own_all + compute * lookup * (2 if card.tied else 1),
+        gradients=(0 if wait_whole else earlier) + own_all + compute * lookup * (2 if card.tied else 1),
         activations=arrangement.tokens_per_forward * compute * card.hidden,
-        buffers=pool + _leaving(lookup, layer, wire),
+        buffers=pool + _leaving(lookup, layer, wire, arrangement),
     )
 
 
-def _leaving(parameters: int, layer: int, wire: int) -> int:
-    """A gradient laid out in fp32, and what is sent and received of it: all, or two pieces where it is large."""
+def _leaving(parameters: int, layer: int, wire: int, arrangement: Arrangement) -> int:
+    """A gradient laid out in fp32, and what is sent and received of it: all, or two pieces where it is large.
+
+    Through memory: laid out as computed, and read by the others from there."""
+    if arrangement.through_memory:
+        return arrangement.compute_bytes * parameters if parameters > layer else 0
     whole = parameters <= max(layer, WHOLE_UP_TO_NUMEL)
     return 4 * parameters + 2 * wire * (parameters if whole else SHARD_REDUCTIONS_IN_FLIGHT * PIECE_NUMEL)

@@ -33,7 +33,8 @@ MOST_TOKENS_PER_FORWARD = 8192
 MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
 
 # With one pass per step gathered weights are kept only where that saves more of the step than this: they take as much
-# memory as the whole model. With several passes not keeping them would send everything once per pass.
+# memory as the whole model. With several passes not keeping them would send everything once per pass; ranks that share
+# memory send nothing.
 WORTH_KEEPING = 1.03
 
 # Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of their template ranks no
@@ -90,7 +91,8 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         ),
         keep_gathered=Choice(arrangement.keep_gathered, _keep_reason(config, chosen)),
         memory=chosen.memory,
-        wire_bytes_per_step_per_rank=chosen.traffic.total,
+        wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
+        shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
         step_seconds=chosen.seconds,
         tokens_per_second=rows_per_step * arrangement.sequence_length / chosen.seconds.total,
         steps=config.train.steps,
@@ -246,7 +248,8 @@ def _choose(candidates: list[Candidate]) -> Candidate:
     # Equal seconds go to the larger micro-batch: candidates come largest first, and min keeps the first.
     best = min(plain or fitting, key=lambda candidate: candidate.seconds.total)
     given_back = replace(best.arrangement, keep_gathered=False)
-    for candidate in fitting if best.arrangement.accumulation_steps == 1 else ():
+    is_cheap = best.arrangement.accumulation_steps == 1 or best.arrangement.through_memory
+    for candidate in fitting if is_cheap else ():
         if candidate.arrangement == given_back and candidate.seconds.total <= WORTH_KEEPING * best.seconds.total:
             return candidate
     return best

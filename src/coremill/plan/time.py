@@ -34,6 +34,8 @@ PUBLISH_BYTES_PER_PARAMETER = 6
 # Bytes per second between ranks of one machine through gloo, counting only seconds that arithmetic does not hide: 1.6
 # to 2.2 GB/s on 16 Emerald Rapids cores, mostly 2 to 5 on two Neoverse-N1 cores.
 LOOPBACK_BYTES_PER_SECOND = 2.0e9
+# The same where ranks share memory, with what FSDP2 copies on either side of an exchange. Assumed, per rank.
+MEMORY_BYTES_PER_SECOND = 4.0e9
 # Share of a network card's rate that TCP payload reaches.
 LINK_SHARE = 0.93
 # TCP connections between two ranks: gloo opens one per pair and device.
@@ -106,7 +108,9 @@ def communication_seconds(arrangement: Arrangement, fleet: Fleet, traffic: Traff
         return 0.0
     if arrangement.nodes == 1:
         crowding = max(1.0, arrangement.ranks_per_node / max(1, fleet.node.usable_cores))
-        return traffic.total * crowding / LOOPBACK_BYTES_PER_SECOND
+        return traffic.total * crowding / (
+            MEMORY_BYTES_PER_SECOND if traffic.through_memory else LOOPBACK_BYTES_PER_SECOND
+        )
     ring = traffic.gather_bytes + (traffic.reduce_bytes if traffic.reduce_is_ring else 0)
     spread = traffic.total - ring
     # A ring crosses each network card once whatever the number of ranks behind it; an exchange of pieces goes to all

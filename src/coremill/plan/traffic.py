@@ -1,4 +1,4 @@
-"""Bytes a rank sends per optimizer step, by engine and wire dtype."""
+"""Bytes a rank exchanges per optimizer step, by engine and wire dtype: sent, or read from memory that ranks share."""
 
 from __future__ import annotations
 
@@ -11,16 +11,27 @@ from coremill.plan.types import Arrangement
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What one rank sends in one step."""
+    """What one rank sends in one step, or reads where ranks share memory."""
 
     gather_bytes: int  # weights, around a ring
     reduce_bytes: int  # gradients
     reduce_is_ring: bool  # else all peers at once
+    through_memory: bool = False
 
     @property
     def total(self) -> int:
         """All of it."""
         return self.gather_bytes + self.reduce_bytes
+
+    @property
+    def wire_bytes(self) -> int:
+        """What is sent."""
+        return 0 if self.through_memory else self.total
+
+    @property
+    def shared_bytes(self) -> int:
+        """What is read from memory that ranks share."""
+        return self.total if self.through_memory else 0
 
 
 def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
@@ -36,10 +47,12 @@ def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
             reduce_bytes=2 * (ranks - 1) * whole // ranks,
             reduce_is_ring=arrangement.gradient_bytes == 4 and arrangement.world_size <= RING_RANKS,
         )
+    gradient_bytes = arrangement.compute_bytes if arrangement.through_memory else arrangement.gradient_bytes
     return Traffic(
         gather_bytes=arrangement.gather_bytes * (ranks - 1) * gathered_parameters(card, arrangement) // ranks,
-        reduce_bytes=arrangement.gradient_bytes * (ranks - 1) * reduced_parameters(card, arrangement) // ranks,
+        reduce_bytes=gradient_bytes * (ranks - 1) * reduced_parameters(card, arrangement) // ranks,
         reduce_is_ring=False,
+        through_memory=arrangement.through_memory,
     )
 
 
@@ -55,4 +68,5 @@ def gathered_parameters(card: ModelCard, arrangement: Arrangement) -> int:
 
 def reduced_parameters(card: ModelCard, arrangement: Arrangement) -> int:
     """Gradients reduced in one step: after each micro-batch, or once where they wait whole."""
-    return card.parameters * (1 if arrangement.keep_gathered else arrangement.accumulation_steps)
+    wait_whole = arrangement.keep_gathered and not arrangement.through_memory
+    return card.parameters * (1 if wait_whole else arrangement.accumulation_steps)

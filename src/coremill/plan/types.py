@@ -54,6 +54,12 @@ class Arrangement:
         return 4 if self.wire_dtype == "fp32" else 2
 
     @property
+    def through_memory(self) -> bool:
+        """Ranks of one host that shard and round nothing on its way share memory; gradients lie there as computed."""
+        rounds = self.wire_dtype != "fp32" and self.dtype == "fp32"
+        return self.engine == "shard" and self.nodes == 1 and self.world_size > 1 and not rounds
+
+    @property
     def tokens_per_forward(self) -> int:
         """Tokens one rank computes at once."""
         return self.micro_batch_rows * self.sequence_length
@@ -151,6 +157,7 @@ class Plan:
     keep_gathered: Choice[bool]  # shard: weights stay gathered through backward and accumulation
     memory: MemoryPlan
     wire_bytes_per_step_per_rank: int
+    shared_bytes_per_step_per_rank: int = 0  # read from ranks of the same host, through memory they share
     step_seconds: StepSeconds
     tokens_per_second: float
     steps: int | None  # None until epochs are known in rows

@@ -146,11 +146,13 @@ def _time_and_cost(plan: Mapping[str, Any], console: Console) -> None:
     split = {"compute": seconds["compute"], "communication": exposed, "optimizer": seconds.get("optimizer")}
     render_split(split, console, "where a step goes")
     hidden = seconds["communication"] - exposed
-    wire = plan["wire_bytes_per_step_per_rank"]
-    if wire:
+    shared = plan.get("shared_bytes_per_step_per_rank")
+    moved = shared or plan["wire_bytes_per_step_per_rank"]
+    if moved:
         took = format_seconds(seconds["communication"])
         behind = f", {format_seconds(hidden)} of it hidden" if hidden > 0 else ""
-        print_line(console, f"on the wire: {format_bytes(wire)} per step and rank in {took}{behind}")
+        way = "through memory" if shared else "on the wire"
+        print_line(console, f"{way}: {format_bytes(moved)} per step and rank in {took}{behind}")
     utilization = plan["tokens_per_second"] * plan["model_flops_per_token"] / plan["matmul_flops_per_second"]
     print_line(
         console,

@@ -94,7 +94,7 @@ def collective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str
     return [
         (
             COLLECTIVE_WORDS.get(kind, kind),
-            format_bytes(use["bytes"]),
+            format_bytes(use["bytes"] + (use.get("shared_bytes") or 0)),
             format_seconds(use["seconds"]),
             format_seconds(use["exposed_seconds"]),
         )

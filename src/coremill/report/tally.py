@@ -16,7 +16,7 @@ from coremill.report.events import Event
 
 PHASES = ("join", "data", "build", "load", "first_step")  # before the steady steps, in this order
 SPLIT = ("data", "compute", "communication", "optimizer")
-COLLECTIVE_FIGURES = ("bytes", "seconds", "exposed_seconds")
+COLLECTIVE_FIGURES = ("bytes", "shared_bytes", "seconds", "exposed_seconds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,9 +168,17 @@ def test_wire_bytes_by_engine_and_dtype() -> None:
     assert wire("replicate", "fp32") == pytest.approx(2 * 3 / 4 * 4 * count)
     assert wire("replicate", "auto", nodes=4) == pytest.approx(2 * 3 / 4 * 2 * count)
     # Memory is plenty: gathered once in fp32, gradients once.
-    assert wire("shard", "fp32") == pytest.approx(3 / 4 * 8 * count)
+    assert wire("shard", "fp32", nodes=4) == pytest.approx(3 / 4 * 8 * count)
     assert wire("shard", "auto", nodes=4) == pytest.approx(3 / 4 * 6 * count)
     assert wire("shard", "bf16") == pytest.approx(3 / 4 * 4 * count)
+
+
+def test_ranks_of_one_machine_that_shard_share_memory() -> None:
+    made = plan(parallel={"ranks_per_node": 4, "engine": "shard", "keep_gathered": True}, train={"micro_batch_rows": 1})
+    passes = made.accumulation_steps.value
+    assert passes > 1 and made.wire_bytes_per_step_per_rank == 0
+    # Weights once, gradients after every pass.
+    assert made.shared_bytes_per_step_per_rank == pytest.approx(3 / 4 * 4 * SMALL.parameters * (1 + passes))
 
 
 def test_the_wire_is_exact_inside_a_machine_and_narrow_between_machines() -> None:

@@ -98,8 +98,9 @@ def test_numbers_by_hand(tmp_path: Path) -> None:
     expected = {"total": 2.0, "data": 0.1, "compute": 1.0, "communication": 0.3, "optimizer": 0.1, "other": 0.5}
     assert split == pytest.approx(expected)
     gather, agreement = measured["collectives"]["gather"], measured["collectives"]["agreement"]
-    assert gather == pytest.approx({"bytes": 60.5, "seconds": 2.5, "exposed_seconds": 0.3})  # steps 2 and 3, both ranks
-    assert agreement == {"bytes": 8, "seconds": 0, "exposed_seconds": 0}
+    # Steps 2 and 3, both ranks.
+    assert gather == pytest.approx({"bytes": 60.5, "shared_bytes": 0, "seconds": 2.5, "exposed_seconds": 0.3})
+    assert agreement == {"bytes": 8, "shared_bytes": 0, "seconds": 0, "exposed_seconds": 0}
     assert summary["wall_seconds_split"]["other"] == pytest.approx(25 - 8 - 10 - 3)
     assert [one["step"] for one in summary["evaluations"]] == [2]
     assert summary["plan"]["step_seconds"]["total"] == pytest.approx(4.45)
