@@ -22,7 +22,6 @@ REPLICATE_EXCHANGES_IN_FLIGHT = 3
 SHARD_REDUCTIONS_IN_FLIGHT = 2
 WHOLE_UP_TO_NUMEL = 2**26  # larger embeddings and heads leave in pieces
 PIECE_NUMEL = 2**24
-RING_RANKS = 2  # fp32 gradients of so many ranks at most go around gloo's ring, in place
 # Sizes of pooled buffers are rounded up by an eighth at most, by a sixteenth on average.
 POOL_ROUNDING = 17 / 16
 
@@ -128,8 +127,7 @@ def _replicate(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterat
 
 def _exchanges(card: ModelCard, arrangement: Arrangement) -> int:
     """Send and receive buffers of the buckets in flight; gloo's ring works in place."""
-    wire = arrangement.gradient_bytes
-    if arrangement.world_size == 1 or (wire == 4 and arrangement.world_size <= RING_RANKS):
+    if arrangement.world_size == 1 or arrangement.gradients_go_around:
         return 0
     ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
     in_layers = card.parameters - sum(ends)
@@ -137,7 +135,7 @@ def _exchanges(card: ModelCard, arrangement: Arrangement) -> int:
     layers = min(in_layers, REPLICATE_EXCHANGES_IN_FLIGHT * bucket)
     # Ends larger than a bucket have one of their own; equal ones share a buffer, as they leave at opposite ends.
     lone = max((end for end in ends if 4 * end > BUCKET_BYTES), default=0)
-    return int(2 * wire * (lone + layers) * POOL_ROUNDING)
+    return int(2 * arrangement.sent_bytes(lone + layers) * POOL_ROUNDING)
 
 
 # -- shard
@@ -150,7 +148,7 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
     if arrangement.engine == "replicate":
         return _exchanges(card, arrangement)
     layer = card.largest_layer_parameters
-    reductions = 2 * arrangement.gradient_bytes * layer * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
+    reductions = 2 * arrangement.sent_bytes(layer) * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
     narrow = 0
     if arrangement.gather_bytes < arrangement.compute_bytes:
         # Weights rounded for the wire, this rank's part and the whole.
@@ -159,7 +157,7 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
 
 
 def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[Moment]:
-    compute, wire = arrangement.compute_bytes, arrangement.gradient_bytes
+    compute = arrangement.compute_bytes
     kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
     layer, lookup = card.largest_layer_parameters, card.embedding_parameters
     head = lookup if card.tied else card.head_parameters
@@ -187,7 +185,7 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         buffers=pool + (gathered if keep else compute * head),
     )
     # Tied weights leave last, with the lookup table's gradient.
-    leaving = _leaving(head, layer, wire)
+    leaving = _leaving(head, layer, arrangement)
     still_gathered = gathered - compute * head if keep else 0
     if not card.tied:
         yield Moment(
@@ -209,11 +207,12 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         name="the lookup table's gradient leaves",
         gradients=(earlier if not keep else 0) + own_all + compute * lookup * (2 if card.tied else 1),
         activations=arrangement.tokens_per_forward * compute * card.hidden,
-        buffers=pool + _leaving(lookup, layer, wire),
+        buffers=pool + _leaving(lookup, layer, arrangement),
     )
 
 
-def _leaving(parameters: int, layer: int, wire: int) -> int:
+def _leaving(parameters: int, layer: int, arrangement: Arrangement) -> int:
     """A gradient laid out in fp32, and what is sent and received of it: all, or two pieces where it is large."""
     whole = parameters <= max(layer, WHOLE_UP_TO_NUMEL)
-    return 4 * parameters + 2 * wire * (parameters if whole else SHARD_REDUCTIONS_IN_FLIGHT * PIECE_NUMEL)
+    sent = arrangement.sent_bytes(parameters if whole else SHARD_REDUCTIONS_IN_FLIGHT * PIECE_NUMEL)
+    return 4 * parameters + 2 * sent
