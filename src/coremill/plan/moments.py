@@ -13,7 +13,7 @@ from math import ceil
 
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
 from coremill.plan.card import ModelCard
-from coremill.plan.logits import chunk_rows_for
+from coremill.plan.logits import block_rows_for, chunk_rows_for
 from coremill.plan.types import Arrangement
 
 # Numbers of parallel/: DDP's buckets, exchanges of them in flight, and reductions in flight under shard.
@@ -68,8 +68,9 @@ class _Loss:
         if not card.block.plain_logits:
             # The model's own loss: logits, the capped ones, fp32 copy, log-probabilities and their gradient.
             return _Loss(tokens * vocabulary * (2 * compute + 3 * 4), 0)
-        rows = min(tokens, chunk_rows_for(vocabulary))
-        probabilities = 4 * rows * vocabulary
+        rows = chunk_rows_for(tokens, vocabulary, card.hidden, compute)
+        block_rows = min(rows, block_rows_for(vocabulary, arrangement.threads_per_rank))
+        probabilities = 4 * block_rows * vocabulary
         turned_weight = compute * head if linear_copies_weight else 0
         chunk = compute * rows * vocabulary + max(probabilities, turned_weight)
         if compute == 2 and rows < tokens:
