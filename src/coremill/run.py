@@ -54,6 +54,7 @@ def train_rank(
     from coremill.checkpoint.snapshot import Training, restore_parameters, restore_progress
     from coremill.data.loader import RowLoader, evaluation_batches
     from coremill.model.build import attention_of, build_on_meta
+    from coremill.model.lean import make_lean
     from coremill.model.load import fill_parameters
     from coremill.parallel import DTYPES, make_engine
     from coremill.tasks.causal_lm import CausalLm
@@ -81,7 +82,8 @@ def train_rank(
 
     with phase(events, "build"):
         model = build_on_meta(orders.model, attention=config.model.attention)
-        for name, choice in (("attention", attention_of(model, config.model.attention)), ("loss", task.prepare(model))):
+        choices = {"attention": attention_of(model, config.model.attention), "layers": make_lean(model)}
+        for name, choice in {**choices, "loss": task.prepare(model)}.items():
             events.write("choice", name=name, value=choice.value, reason=choice.reason)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -126,11 +128,8 @@ def train_rank(
     every = config.evaluation.every_steps
     reset_peak()
     with saver:
-        steps = {"first_step": origin.step + 1, "steps": orders.steps}
-        training_steps = train_steps(
-            engine, task, loader, optimizer, config.train, **steps, agreement=saver, guard=guard
-        )
-        for result in training_steps:
+        how: dict[str, Any] = {"first_step": origin.step + 1, "steps": orders.steps, "agreement": saver, "guard": guard}
+        for result in train_steps(engine, task, loader, optimizer, config.train, **how):
             events.write("step", **asdict(result), rss_bytes=rss_bytes(), peak_rss_bytes=peak_rss_bytes())
             saver.after_step(result.step)
             if orders.data.evaluation_rows and every and result.step % every == 0 and result.step != orders.steps:
