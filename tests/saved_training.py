@@ -103,6 +103,7 @@ def train_saved(
     from coremill.errors import NonFinite, Stopped, StorageError
     from coremill.launch.stop import StopRequests
     from coremill.model.build import build_on_meta
+    from coremill.model.lean import make_lean
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
     from coremill.parallel import make_engine
@@ -157,6 +158,7 @@ def train_saved(
     events, requests = Events(), StopRequests()
     task = CausalLm()
     model = build_on_meta(source)
+    make_lean(model)
     task.prepare(model)
     model.train()
     made = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)

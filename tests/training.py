@@ -84,6 +84,7 @@ def train_here(
     from coremill.config.schema import TrainSection
     from coremill.data.loader import RowLoader
     from coremill.model.build import build_on_meta
+    from coremill.model.lean import make_lean
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
     from coremill.parallel import make_engine
@@ -102,6 +103,7 @@ def train_here(
     )
     task = CausalLm()
     model = build_on_meta(source)
+    lean = make_lean(model)
     path = task.prepare(model)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -134,5 +136,6 @@ def train_here(
         "seconds": [result["seconds"] for result in results],
         "waited_seconds": [result["communication_seconds"] for result in results],
         "loss_path": path.value,
+        "layers": lean.value,
         "bytes_read": report.bytes_read,
     }

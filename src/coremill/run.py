@@ -54,6 +54,7 @@ def train_rank(
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
     from coremill.data.loader import RowLoader, evaluation_batches
     from coremill.model.build import attention_of, build_on_meta
+    from coremill.model.lean import make_lean
     from coremill.model.load import fill_parameters
     from coremill.parallel import DTYPES, make_engine
     from coremill.tasks.causal_lm import CausalLm
@@ -82,7 +83,7 @@ def train_rank(
     with phase(events, "build"):
         model = build_on_meta(orders.model, attention=config.model.attention)
         choices: dict[str, Any] = {"attention": attention_of(model, config.model.attention)}
-        choices["loss"] = task.prepare(model)
+        choices |= {"layers": make_lean(model), "loss": task.prepare(model)}
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -128,9 +129,8 @@ def train_rank(
     every = config.evaluation.every_steps
     reset_peak()
     with saver:
-        steps = {"first_step": origin.step + 1, "steps": orders.steps}
-        results = train_steps(engine, task, loader, optimizer, config.train, **steps, agreement=saver, guard=guard)
-        for result in results:
+        how: dict[str, Any] = {"first_step": origin.step + 1, "steps": orders.steps, "agreement": saver, "guard": guard}
+        for result in train_steps(engine, task, loader, optimizer, config.train, **how):
             events.write("step", **asdict(result), rss_bytes=rss_bytes(), peak_rss_bytes=peak_rss_bytes())
             saver.after_step(result.step)
             if orders.data.evaluation_rows and every and result.step % every == 0 and result.step != orders.steps:

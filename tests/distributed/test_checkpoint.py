@@ -56,7 +56,7 @@ def of_kind(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
         (3, {"engine": "shard", "wire_dtype": "auto"}),
         (2, {"engine": "replicate", "dtype": "bf16", "wire_dtype": "auto"}),
         (2, {"engine": "shard", "family": "llama-tied"}),
-        (2, {"engine": "replicate", "family": "gpt2"}),  # dropout: random numbers go on too
+        (2, {"engine": "replicate", "family": "gpt2", "wire_dtype": "auto"}),  # dropout: random numbers go on too
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),
 )

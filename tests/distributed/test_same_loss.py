@@ -85,6 +85,7 @@ def test_every_family_trains_alike_in_both_engines(inputs, family, engine):
     results = _run(inputs, family, 2, engine=engine, micro_batch_rows=4, steps=6)
     _assert_same(results, reference)
     assert results[0]["loss_path"] == ("logits" if family == "gemma2" else "chunked")
+    assert results[0]["layers"] == ("as they are" if family in ("gpt2", "gpt_neox", "phi") else "lean")
 
 
 @pytest.mark.parametrize("engine", ["replicate", "shard"])

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from coremill.parallel.codec import codec_of
+from coremill.plan.wire import gradient_form
+
 if TYPE_CHECKING:
     from coremill.parallel.engine import Engine
     from coremill.plan.types import Plan
@@ -19,11 +22,11 @@ def make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_mem
     """The engine the plan chose; `through_memory=False` has ranks of one host talk like those of several."""
     compute_dtype = DTYPES[plan.dtype.value]
     wire = plan.wire_dtype.value
-    gradient_wire_dtype = torch.float32 if wire == "fp32" else torch.bfloat16
+    gradient_codec = codec_of(gradient_form(wire, plan.dtype.value))
     if plan.engine.value == "replicate":
         from coremill.parallel.replicate import ReplicateEngine
 
-        return ReplicateEngine(world, compute_dtype=compute_dtype, wire_dtype=gradient_wire_dtype)
+        return ReplicateEngine(world, compute_dtype=compute_dtype, gradient_codec=gradient_codec)
 
     from coremill.parallel.shard import ShardEngine
 
@@ -31,7 +34,7 @@ def make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_mem
     return ShardEngine(
         world,
         compute_dtype=compute_dtype,
-        gradient_wire_dtype=gradient_wire_dtype,
+        gradient_codec=gradient_codec,
         weight_wire_dtype=torch.bfloat16 if wire == "bf16" else None,
         keep_gathered=plan.keep_gathered.value,
         head_in_backward=head_in_backward,

@@ -1,7 +1,7 @@
 """What coremill puts on the wire: gathers and sums that move what they must, asynchronously, in a dtype of their own.
 
 Gloo has no reduce-scatter: its own is a whole all-reduce, twice the bytes, and FSDP2 waits for it inside backward. Here
-a reduce-scatter is an all-to-all of the pieces followed by a local fp32 sum: half the bytes, a quarter as bf16, all
+a reduce-scatter is an all-to-all of the pieces followed by a local fp32 sum: half the bytes, a quarter in 16 bits, all
 peers at once, and backward goes on meanwhile. All sums are taken in rank order, so results repeat bit by bit.
 """
 
@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from coremill.parallel.codec import Codec, shares_of
 from coremill.parallel.exchange import Exchange, Flight
+from coremill.plan.wire import RING_RANKS
 
 # Reductions in flight at once. Each holds a send and a receive buffer of one layer; two keep the wire busy while
 # backward computes the next.
@@ -26,10 +28,6 @@ MAX_IN_FLIGHT = 2
 # are waited for: 0.5 s of a step of 90 on 12.5 Gbit/s. Layers leave whole: backward goes on meanwhile.
 WHOLE_UP_TO_NUMEL = 2**26
 PIECE_NUMEL = 2**24
-
-# With more ranks a ring adds numbers in an order that depends on their place in the buffer, and DDP arranges buffers
-# anew after the first step: a run that goes on from a checkpoint would differ in the last bit from one never stopped.
-RING_RANKS = 2
 
 # Newer torch warns, on the user's screen, about the name that older torch knows.
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -138,10 +136,10 @@ class Gather:
 class ScatterSum:
     """Reduce-scatter for FSDP2 as all-to-all and a local fp32 sum; results are in place after `flush`."""
 
-    def __init__(self, exchange: Exchange, pool: BufferPool, wire_dtype: torch.dtype) -> None:
+    def __init__(self, exchange: Exchange, pool: BufferPool, codec: Codec) -> None:
         self._exchange = exchange
         self._pool = pool
-        self._wire_dtype = wire_dtype
+        self._codec = codec
         self._in_flight: deque[Callable[[], None]] = deque()
         self.look: Callable[[torch.Tensor], None] | None = None  # shown what this rank puts in
 
@@ -170,14 +168,17 @@ class ScatterSum:
         while len(self._in_flight) >= MAX_IN_FLIGHT:
             self._in_flight.popleft()()
         ranks = group.size()
-        send = self._pool.take(parts.numel(), self._wire_dtype)
-        receive = self._pool.take(parts.numel(), self._wire_dtype)
-        send.view(ranks, -1).copy_(parts)
+        runs = [parts.shape[1]]
+        length = self._codec.length(runs)
+        send = self._pool.take(ranks * length, self._codec.dtype)
+        receive = self._pool.take(ranks * length, self._codec.dtype)
+        for part, wire in zip(parts, send.view(ranks, -1), strict=True):
+            self._codec.encode(part, runs, wire)
         flight = self._exchange.all_to_all("reduce_scatter", group, receive, send)
 
         def finish() -> None:
             flight.wait()
-            torch.sum(receive.view(ranks, -1), dim=0, dtype=torch.float32, out=output_tensor)
+            self._codec.sum(receive.view(ranks, -1), runs, output_tensor)
             self._pool.give(send)
             self._pool.give(receive)
 
@@ -206,7 +207,7 @@ def install(modules: Sequence[FSDPModule], gather: Any, scatter_sum: Any) -> Non
 
 
 class SumOverRanks:
-    """An all-reduce of one fp32 buffer in stages, for gradients that every rank needs whole.
+    """An all-reduce of one fp32 buffer in stages, for gradients that every rank needs whole; `runs` are their lengths.
 
     Two ranks on an fp32 wire: gloo's own ring. Else all-to-all, fp32 sum in rank order, gather of the sums: gloo's bf16
     ring would round at every hop and sum at 1.3 GB/s on one thread. `advance` moves an exchange on by one stage; all
@@ -216,40 +217,46 @@ class SumOverRanks:
     def __init__(
         self,
         buffer: torch.Tensor,
+        runs: Sequence[int],
         group: dist.ProcessGroup,
         exchange: Exchange,
         pool: BufferPool,
-        wire_dtype: torch.dtype,
+        codec: Codec,
     ) -> None:
-        self._buffer = buffer
         self._group = group
         self._exchange = exchange
         self._pool = pool
+        self._codec = codec
         self._ranks = group.size()
-        if wire_dtype == torch.float32 and self._ranks <= RING_RANKS:
+        if codec.exact and self._ranks <= RING_RANKS:
             work = dist.all_reduce(buffer, group=group, async_op=True)
             sent = 2 * (self._ranks - 1) * buffer.numel() * 4 // self._ranks
             self._flight = exchange.follow("all_reduce", work, sent)
             self._stages: list[Callable[[], None]] = [self._flight.wait]
             return
-        self._piece_numel = -(-buffer.numel() // self._ranks)
-        padded = self._piece_numel * self._ranks
-        self._send = pool.take(padded, wire_dtype)
-        self._receive = pool.take(padded, wire_dtype)
-        self._send[: buffer.numel()].copy_(buffer)
-        self._send[buffer.numel() :].zero_()
+        self._shares = shares_of(runs, self._ranks)  # what each rank sums
+        self._pieces = buffer.split([sum(share) for share in self._shares])
+        length = max(map(codec.length, self._shares))
+        self._send = pool.take(self._ranks * length, codec.dtype)
+        self._receive = pool.take(self._ranks * length, codec.dtype)
+        for piece, share, wire in zip(self._pieces, self._shares, self._send.view(self._ranks, -1), strict=True):
+            codec.encode(piece, share, wire)
         self._flight = exchange.all_to_all("all_reduce", group, self._receive, self._send)
         self._stages = [self._sum_and_gather, self._spread]
 
     def _sum_and_gather(self) -> None:
         self._flight.wait()
-        piece = self._send[: self._piece_numel]  # free again: it has been sent
-        piece.copy_(torch.sum(self._receive.view(self._ranks, -1), dim=0, dtype=torch.float32))
-        self._flight = self._exchange.all_gather("all_reduce", self._group, self._receive, piece)
+        mine = self._group.rank()
+        total, share = self._pieces[mine], self._shares[mine]
+        self._codec.sum(self._receive.view(self._ranks, -1), share, total)
+        wire = self._send.view(self._ranks, -1)[0]  # free again: it has been sent
+        self._codec.encode(total, share, wire)
+        self._flight = self._exchange.all_gather("all_reduce", self._group, self._receive, wire)
 
     def _spread(self) -> None:
         self._flight.wait()
-        self._buffer.copy_(self._receive[: self._buffer.numel()])
+        for piece, share, wire in zip(self._pieces, self._shares, self._receive.view(self._ranks, -1), strict=True):
+            self._codec.decode(wire, share, piece)
         self._pool.give(self._send)
         self._pool.give(self._receive)
 

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from coremill.model.slices import RowSlice, materialise, model_name
+from coremill.parallel.codec import Codec
 from coremill.parallel.collectives import BufferPool, SumOverRanks
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
@@ -47,10 +48,10 @@ class ReplicateEngine:
 
     name = "replicate"
 
-    def __init__(self, world: World, *, compute_dtype: torch.dtype, wire_dtype: torch.dtype) -> None:
+    def __init__(self, world: World, *, compute_dtype: torch.dtype, gradient_codec: Codec) -> None:
         self._world = world
         self._compute_dtype = compute_dtype
-        self._wire_dtype = wire_dtype
+        self._codec = gradient_codec
         self._meter = WireMeter()
         self._pool = BufferPool()
         self._wire = Exchange(self._meter, world.flows)
@@ -181,13 +182,14 @@ class ReplicateEngine:
     def _exchange_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's hook: start this bucket's exchange, move the earlier ones on, end them all with the last bucket."""
         weights = cast(list[nn.Parameter], bucket.parameters())
+        runs = [weight.numel() for weight in weights]
         total = bucket.buffer()
         if self._masters:
             for weight, gradient in zip(weights, bucket.gradients(), strict=True):
                 self._add_to_master(weight, gradient)
             total = torch.cat([self._master_gradient(weight).view(-1) for weight in weights])
         exchange = _BucketExchange(
-            sum=SumOverRanks(total, self._world.group, self._wire, self._pool, self._wire_dtype),
+            sum=SumOverRanks(total, runs, self._world.group, self._wire, self._pool, self._codec),
             weights=weights,
             total=total,
             bucket=bucket.buffer(),

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from coremill.model.build import find_layers
 from coremill.model.slices import RowSlice, materialise, model_name, rows_of_rank
+from coremill.parallel.codec import Codec
 from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, install
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
@@ -39,7 +40,7 @@ class ShardEngine:
         world: World,
         *,
         compute_dtype: torch.dtype,
-        gradient_wire_dtype: torch.dtype,
+        gradient_codec: Codec,
         weight_wire_dtype: torch.dtype | None,
         keep_gathered: bool,
         head_in_backward: bool,
@@ -62,7 +63,7 @@ class ShardEngine:
             exchange = Exchange(self._meter, world.flows)
             shares_cards = world.nodes > 1 and world.nodes < world.size
             self._gather = Gather(exchange, self._pool, weight_wire_dtype, as_ring=shares_cards)
-            self._scatter_sum = ScatterSum(exchange, self._pool, gradient_wire_dtype)
+            self._scatter_sum = ScatterSum(exchange, self._pool, gradient_codec)
             self.exchange = Choice("wire", neighbours if world.size > 1 else "one rank: nothing is exchanged")
         else:
             self._gather = MemoryGather(neighbours, self._meter)

@@ -49,12 +49,9 @@ def ends_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
 
 
 def _norm_bytes(card: ModelCard, compute: int) -> int:
-    """Input, statistics, and output of one norm; RMS norms compute in fp32 and keep the normalised rows besides."""
-    hidden = card.hidden
-    if card.block.norm == "layer":
-        return compute * hidden + 2 * compute + compute * hidden
-    normalised = 4 if card.block.norm_in_fp32 else compute
-    return 4 * hidden + 4 + normalised * hidden + compute * hidden
+    """Input, statistics, and output of one norm; an RMS norm (model/lean.py) has one number per row, in fp32."""
+    statistics = 2 * compute if card.block.norm == "layer" else 4
+    return compute * card.hidden + statistics + compute * card.hidden
 
 
 def uses_flash(card: ModelCard, arrangement: Arrangement) -> bool:
@@ -67,11 +64,8 @@ def _attention_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     width, kv_width = card.heads * card.head_dim, card.kv_heads * card.head_dim
     per_head_norm = 0
     if block.qk_norm:
-        heads = card.heads + card.kv_heads
-        if block.norm == "layer":
-            per_head_norm = compute * (width + kv_width) + 2 * compute * heads
-        else:
-            per_head_norm = (4 + compute) * (width + kv_width) + 4 * heads
+        statistics = 2 * compute if block.norm == "layer" else 4
+        per_head_norm = compute * (width + kv_width) + statistics * (card.heads + card.kv_heads)
     if uses_flash(card, arrangement):
         rotated = width + kv_width if block.rotary else 0
         projected = width + 2 * kv_width if block.fused_qkv else kv_width if block.rotary else width + 2 * kv_width

@@ -6,6 +6,7 @@ from typing import Literal
 
 from coremill.hardware.facts import Calibration, NodeFacts
 from coremill.plan.types import Choice
+from coremill.plan.wire import gradient_form
 from coremill.plan.words import rate
 
 Dtype = Literal["fp32", "bf16"]
@@ -61,11 +62,12 @@ def matmul_flops_per_second(calibration: Calibration, dtype: Dtype) -> float:
 
 
 def choose_wire_dtype(asked: WireDtype, dtype: Dtype, *, nodes: int, world_size: int) -> Choice[WireDtype]:
-    """Exact where ranks share a machine; between machines gradients travel as bf16 and are summed in fp32."""
+    """Exact where ranks share a machine; between machines gradients travel in 16 bits and are summed in fp32."""
     if asked != "auto":
         return Choice(asked, "set by you")
     if world_size == 1:
         return Choice("fp32", "one rank: nothing travels")
     if nodes == 1:
         return Choice("fp32", "ranks share a machine: rounding would save no time, and losses stay those of one rank")
-    return Choice("auto", f"gradients as bf16, summed in fp32: half the bytes between machines; weights in {dtype}")
+    form = "roots of 16 bits" if gradient_form(asked, dtype) == "roots" else "bf16"
+    return Choice("auto", f"gradients as {form}, summed in fp32: half the bytes between machines; weights in {dtype}")

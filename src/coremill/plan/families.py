@@ -2,7 +2,7 @@
 
 A family is a row of differences from the Llama shape. Counts are exact and held to the real models by a test that
 builds each on the meta device. What a layer keeps for backward was read off with saved_tensors_hooks on transformers
-5.22 and is held to it by a test as well.
+5.22, with model/lean.py in place, and is held to it by a test as well.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class Family:
     max_positions: int = 2048
     tied: bool = False
     norm: Literal["rms", "layer"] = "rms"
-    norm_in_fp32: bool = False  # Gemma multiplies by the norm's weight in fp32 and keeps that product
     norms_into_matmul: int = 2
     norms_into_residual: int = 0
     gated: bool = True
@@ -83,7 +82,6 @@ FAMILIES: dict[str, Family] = {
         vocabulary=256000,
         max_positions=8192,
         tied=True,
-        norm_in_fp32=True,
         activation="gelu_pytorch_tanh",
     ),
     "gemma2": replace(
@@ -97,7 +95,6 @@ FAMILIES: dict[str, Family] = {
         vocabulary=256000,
         max_positions=8192,
         tied=True,
-        norm_in_fp32=True,
         norms_into_residual=2,
         activation="gelu_pytorch_tanh",
         softcap_key="attn_logit_softcapping",
@@ -205,7 +202,6 @@ class BlockShape:
     """What decides how much a decoder layer keeps for backward."""
 
     norm: Literal["rms", "layer"]
-    norm_in_fp32: bool
     norms_into_matmul: int
     norms_into_residual: int
     shared_norm_input: bool  # both norms of a layer read the same tensor
@@ -267,12 +263,11 @@ def block_of(shape: ModelShape) -> BlockShape:
     traits = shape.traits
     return BlockShape(
         norm=traits.norm,
-        norm_in_fp32=traits.norm_in_fp32,
         norms_into_matmul=traits.norms_into_matmul,
         norms_into_residual=traits.norms_into_residual,
         shared_norm_input=shape.shared_norm_input,
         rotary=not shape.learned_positions,
-        mlp_tensors_kept=4 if traits.gated else _KEPT_BY_ACTIVATION.get(shape.activation, 2),
+        mlp_tensors_kept=3 if traits.gated else _KEPT_BY_ACTIVATION.get(shape.activation, 2),
         qk_norm=traits.qk_norm or shape.head_norms,
         fused_qkv=traits.fused_qkv,
         copies_attention_output=traits.copies_attention_output,

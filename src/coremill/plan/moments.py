@@ -13,7 +13,7 @@ from math import ceil
 
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
 from coremill.plan.card import ModelCard
-from coremill.plan.logits import chunk_rows_for
+from coremill.plan.logits import block_rows_for, chunk_rows_for
 from coremill.plan.types import Arrangement
 
 # Numbers of parallel/: DDP's buckets, exchanges of them in flight, and reductions in flight under shard.
@@ -22,7 +22,6 @@ REPLICATE_EXCHANGES_IN_FLIGHT = 3
 SHARD_REDUCTIONS_IN_FLIGHT = 2
 WHOLE_UP_TO_NUMEL = 2**26  # larger embeddings and heads leave in pieces
 PIECE_NUMEL = 2**24
-RING_RANKS = 2  # fp32 gradients of so many ranks at most go around gloo's ring, in place
 SLOTS_IN_TURN = 2  # of memory that ranks of one host share, for each size
 # Sizes of pooled buffers are rounded up by an eighth at most, by a sixteenth on average.
 POOL_ROUNDING = 17 / 16
@@ -70,8 +69,9 @@ class _Loss:
         if not card.block.plain_logits:
             # The model's own loss: logits, the capped ones, fp32 copy, log-probabilities and their gradient.
             return _Loss(tokens * vocabulary * (2 * compute + 3 * 4), 0)
-        rows = min(tokens, chunk_rows_for(vocabulary))
-        probabilities = 4 * rows * vocabulary
+        rows = chunk_rows_for(tokens, vocabulary, card.hidden, compute)
+        block_rows = min(rows, block_rows_for(vocabulary, arrangement.threads_per_rank))
+        probabilities = 4 * block_rows * vocabulary
         turned_weight = compute * head if linear_copies_weight else 0
         chunk = compute * rows * vocabulary + max(probabilities, turned_weight)
         if compute == 2 and rows < tokens:
@@ -129,8 +129,7 @@ def _replicate(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterat
 
 def _exchanges(card: ModelCard, arrangement: Arrangement) -> int:
     """Send and receive buffers of the buckets in flight; gloo's ring works in place."""
-    wire = arrangement.gradient_bytes
-    if arrangement.world_size == 1 or (wire == 4 and arrangement.world_size <= RING_RANKS):
+    if arrangement.world_size == 1 or arrangement.gradients_go_around:
         return 0
     ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
     in_layers = card.parameters - sum(ends)
@@ -138,7 +137,7 @@ def _exchanges(card: ModelCard, arrangement: Arrangement) -> int:
     layers = min(in_layers, REPLICATE_EXCHANGES_IN_FLIGHT * bucket)
     # Ends larger than a bucket have one of their own; equal ones share a buffer, as they leave at opposite ends.
     lone = max((end for end in ends if 4 * end > BUCKET_BYTES), default=0)
-    return int(2 * wire * (lone + layers) * POOL_ROUNDING)
+    return int(2 * arrangement.sent_bytes(lone + layers) * POOL_ROUNDING)
 
 
 # -- shard
@@ -157,7 +156,7 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
         # Of a gather's slot all pages; of a reduction's this rank's layout and its row of the others'.
         pages_per_parameter = SLOTS_IN_TURN * (1 + 2 - 1 / arrangement.world_size)
         return int(arrangement.compute_bytes * sum(lasting) * pages_per_parameter)
-    reductions = 2 * arrangement.gradient_bytes * layer * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
+    reductions = 2 * arrangement.sent_bytes(layer) * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
     narrow = 0
     if arrangement.gather_bytes < arrangement.compute_bytes:
         # Weights rounded for the wire, this rank's part and the whole.
@@ -166,7 +165,7 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
 
 
 def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[Moment]:
-    compute, wire = arrangement.compute_bytes, arrangement.gradient_bytes
+    compute = arrangement.compute_bytes
     kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
     layer, lookup = card.largest_layer_parameters, card.embedding_parameters
     head = lookup if card.tied else card.head_parameters
@@ -197,7 +196,7 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         buffers=pool + (gathered if keep else compute * head),
     )
     # Tied weights leave last, with the lookup table's gradient.
-    leaving = _leaving(head, layer, wire, arrangement)
+    leaving = _leaving(head, layer, arrangement)
     still_gathered = gathered - compute * head if keep else 0
     if not card.tied:
         yield Moment(
@@ -219,15 +218,16 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         name="the lookup table's gradient leaves",
         gradients=(0 if wait_whole else earlier) + own_all + compute * lookup * (2 if card.tied else 1),
         activations=arrangement.tokens_per_forward * compute * card.hidden,
-        buffers=pool + _leaving(lookup, layer, wire, arrangement),
+        buffers=pool + _leaving(lookup, layer, arrangement),
     )
 
 
-def _leaving(parameters: int, layer: int, wire: int, arrangement: Arrangement) -> int:
+def _leaving(parameters: int, layer: int, arrangement: Arrangement) -> int:
     """A gradient laid out in fp32, and what is sent and received of it: all, or two pieces where it is large.
 
     Through memory: laid out as computed, and read by the others from there."""
     if arrangement.through_memory:
         return arrangement.compute_bytes * parameters if parameters > layer else 0
     whole = parameters <= max(layer, WHOLE_UP_TO_NUMEL)
-    return 4 * parameters + 2 * wire * (parameters if whole else SHARD_REDUCTIONS_IN_FLIGHT * PIECE_NUMEL)
+    sent = arrangement.sent_bytes(parameters if whole else SHARD_REDUCTIONS_IN_FLIGHT * PIECE_NUMEL)
+    return 4 * parameters + 2 * sent

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coremill.plan.card import ModelCard
-from coremill.plan.moments import RING_RANKS
 from coremill.plan.types import Arrangement
 
 
@@ -41,16 +40,17 @@ def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
         return Traffic(gather_bytes=0, reduce_bytes=0, reduce_is_ring=False)
     if arrangement.engine == "replicate":
         # One all-reduce: a ring, or an exchange of pieces and a gather of their sums; both send 2 (N-1)/N.
-        whole = arrangement.gradient_bytes * card.parameters
+        whole = arrangement.sent_bytes(card.parameters)
         return Traffic(
             gather_bytes=0,
             reduce_bytes=2 * (ranks - 1) * whole // ranks,
-            reduce_is_ring=arrangement.gradient_bytes == 4 and arrangement.world_size <= RING_RANKS,
+            reduce_is_ring=arrangement.gradients_go_around,
         )
-    gradient_bytes = arrangement.compute_bytes if arrangement.through_memory else arrangement.gradient_bytes
+    reduced = reduced_parameters(card, arrangement)
+    leaving = arrangement.compute_bytes * reduced if arrangement.through_memory else arrangement.sent_bytes(reduced)
     return Traffic(
         gather_bytes=arrangement.gather_bytes * (ranks - 1) * gathered_parameters(card, arrangement) // ranks,
-        reduce_bytes=gradient_bytes * (ranks - 1) * reduced_parameters(card, arrangement) // ranks,
+        reduce_bytes=(ranks - 1) * leaving // ranks,
         reduce_is_ring=False,
         through_memory=arrangement.through_memory,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from coremill.plan.wire import RING_RANKS, GradientForm, gradient_form, sent_bytes
+
 T = TypeVar("T")
 
 
@@ -49,9 +51,18 @@ class Arrangement:
         return 2 if self.wire_dtype == "bf16" else self.compute_bytes
 
     @property
-    def gradient_bytes(self) -> int:
-        """Of one gradient on the wire."""
-        return 4 if self.wire_dtype == "fp32" else 2
+    def gradient_form(self) -> GradientForm:
+        """How gradients travel."""
+        return gradient_form(self.wire_dtype, self.dtype)
+
+    @property
+    def gradients_go_around(self) -> bool:
+        """Exact gradients of few ranks go around gloo's ring, in place."""
+        return self.gradient_form == "fp32" and self.world_size <= RING_RANKS
+
+    def sent_bytes(self, gradients: int) -> int:
+        """Of so many gradients on the wire."""
+        return sent_bytes(self.gradient_form, gradients)
 
     @property
     def through_memory(self) -> bool:

@@ -7,6 +7,7 @@ number.
 A Llama-3 head turns 4096 hidden rows into 2.1 GB of fp32 logits. `HeadLoss` goes through the rows in chunks instead and
 computes the gradients of hidden states and weight on the way (three products per chunk, none repeated in backward), in
 the compute dtype with fp32 softmax: `F.linear_cross_entropy` of torch 2.13 would run all three in fp32 on CPUs.
+Probabilities are made a few rows at a time, in cache, and their gradient takes the place of the logits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from coremill.plan.logits import chunk_rows_for
+from coremill.plan.logits import block_rows_for, chunk_rows_for
 
 IGNORED = -100
 
@@ -48,7 +49,8 @@ class _ChunkedLoss(torch.autograd.Function):
         scale: float,
     ) -> torch.Tensor:
         rows = hidden.shape[0]
-        chunk_rows = chunk_rows_for(weight.shape[0])
+        vocabulary, width = weight.shape
+        chunk_rows = chunk_rows_for(rows, vocabulary, width, weight.element_size())
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         hidden_gradient = torch.empty_like(hidden) if wants_hidden else None
         # A sum over several chunks is kept in fp32: bf16 would round once per chunk.
@@ -60,29 +62,15 @@ class _ChunkedLoss(torch.autograd.Function):
             part = hidden[start : start + chunk_rows]
             part_targets = targets[start : start + chunk_rows]
             logits = F.linear(part, weight, bias)
-            log_probabilities = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-            valid = part_targets != IGNORED
-            column = part_targets.masked_fill(~valid, 0).unsqueeze(1)
-            chosen = log_probabilities.gather(1, column).squeeze(1)
-            loss -= torch.where(valid, chosen, 0.0).sum(dtype=torch.float64)
-            if not (wants_hidden or wants_weight or wants_bias):
-                del logits, log_probabilities
-                continue
-            row_scale = valid.to(torch.float32).mul_(scale).unsqueeze(1)
-            gradient = log_probabilities.exp_().mul_(row_scale).scatter_add_(1, column, -row_scale)
-            if bias_gradient is not None:
-                bias_gradient += gradient.sum(0)
-            if gradient.dtype != logits.dtype:
-                gradient = logits.copy_(gradient)
+            loss += _turn_into_gradient(logits, part_targets, scale, bias_gradient)
             if hidden_gradient is not None:
-                torch.mm(gradient, weight, out=hidden_gradient[start : start + chunk_rows])
+                torch.mm(logits, weight, out=hidden_gradient[start : start + chunk_rows])
             if weight_gradient is not None:
-                if weight_gradient.dtype == gradient.dtype:
-                    weight_gradient.addmm_(gradient.t(), part)
+                if weight_gradient.dtype == logits.dtype:
+                    weight_gradient.addmm_(logits.t(), part)
                 else:
-                    weight_gradient += torch.mm(gradient.t(), part)
-            # Gone before the next chunk's are made, or three chunks would be there at once.
-            del logits, log_probabilities, gradient
+                    weight_gradient += torch.mm(logits.t(), part)
+            del logits  # gone before the next chunk's are made, or two chunks would be there at once
         ctx.gradients = (
             hidden_gradient,
             None if weight_gradient is None else weight_gradient.to(weight.dtype),
@@ -97,6 +85,30 @@ class _ChunkedLoss(torch.autograd.Function):
         if factor != 1.0:
             gradients = tuple(None if gradient is None else gradient.mul_(factor) for gradient in gradients)
         return (*gradients, None, None)
+
+
+def _turn_into_gradient(
+    logits: torch.Tensor, targets: torch.Tensor, scale: float, bias_gradient: torch.Tensor | None
+) -> torch.Tensor:
+    """The sum of cross-entropies; where there were logits, there is then their scaled gradient."""
+    block_rows = min(block_rows_for(logits.shape[1], torch.get_num_threads()), logits.shape[0])
+    work = torch.empty(block_rows, logits.shape[1], dtype=torch.float32)
+    loss = torch.zeros((), dtype=torch.float64)
+    for block, block_targets in zip(logits.split(block_rows), targets.split(block_rows), strict=True):
+        valid = block_targets != IGNORED
+        column = block_targets.masked_fill(~valid, 0).unsqueeze(1)
+        chosen = block.gather(1, column).squeeze(1).float()
+        largest = block.amax(1).float()
+        probabilities = torch.softmax(block, dim=1, dtype=torch.float32, out=work[: block.shape[0]])
+        # The largest probability is exp(largest logit - log of the sum), and never so small that its logarithm is off.
+        log_sum = largest - probabilities.amax(1).log_()
+        loss += torch.where(valid, log_sum - chosen, 0.0).sum(dtype=torch.float64)
+        row_scale = valid.to(torch.float32).mul_(scale).unsqueeze(1)
+        probabilities.mul_(row_scale).scatter_add_(1, column, -row_scale)
+        if bias_gradient is not None:
+            bias_gradient += probabilities.sum(0)
+        block.copy_(probabilities)
+    return loss
 
 
 def chunked_loss(

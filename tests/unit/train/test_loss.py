@@ -18,11 +18,21 @@ def _problem(rows: int, width: int, vocabulary: int, bias: bool, dtype: torch.dt
     return hidden, weight, bias_tensor, targets
 
 
+def test_chunks_are_nearly_equal_and_no_larger_than_allowed():
+    assert logits.chunk_rows_for(4096, 128256, 4096, 2) == 2048  # a quarter of the weight's gradient
+    assert logits.chunk_rows_for(2049, 128256, 4096, 2) == 1025
+    assert logits.chunk_rows_for(512, 128256, 512, 4) == logits.MIN_CHUNK_ROWS
+    assert logits.chunk_rows_for(8192, 1000, 64, 4) == 8192  # CHUNK_BYTES hold them all
+    assert logits.chunk_rows_for(5, 128256, 4096, 2) == 5
+    assert logits.block_rows_for(128256, 16) == 32 and logits.block_rows_for(2**20, 4) == 4
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [7, 64, 150])
 def test_equals_plain_cross_entropy_in_value_and_gradients(monkeypatch, bias, rows):
     monkeypatch.setattr(logits, "CHUNK_BYTES", 0)
     monkeypatch.setattr(logits, "MIN_CHUNK_ROWS", 64)
+    monkeypatch.setattr(logits, "BLOCK_BYTES", 5 * 4 * 101)
     hidden, weight, bias_tensor, targets = _problem(rows, 24, 101, bias, torch.float32)
     inputs = [tensor for tensor in (hidden, weight, bias_tensor) if tensor is not None]
     scale = 1.0 / 37
@@ -69,6 +79,11 @@ def test_a_target_of_vanishing_probability_stays_finite():
     weight = torch.eye(2, requires_grad=True)
     result = chunked_loss(hidden, weight, None, torch.tensor([1]), 1.0)
     assert result.item() == pytest.approx(1000.0)
+
+
+def test_logits_that_are_no_numbers_give_a_loss_that_is_none():
+    hidden = torch.tensor([[1.0, 0.0], [float("inf"), 1.0]], requires_grad=True)
+    assert not chunked_loss(hidden, torch.eye(2, requires_grad=True), None, torch.tensor([1, 0]), 1.0).isfinite()
 
 
 def test_shifted_targets_point_at_the_next_token_of_the_same_row():

@@ -1,0 +1,177 @@
+"""How gradients are written for the wire: as they are, as bf16, or as roots.
+
+A root is the square root of a gradient relative to the largest of its block, with the gradient's sign, in 16 bits. The
+error of a value v in a block with largest value s is at most sqrt(v * s) / 32767: a largest value keeps 15 bits where
+bf16 keeps 8, and one of a four-thousandth of it still 8. Like bf16 it halves the bytes; unlike bf16 it leaves the loss
+of fp32 arithmetic where it was (docs/benchmarks.md).
+
+Values go through in chunks that stay in the cache, each operation in place: a pass over memory, not seven. Blocks begin
+anew with every run of values that is named (a parameter, where DDP strings them together in an order that changes after
+the first step) and depend neither on chunks nor on threads, so the bits repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from coremill.plan.wire import ROOTS_BLOCK, GradientForm
+
+_LARGEST = 32767
+# Values of a chunk for each thread: 256 KiB in fp32, and torch gives each thread at least 32 Ki.
+_CHUNK_PER_THREAD = 64 * ROOTS_BLOCK
+# Below this no scale is told from zero; a block of zeros then needs no case of its own.
+_LEAST_SCALE = torch.finfo(torch.float32).tiny
+
+
+class Codec(Protocol):
+    """A form of fp32 values on the wire.
+
+    Values and a wire are contiguous, in one dimension; a wire may be longer than its values need. `runs` are the
+    lengths of what lies one after the other in the values.
+    """
+
+    dtype: torch.dtype  # of wire buffers
+    exact: bool
+
+    def length(self, runs: Sequence[int]) -> int:
+        """Elements that these runs take on the wire."""
+
+    def encode(self, values: torch.Tensor, runs: Sequence[int], wire: torch.Tensor) -> None:
+        """Write values."""
+
+    def decode(self, wire: torch.Tensor, runs: Sequence[int], values: torch.Tensor) -> None:
+        """Read them."""
+
+    def sum(self, wires: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
+        """Add the rows up in fp32, the first one first."""
+
+
+def codec_of(form: GradientForm) -> Codec:
+    """The codec of a form that the plan chose."""
+    return Roots() if form == "roots" else Plain(torch.float32 if form == "fp32" else torch.bfloat16)
+
+
+def shares_of(runs: Sequence[int], ranks: int) -> list[list[int]]:
+    """Runs in as many nearly equal shares as there are ranks; no block is cut."""
+    whole = sum(runs)
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    rank = offset = 0
+    for run in runs:
+        begin = 0
+        while rank < ranks - 1 and whole * (rank + 1) // ranks < offset + run:
+            end = max(begin, (whole * (rank + 1) // ranks - offset) // ROOTS_BLOCK * ROOTS_BLOCK)
+            shares[rank].append(end - begin)
+            begin, rank = end, rank + 1
+        shares[rank].append(run - begin)
+        offset += run
+    return shares
+
+
+class Plain:
+    """Values in a dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.exact = dtype == torch.float32
+
+    def length(self, runs: Sequence[int]) -> int:
+        """One for one."""
+        return sum(runs)
+
+    def encode(self, values: torch.Tensor, runs: Sequence[int], wire: torch.Tensor) -> None:
+        """Rounded where the dtype is narrower."""
+        wire[: values.numel()].copy_(values)
+
+    def decode(self, wire: torch.Tensor, runs: Sequence[int], values: torch.Tensor) -> None:
+        """Widened."""
+        values.copy_(wire[: values.numel()])
+
+    def sum(self, wires: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
+        """Chunk by chunk; torch's own sum of bf16 rows takes ten times as long."""
+        for begin, rows, width in _chunks([total.numel()]):
+            part = slice(begin, begin + rows * width)
+            into = total[part].copy_(wires[0, part])
+            for wire in wires[1:]:
+                into += wire[part]
+
+
+class Roots:
+    """The fp32 scale of each block; behind them, in the same buffer, 16-bit roots."""
+
+    dtype = torch.int16
+    exact = False
+
+    def length(self, runs: Sequence[int]) -> int:
+        """Two elements a scale, one a root, rounded up: the next row must lie where an fp32 number may."""
+        return 2 * _blocks(runs) + (sum(runs) + 1) // 2 * 2
+
+    def encode(self, values: torch.Tensor, runs: Sequence[int], wire: torch.Tensor) -> None:
+        """A block that holds a number that is none gets a scale that is none: it arrives without a single number."""
+        scales, roots = _parts(wire, runs)
+        scratch, block = _scratch(values), 0
+        for begin, rows, width in _chunks(runs):
+            end = begin + rows * width
+            given = values[begin:end].view(rows, width)
+            work = torch.abs(given, out=scratch[: rows * width].view(rows, width))
+            scale = scales[block : block + rows]
+            scale.copy_(torch.amax(work, dim=1).clamp_(min=_LEAST_SCALE))
+            work.sqrt_().mul_(scale.sqrt().reciprocal_().mul_(_LARGEST).unsqueeze(1)).round_().copysign_(given)
+            roots[begin:end].view(rows, width).copy_(work)
+            block += rows
+
+    def decode(self, wire: torch.Tensor, runs: Sequence[int], values: torch.Tensor) -> None:
+        """Chunk by chunk, in place."""
+        scales, roots = _parts(wire, runs)
+        block = 0
+        for begin, rows, width in _chunks(runs):
+            part = slice(begin, begin + rows * width)
+            _square(roots[part], scales[block : block + rows], values[part].view(rows, width))
+            block += rows
+
+    def sum(self, wires: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
+        """Chunk by chunk: each is read once and written once."""
+        (first_scales, first_roots), *others = [_parts(wire, runs) for wire in wires]
+        scratch, block = _scratch(total), 0
+        for begin, rows, width in _chunks(runs):
+            part, blocks = slice(begin, begin + rows * width), slice(block, block + rows)
+            into = _square(first_roots[part], first_scales[blocks], total[part].view(rows, width))
+            for scales, roots in others:
+                into += _square(roots[part], scales[blocks], scratch[: rows * width].view(rows, width))
+            block += rows
+
+
+def _square(roots: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Values of blocks from their roots, which keep the sign."""
+    out.copy_(roots.view_as(out))
+    return out.mul_(out.abs()).mul_(scales.div(_LARGEST**2).unsqueeze(1))
+
+
+def _parts(wire: torch.Tensor, runs: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and roots of a wire."""
+    blocks = _blocks(runs)
+    return wire[: 2 * blocks].view(torch.float32), wire[2 * blocks :]
+
+
+def _blocks(runs: Sequence[int]) -> int:
+    return sum(-(-run // ROOTS_BLOCK) for run in runs)
+
+
+def _chunks(runs: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Where a chunk begins, its blocks, and their width; the short last block of a run comes alone."""
+    most = max(1, _CHUNK_PER_THREAD * torch.get_num_threads() // ROOTS_BLOCK)
+    offset = 0
+    for run in runs:
+        whole = run // ROOTS_BLOCK
+        for block in range(0, whole, most):
+            yield offset + block * ROOTS_BLOCK, min(most, whole - block), ROOTS_BLOCK
+        if run % ROOTS_BLOCK:
+            yield offset + whole * ROOTS_BLOCK, 1, run % ROOTS_BLOCK
+        offset += run
+
+
+def _scratch(values: torch.Tensor) -> torch.Tensor:
+    """Room for one chunk."""
+    return torch.empty(min(values.numel(), _CHUNK_PER_THREAD * torch.get_num_threads()), dtype=torch.float32)
