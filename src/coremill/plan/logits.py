@@ -14,14 +14,13 @@ BLOCK_BYTES = 2**20
 
 
 def chunk_rows_for(rows: int, vocabulary_rows: int, hidden: int, compute_bytes: int) -> int:
-    """Rows of one chunk; all chunks of so many rows are nearly equal."""
+    """Rows of one chunk, all of them where they are few."""
     most = max(
         MIN_CHUNK_ROWS,
         CHUNK_BYTES // (compute_bytes * vocabulary_rows),
         int(SHARE_OF_WEIGHT * 4 * hidden) // compute_bytes,
     )
-    chunks = -(-rows // most)
-    return -(-rows // max(1, chunks))
+    return min(rows, most)
 
 
 def block_rows_for(vocabulary_rows: int, threads: int) -> int:

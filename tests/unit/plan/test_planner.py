@@ -229,9 +229,13 @@ def test_remedies_undo_what_the_user_fixed() -> None:
 
 
 def test_the_seeds_fleet_holds_llama_3_8b() -> None:
-    made = make_plan(config(train={"steps": 50}), fleet_of("4xc7i.8xlarge"), LLAMA)
+    quickest = make_plan(config(train={"steps": 50}), fleet_of("4xc7i.8xlarge"), LLAMA)
+    assert quickest.fits and not quickest.activation_checkpointing.value
+    smaller = config(train={"steps": 50, "activation_checkpointing": True})
+    made = make_plan(smaller, fleet_of("4xc7i.8xlarge"), LLAMA)
     assert made.fits and made.engine.value == "shard" and made.dtype.value == "bf16" and made.world_size == 4
     peak = made.memory.peak
+    assert peak.total < quickest.memory.peak.total and made.step_seconds.total > quickest.step_seconds.total
     assert peak.parameters + peak.optimizer == 12 * LLAMA.parameters // 4
     assert peak.gradients >= 4 * LLAMA.parameters // 4
     # Kept weights would take ten gigabytes more and save 2 % of a step.
