@@ -6,6 +6,7 @@ What decides is the checkpoint folder, not the run folder: where that was lost w
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from coremill.checkpoint.manifest import Checkpoint, Unusable, refuse_writable_by_others, survey
 from coremill.checkpoint.store import Store
@@ -53,14 +54,24 @@ def refuse_another_run(config: RunConfig, checkpoint: Checkpoint) -> None:
 
 
 def fixed_keys(earlier: dict[str, object], config: RunConfig) -> list[str]:
-    """Keys that differ although they may not."""
-    differing = differing_keys(earlier, config.model_dump(mode="json"))
+    """Keys that differ although they may not; one that was not there yet had its default."""
+    had = _with_defaults(earlier, RunConfig().model_dump(mode="json"))
+    differing = differing_keys(had, config.model_dump(mode="json"))
     return [key for key in differing if not f"{key}.".startswith(tuple(_dotted(name) for name in MAY_CHANGE))]
 
 
 def clear_checkpoints(config: RunConfig, run_folder: Path) -> None:
     """Forget the earlier run: it starts anew."""
     Store(checkpoint_folder(config, run_folder), "cleared").clear()
+
+
+def _with_defaults(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    sections = {
+        name: _with_defaults(tree[name], default)
+        for name, default in defaults.items()
+        if isinstance(default, dict) and isinstance(tree.get(name), dict)
+    }
+    return {**defaults, **tree, **sections}
 
 
 def _dotted(name: str) -> str:
