@@ -21,6 +21,7 @@ COMPUTING = (
     "coremill.data.loader",
     "coremill.model.build",
     "coremill.model.initialise",
+    "coremill.model.lean",
     "coremill.model.load",
     "coremill.model.names",
     "coremill.model.read",
