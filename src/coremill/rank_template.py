@@ -29,6 +29,7 @@ STAGES = (
     "coremill.checkpoint.snapshot",
     "coremill.data.loader",
     "coremill.model.build",
+    "coremill.model.lean",
     "coremill.model.load",
     "coremill.parallel",
     "coremill.tasks.causal_lm",

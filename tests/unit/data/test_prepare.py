@@ -113,7 +113,8 @@ def test_the_child_dies_with_its_parent_and_with_ctrl_c(texts: Texts, tokenizer_
     program = f"""
 from coremill.data.child_process import run_in_child
 job = {{"job": "tokenise", "tokenizer_folder": {str(tokenizer_folder)!r}, "sequence_length": 8, "vocabulary_rows": 300,
-    "destination": {str(tmp_path)!r}, "source": {{"name": "x", "setting": "data.source", "kind": "txt",
+    "destination": {str(tmp_path)!r}, "code_sha256": None, "cache": {str(tmp_path)!r},
+    "source": {{"name": "x", "setting": "data.source", "kind": "txt",
     "column": "text", "files": [{str(source)!r}], "dataset": None}}}}
 run_in_child(job)
 """
