@@ -47,7 +47,7 @@ def render_summary(summary: Mapping[str, Any], console: Console) -> None:
         render_split(split, console, "where a step went")
         rows = collective_rows(summary)
         if rows:
-            print_rows(console, "exchanges of a step", ("exchange", "sent", "took", "not hidden"), rows)
+            print_rows(console, "exchanges of a step", ("exchange", "moved", "took", "not hidden"), rows)
     render_timeline(summary.get("faults") or (), console)
     _evaluations(summary, console)
     _findings(summary, console)
@@ -94,7 +94,7 @@ def collective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str
     return [
         (
             COLLECTIVE_WORDS.get(kind, kind),
-            format_bytes(use["bytes"] + (use.get("shared_bytes") or 0)),
+            f"{format_bytes(use['shared_bytes'])} in memory" if use.get("shared_bytes") else format_bytes(use["bytes"]),
             format_seconds(use["seconds"]),
             format_seconds(use["exposed_seconds"]),
         )
