@@ -205,7 +205,7 @@ def price(
     surroundings = Surroundings(
         base_bytes=fleet.calibration.base_rss_bytes,
         limit_bytes_per_rank=limit_bytes_per_rank,
-        habits=habits_of(fleet.node.architecture),
+        habits=habits_of(fleet.node.architecture, arrangement.dtype),
         slack_factor=learned.slack,
         saves=saving != NEVER,
         saves_during_run=_due_before_the_end(saving, steps, seconds.total),

@@ -43,7 +43,7 @@ arrangements = st.builds(
 )
 
 SURROUNDINGS = Surroundings(
-    base_bytes=440_000_000, limit_bytes_per_rank=10**12, habits=habits_of("aarch64"), saves_during_run=True
+    base_bytes=440_000_000, limit_bytes_per_rank=10**12, habits=habits_of("aarch64", "fp32"), saves_during_run=True
 )
 
 quick = settings(max_examples=60, deadline=None)
