@@ -241,7 +241,14 @@ def orphaned(campaign: Campaign) -> Trial:
 
 def killed_twice(campaign: Campaign) -> Trial:
     """X11: a second kill 0 to 5 s after the first, wherever the recovery is by then."""
-    step, (rank, pid) = campaign.going(), campaign.victim()
+    step = campaign.going()
+    # Two kills before a new commit and two after the last one would be four in a row: a crash loop, which rightly ends.
+    begun = campaign.run.newest()
+    campaign.run.wait_for(
+        lambda: (newest := campaign.run.newest()) is not None and (begun is None or newest.step > begun.step),
+        "a checkpoint since the last kills",
+    )
+    rank, pid = campaign.victim()
     since = time.time()
     os.kill(pid, signal.SIGKILL)
     delay = campaign.random.uniform(0, 5)
