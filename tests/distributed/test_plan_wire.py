@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def _settings(case: dict[str, Any], world_size: int) -> dict[str, Any]:
     return {**rest, "micro_batch_rows": ROWS_PER_STEP // world_size // case.get("passes", 1)}
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, 4] if os.environ.get("COREMILL_LONG_TESTS") else [2])
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Bytes by family, case and rank."""
     world_size: int = request.param
