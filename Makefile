@@ -26,9 +26,9 @@ check: setup                ## lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Two at a time, file by file in order: most of a test is one process that imports torch. Plain `pytest` works as well.
+# Three at a time, file by file in order: most of a test is one process that imports torch, or waits. Plain `pytest` works as well.
 test: check                 ## everything CI runs
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 bench: setup                ## coremill beside its peers on this machine
 	$(BIN)/python -m benchmarks.peers
