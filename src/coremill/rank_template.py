@@ -2,8 +2,8 @@
 
     python -m coremill.rank_template MODEL_TYPE ENGINE DESCRIPTOR         DESCRIPTOR: its end of the launcher's socket
 
-Importing torch and transformers takes seconds, a fork milliseconds. Nothing is computed here: no thread is started, no OpenMP
-region entered, nothing drawn by chance. In a rank the very same command line runs as in one started afresh.
+Importing torch and transformers takes seconds, a fork milliseconds. Nothing is computed here: no thread is started, no
+OpenMP region entered, nothing drawn by chance. In a rank the very same command line runs as in one started afresh.
 """
 
 from __future__ import annotations
