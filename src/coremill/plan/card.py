@@ -57,6 +57,11 @@ class ModelCard:
     block: BlockShape  # what a layer keeps for backward
 
     @property
+    def has_one_table_gradient(self) -> bool:
+        """Whether lookup and head add to the same gradient of a tied table."""
+        return self.tied and self.block.plain_logits and self.block.plain_lookup
+
+    @property
     def largest_layer_parameters(self) -> int:
         """Of the decoder layers."""
         return max(self.layer_parameters, default=0)

@@ -56,6 +56,7 @@ class Family:
     fused_qkv: bool = False  # q, k and v are slices of one tensor, which stays whole
     copies_attention_output: bool = False  # rotary by concatenation leaves heads first; the output is copied back
     learned_positions: bool = False
+    scaled_lookup: bool = False  # the embedding multiplies the rows it looks up
     softcap_key: str | None = None
     parallel_norms: bool = False  # attention and MLP are fed from the same residual
     eager_softmax_in_fp32: bool = True
@@ -83,6 +84,7 @@ FAMILIES: dict[str, Family] = {
         max_positions=8192,
         tied=True,
         activation="gelu_pytorch_tanh",
+        scaled_lookup=True,
     ),
     "gemma2": replace(
         _LLAMA,
@@ -97,6 +99,7 @@ FAMILIES: dict[str, Family] = {
         tied=True,
         norms_into_residual=2,
         activation="gelu_pytorch_tanh",
+        scaled_lookup=True,
         softcap_key="attn_logit_softcapping",
     ),
     "phi3": replace(
@@ -216,6 +219,7 @@ class BlockShape:
     softcap: bool  # keeps the flash kernel from being used
     eager_softmax_in_fp32: bool
     plain_logits: bool  # the head is all there is: the loss needs one chunk of logits at a time
+    plain_lookup: bool  # nothing happens to the rows: a tied table has one gradient (train/tied.py)
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
@@ -277,6 +281,7 @@ def block_of(shape: ModelShape) -> BlockShape:
         softcap=shape.softcap,
         eager_softmax_in_fp32=traits.eager_softmax_in_fp32,
         plain_logits=shape.plain_logits,
+        plain_lookup=not shape.traits.scaled_lookup,
     )
 
 

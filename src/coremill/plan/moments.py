@@ -118,7 +118,8 @@ def _replicate(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterat
     totals = 0
     if arrangement.dtype == "bf16" and arrangement.world_size > 1:
         totals = 4 * card.parameters  # fp32 sums of all buckets, until the last one has arrived
-    lookup = arrangement.compute_bytes * card.embedding_parameters if lasting or card.tied else 0
+    makes_lookup = (lasting or card.tied) and not card.has_one_table_gradient
+    lookup = arrangement.compute_bytes * card.embedding_parameters if makes_lookup else 0
     yield Moment(
         name="end of backward",
         gradients=whole,
@@ -214,9 +215,10 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         + (still_gathered if keep else on_its_way + compute * layer)
         + (compute * head if card.tied and keep else 0),
     )
+    table_gradients = 2 if card.tied and not card.has_one_table_gradient else 1
     yield Moment(
         name="the lookup table's gradient leaves",
-        gradients=(0 if wait_whole else earlier) + own_all + compute * lookup * (2 if card.tied else 1),
+        gradients=(0 if wait_whole else earlier) + own_all + compute * lookup * table_gradients,
         activations=arrangement.tokens_per_forward * compute * card.hidden,
         buffers=pool + _leaving(lookup, layer, arrangement),
     )

@@ -11,6 +11,7 @@ from torch import nn
 from coremill.data.loader import Batch
 from coremill.plan.types import Choice
 from coremill.train.loss import HeadLoss, logits_loss
+from coremill.train.tied import tied_lookup
 
 
 class CausalLm:
@@ -24,7 +25,8 @@ class CausalLm:
         reason = why_not_chunked(model)
         if reason is not None:
             return Choice("logits", f"{reason}, so whole logits are made and the model's own arithmetic is kept")
-        self._head_loss = HeadLoss(model.get_output_embeddings())  # type: ignore[operator]
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        self._head_loss = HeadLoss(head, tied_lookup(model.get_input_embeddings(), head))  # type: ignore[operator]
         return Choice("chunked", "the head's output is the logits, so they are made and used a chunk at a time")
 
     @property

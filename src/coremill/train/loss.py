@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from coremill.plan.logits import block_rows_for, chunk_rows_for
+from coremill.train.tied import Handover, TiedLookup
 
 IGNORED = -100
 
@@ -47,6 +48,7 @@ class _ChunkedLoss(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         scale: float,
+        handover: Handover | None,
     ) -> torch.Tensor:
         rows = hidden.shape[0]
         vocabulary, width = weight.shape
@@ -76,6 +78,7 @@ class _ChunkedLoss(torch.autograd.Function):
             None if weight_gradient is None else weight_gradient.to(weight.dtype),
             None if bias_gradient is None else bias_gradient.to(weight.dtype),
         )
+        ctx.handover = handover
         return (loss * scale).to(torch.float32)
 
     @staticmethod
@@ -84,7 +87,10 @@ class _ChunkedLoss(torch.autograd.Function):
         factor = float(upstream)
         if factor != 1.0:
             gradients = tuple(None if gradient is None else gradient.mul_(factor) for gradient in gradients)
-        return (*gradients, None, None)
+        hidden_gradient, weight_gradient, bias_gradient = gradients
+        if ctx.handover is not None:
+            ctx.handover.gradient, weight_gradient = weight_gradient, None
+        return hidden_gradient, weight_gradient, bias_gradient, None, None, None
 
 
 def _turn_into_gradient(
@@ -112,10 +118,19 @@ def _turn_into_gradient(
 
 
 def chunked_loss(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, scale: float
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    scale: float,
+    handover: Handover | None = None,
 ) -> torch.Tensor:
-    """Scaled sum of cross-entropies of `hidden @ weight.T + bias`; hidden is [rows, width], targets are [rows]."""
-    result: torch.Tensor = _ChunkedLoss.apply(hidden, weight, bias, targets, scale)  # type: ignore[no-untyped-call]
+    """Scaled sum of cross-entropies of `hidden @ weight.T + bias`; hidden is [rows, width], targets are [rows].
+
+    With a handover the weight's gradient goes there instead of to autograd."""
+    result: torch.Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets, scale, handover
+    )
     return result
 
 
@@ -125,8 +140,10 @@ class HeadLoss:
     Under FSDP2 only the head's own forward sees its whole weight, so the loss must be computed right there.
     """
 
-    def __init__(self, head: nn.Linear) -> None:
+    def __init__(self, head: nn.Linear, lookup: TiedLookup | None = None) -> None:
+        """`lookup`: in the head's own table."""
         self._head = head
+        self._lookup = lookup
         self._targets: torch.Tensor | None = None
         self._scale = 1.0
         head.forward = self._forward  # type: ignore[method-assign, assignment]
@@ -141,4 +158,5 @@ class HeadLoss:
             return F.linear(hidden, self._head.weight, self._head.bias)
         targets, self._targets = self._targets, None
         flat = hidden.reshape(-1, hidden.shape[-1])
-        return chunked_loss(flat, self._head.weight, self._head.bias, targets, self._scale)
+        handover = self._lookup.take_handover() if self._lookup else None
+        return chunked_loss(flat, self._head.weight, self._head.bias, targets, self._scale, handover)
