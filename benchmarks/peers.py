@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     session_folder.mkdir(parents=True)
     print("preparing the workload (once per Python version)", flush=True)
     work = prepare_workload(cache, session_folder / "workload.log")
-    dtype, cores, machine = _machine()
+    dtype, cores, machine = describe_machine()
     session = Session(
         folder=session_folder,
         cache=cache,
@@ -233,7 +233,7 @@ def _run_contender(session: Session, key: str, round_number: int, rounds: int) -
     return result
 
 
-def _machine() -> tuple[str, int, str]:
+def describe_machine() -> tuple[str, int, str]:
     """(dtype the peers can use, physical cores, words): the peers get bf16 wherever the CPU has units for it."""
     from coremill.hardware.probe import probe_node
 

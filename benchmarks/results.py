@@ -103,14 +103,15 @@ def from_coremill(
         peak_rss_bytes=sum(report["peak_rss_bytes_per_rank"]),
         peak_tree_rss_bytes=peak_tree_rss_bytes,
         ranks=len(report["peak_rss_bytes_per_rank"]),
-        threads_per_rank=_threads(run),
+        threads_per_rank=threads_of(run),
         wall_seconds=wall_seconds,
         utilization=report.get("utilization"),
         note=note,
     )
 
 
-def _threads(run: Path) -> int | None:
+def threads_of(run: Path) -> int | None:
+    """Of rank 0."""
     for line in (run / "events" / "rank-00000.jsonl").read_text().splitlines():
         event = json.loads(line)
         if event["kind"] == "start":

@@ -1,6 +1,6 @@
 """A tiny model that brings its own code: Llama under another name, which transformers does not know.
 
-    add_own_code(make_model(tmp_path / "m", "llama"))    # config.json gets an auto_map, code files lie beside it
+add_own_code(make_model(tmp_path / "m", "llama"))    # config.json gets an auto_map, code files lie beside it
 """
 
 from __future__ import annotations

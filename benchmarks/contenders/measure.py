@@ -96,6 +96,7 @@ class ContenderArguments:
     seed: int
     learning_rate: float
     ordered_rows: Path | None  # packed rows to take as they lie; None: the workload's, shuffled by the seed
+    random_weights: Path | None  # config.json of a model to make; None: the workload's
 
 
 def parse_arguments(description: str) -> ContenderArguments:
@@ -109,4 +110,5 @@ def parse_arguments(description: str) -> ContenderArguments:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--learning-rate", type=float, default=2e-5)
     parser.add_argument("--ordered-rows", type=Path, help="packed rows to take in the order in which they lie")
+    parser.add_argument("--random-weights", type=Path, help="config.json of a model to train instead (zero3_packed)")
     return ContenderArguments(**vars(parser.parse_args()))

@@ -143,7 +143,7 @@ def cpuset(cpus: list[int]) -> Iterator[Path]:
 
 def test_inside_a_cpuset_ranks_stay_inside() -> None:
     with cpuset(MASK[-1:]) as folder:
-        enter = f"echo $$ > {folder}/cgroup.procs && exec \"$@\""
+        enter = f'echo $$ > {folder}/cgroup.procs && exec "$@"'
         done = subprocess.run(
             ["sh", "-c", enter, "sh", *command("--nproc", "1", "-q", PLAIN)],
             env=environment(),

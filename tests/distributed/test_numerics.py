@@ -47,9 +47,7 @@ def test_stop_names_step_rank_and_rows_and_leaves_the_weights(inputs, tmp_path, 
     assert [each.step for each in survey(tmp_path / "fault" / "checkpoints").sound] == [4]
 
 
-@pytest.mark.parametrize(
-    ("engine", "dtype", "fault"), [("shard", "fp32", "loss"), ("replicate", "bf16", "gradient")]
-)
+@pytest.mark.parametrize(("engine", "dtype", "fault"), [("shard", "fp32", "loss"), ("replicate", "bf16", "gradient")])
 def test_skip_leaves_steps_out_and_goes_on_with_the_same_bits_after_a_kill(inputs, tmp_path, engine, dtype, fault):
     settings = {"engine": engine, "dtype": dtype, "on_non_finite": "skip", f"bad_{fault}_at": (3, 6, 11)}
     whole = run(inputs, tmp_path / "whole", **settings)

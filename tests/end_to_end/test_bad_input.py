@@ -142,7 +142,9 @@ CASES = {
     "gated dataset": Case("gated/text is gated...hf auth login", ("data.source=hf://gated/text",), hub=None),
     "unreachable hub, model": Case("the hub cannot be reached...check the network", ("model=some/model",)),
     "unreachable hub, tokenizer": Case("the hub cannot be reached...where: ...tokenizer", ("tokenizer=some/words",)),
-    "unreachable hub, dataset": Case("cannot reach the Hugging Face hub...where: --set data.source=hf://some/text", ("data.source=hf://some/text",)),
+    "unreachable hub, dataset": Case(
+        "cannot reach the Hugging Face hub...where: --set data.source=hf://some/text", ("data.source=hf://some/text",)
+    ),
     "pickle-only checkpoint": Case(
         r"only a pickle checkpoint \(pytorch_model.bin\)...python -c", ("model=pickle",), prepare=pickle_only
     ),

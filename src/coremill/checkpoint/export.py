@@ -163,9 +163,7 @@ def _to_write(model: nn.Module, blueprint: PreTrainedModel) -> dict[str, torch.T
     return {name: tensor for name, tensor in tensors.items() if name in kept}
 
 
-def _plan_groups(
-    blueprint: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torch.dtype
-) -> list[_Group]:
+def _plan_groups(blueprint: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> list[_Group]:
     """What becomes what, found by a dry run on meta: a stand-in that comes back as itself was renamed at most."""
     stand_ins = {
         name: torch.empty(tensor.shape, dtype=_stored_dtype(tensor, dtype), device="meta")

@@ -144,9 +144,7 @@ def _survey_together(folder: Path, world: World, places: Places) -> Agreement:
     return agree(views, world.hostnames)
 
 
-def _verified(
-    store: Store, whole: Whole, needs: Needs, world: World, places: Places
-) -> tuple[Checkpoint, Path | None]:
+def _verified(store: Store, whole: Whole, needs: Needs, world: World, places: Places) -> tuple[Checkpoint, Path | None]:
     """Hash every file where it lies, each once a place; raises Unusable on all ranks where one has no good copy."""
     mine, failures = _verified_share(store.folder / whole.name, whole, places)
     told = world.gather(failures)

@@ -138,9 +138,7 @@ class Saver:
 
     def hear(self, totals: Sequence[float]) -> None:
         """The votes of all ranks."""
-        self._stop_agreed, self._save_agreed, self._disk_full, self._late, self._hangs = (
-            total > 0 for total in totals
-        )
+        self._stop_agreed, self._save_agreed, self._disk_full, self._late, self._hangs = (total > 0 for total in totals)
 
     def after_step(self, step: int) -> None:
         """Save where that was agreed; raises Stopped, after saving, where that was."""

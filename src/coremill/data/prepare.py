@@ -199,9 +199,7 @@ class _Packer:
 
 
 def _training_source(section: DataSection) -> TextSource:
-    return resolve_source(
-        section.source, column=section.column, split=section.split, on_bad_rows=section.on_bad_rows
-    )
+    return resolve_source(section.source, column=section.column, split=section.split, on_bad_rows=section.on_bad_rows)
 
 
 def _evaluation_source(section: DataSection) -> TextSource | None:

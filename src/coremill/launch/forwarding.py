@@ -27,6 +27,7 @@ _PREFIXES_OF_THIS_HOST = (
     "TORCHELASTIC_", "KUBERNETES_",
 )  # fmt: skip
 
+
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """What ranks on other hosts inherit."""
     return {

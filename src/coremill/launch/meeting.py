@@ -21,6 +21,7 @@ from coremill.launch.sockets import listen_for_store, own_address_towards, reach
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+
 class ClaimedTwice(InputError):
     """Another process is this rank already, or was in an attempt whose store is about to go."""
 

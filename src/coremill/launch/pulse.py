@@ -176,7 +176,6 @@ class Pulse:
         finally:
             self._words[_SAVING_SINCE_NS] = 0
 
-
     def not_saving(self) -> None:
         """The save was given up: what still hangs in the storage is no longer waited for."""
         self._words[_SAVING_SINCE_NS] = 0

@@ -1,8 +1,8 @@
 """The two ways to start a rank: forked from a template, or as a program of its own.
 
-    by        for                                         takes
-    fork      `coremill train`'s own ranks                what a fork takes: all is imported already
-    exec      any other program; no template, or a dead   a Python of its own and its imports, 7 s for torch
+by        for                                         takes
+fork      `coremill train`'s own ranks                what a fork takes: all is imported already
+exec      any other program; no template, or a dead   a Python of its own and its imports, 7 s for torch
 """
 
 from __future__ import annotations

@@ -53,9 +53,7 @@ Record = dict[str, list[InitialOperation]]
 
 def record_initialisation(blueprint: PreTrainedModel) -> Record:
     """What the model's own initialisation does to each parameter, in order; all on meta, so it needs no memory."""
-    names = {
-        parameter.untyped_storage()._cdata: (name, parameter) for name, parameter in blueprint.named_parameters()
-    }
+    names = {parameter.untyped_storage()._cdata: (name, parameter) for name, parameter in blueprint.named_parameters()}
     record: Record = {}
 
     def note(function: str, tensor: torch.Tensor, arguments: dict[str, Any]) -> None:
@@ -150,9 +148,7 @@ def _rows(tensor: torch.Tensor, parameter: nn.Parameter) -> tuple[int, int] | No
     return offset // row_elements, (offset + count) // row_elements
 
 
-def _in_plain_terms(
-    function: str, arguments: dict[str, Any], tensor: torch.Tensor
-) -> tuple[str, dict[str, Any]]:
+def _in_plain_terms(function: str, arguments: dict[str, Any], tensor: torch.Tensor) -> tuple[str, dict[str, Any]]:
     """Scaled initialisations look at the whole shape: put them as a normal or uniform draw of known width."""
     if function in CONSTANTS:
         return "constant_", {"val": CONSTANTS[function]}

@@ -41,17 +41,12 @@ class LoadReport:
 
 
 @torch.no_grad()
-def fill_parameters(
-    model: nn.Module, source: ModelFolder, *, rank: int, world_size: int, seed: int
-) -> LoadReport:
+def fill_parameters(model: nn.Module, source: ModelFolder, *, rank: int, world_size: int, seed: int) -> LoadReport:
     """Write this rank's rows of every parameter: from the folder's files, or drawn as the model itself would."""
     started = time.perf_counter()
     tensors = named_tensors(model)
     aliases = _aliases(tensors)
-    slices = {
-        names[0]: slice_of(names[0], tensors[names[0]], rank, world_size)
-        for names in aliases
-    }
+    slices = {names[0]: slice_of(names[0], tensors[names[0]], rank, world_size) for names in aliases}
     # Engines wrap modules and change their classes; names and initialisation are looked up on an untouched twin.
     blueprint = build_on_meta(source, attention="eager")
     parameters = {model_name(name) for name, _ in model.named_parameters()}

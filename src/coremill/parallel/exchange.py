@@ -51,9 +51,7 @@ class WireMeter:
     def __init__(self) -> None:
         self._uses = dict.fromkeys(KINDS, CollectiveUse())
 
-    def add(
-        self, kind: Kind, *, sent: int = 0, shared: int = 0, seconds: float = 0.0, exposed: float = 0.0
-    ) -> None:
+    def add(self, kind: Kind, *, sent: int = 0, shared: int = 0, seconds: float = 0.0, exposed: float = 0.0) -> None:
         """Add to one kind."""
         use = self._uses[kind]
         self._uses[kind] = CollectiveUse(

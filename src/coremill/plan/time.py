@@ -108,8 +108,10 @@ def communication_seconds(arrangement: Arrangement, fleet: Fleet, traffic: Traff
         return 0.0
     if arrangement.nodes == 1:
         crowding = max(1.0, arrangement.ranks_per_node / max(1, fleet.node.usable_cores))
-        return traffic.total * crowding / (
-            MEMORY_BYTES_PER_SECOND if traffic.through_memory else LOOPBACK_BYTES_PER_SECOND
+        return (
+            traffic.total
+            * crowding
+            / (MEMORY_BYTES_PER_SECOND if traffic.through_memory else LOOPBACK_BYTES_PER_SECOND)
         )
     ring = traffic.gather_bytes + (traffic.reduce_bytes if traffic.reduce_is_ring else 0)
     spread = traffic.total - ring

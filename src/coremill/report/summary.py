@@ -183,9 +183,7 @@ def _findings(tally: RunTally) -> dict[str, Any]:
     """What a reader should look at: numbers that were none, losses far above the usual; `findings` in words."""
     spikes = loss_spikes((step, tally.steps[step].loss) for step in sorted(tally.steps))
     told = [tally.non_finite[key] for key in sorted(tally.non_finite)]
-    lines = [
-        f"{event.get('text')}: {'left out' if event.get('skipped') else 'the run ended here'}" for event in told
-    ]
+    lines = [f"{event.get('text')}: {'left out' if event.get('skipped') else 'the run ended here'}" for event in told]
     bad_rows = None if tally.data is None else int(tally.data.number("bad_rows"))
     if bad_rows and tally.data is not None:
         lines.insert(0, str(tally.data.get("bad_rows_words")))

@@ -53,7 +53,7 @@ class TiedLookup:
     def __init__(self, embedding: nn.Embedding) -> None:
         self._embedding = embedding
         self._handover: Handover | None = None
-        embedding.forward = self._forward  # type: ignore[method-assign]
+        embedding.forward = self._forward  # type: ignore[method-assign, assignment]
 
     def _forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         embedding = self._embedding
