@@ -52,7 +52,7 @@ def moments_of_step(card: ModelCard, arrangement: Arrangement, *, linear_copies_
     """The candidates for a step's peak."""
     loss = _Loss.of(card, arrangement, linear_copies_weight)
     made = _replicate if arrangement.engine == "replicate" else _shard
-    return [*made(card, arrangement, loss), _norm(card, arrangement)]
+    return list(made(card, arrangement, loss))
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,6 @@ class _Loss:
             # Summed in fp32 over chunks, each made in bf16.
             return _Loss(chunk + compute * head, 4 * head)
         return _Loss(chunk, compute * head)
-
-
-def _norm(card: ModelCard, arrangement: Arrangement) -> Moment:
-    """The norm of the largest gradient is taken from a copy in double."""
-    gradients = gradient_bytes(card, arrangement)
-    copy = 8 * share(card.largest_tensor_parameters, arrangement)
-    return Moment(name="norm", gradients=gradients, buffers=copy + pooled(card, arrangement))
 
 
 def gradient_bytes(card: ModelCard, arrangement: Arrangement) -> int:
