@@ -32,8 +32,8 @@ SHAPES = {"1.24B": B1, "30M": M30}  # the second to try the command itself
 SEQUENCE_LENGTH = 512
 TOKENS_PER_STEP = 4096
 SAVE_INTERVAL_SECONDS = 600.0
-STEPS_BEFORE_SAVE = 3
-STEPS_AFTER_SAVE = 4
+STEPS_BEFORE_SAVE = 2
+STEPS_AFTER_SAVE = 3
 CONTENDERS = ("ranks", "one", "zero3", "save")
 
 

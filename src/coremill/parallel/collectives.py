@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from coremill.parallel.codec import Codec, shares_of
 from coremill.parallel.exchange import Exchange, Flight
+from coremill.parallel.heap import give_back_freed
 from coremill.plan.wire import RING_RANKS
 
 # Reductions in flight at once. Each holds a send and a receive buffer of one layer; two keep the wire busy while
@@ -145,6 +147,9 @@ class ScatterSum:
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Where FSDP2 lays gradients out, and where it wants its share of the sum."""
+        numel = prod(size)
+        if numel > self._pool.keep_up_to_numel:
+            give_back_freed(numel * dtype.itemsize)
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

@@ -55,6 +55,14 @@ class Slot:
         """Out of this rank's resident memory; the file keeps them for whoever reads next."""
         self.map.madvise(mmap.MADV_DONTNEED)
 
+    def unmap_others(self) -> None:
+        """What only others write, likewise: every page is then resident in the rank that fills it, and counted once."""
+        begin, end = self.own.start // mmap.PAGESIZE * mmap.PAGESIZE, -(-self.own.stop // mmap.PAGESIZE) * mmap.PAGESIZE
+        if begin:
+            self.map.madvise(mmap.MADV_DONTNEED, 0, begin)
+        if end < len(self.map):
+            self.map.madvise(mmap.MADV_DONTNEED, end, len(self.map) - end)
+
 
 class Neighbours:
     """The other ranks of this host. All ranks take, announce and release slots in the same order."""
@@ -106,7 +114,9 @@ class Neighbours:
     def release(self, purpose: str, slot: Slot) -> None:
         """This rank has read what it wanted, and wrote what it wrote: its next use may be another's."""
         self._free[purpose, slot.nbytes].append(slot)
-        if not slot.is_lasting:
+        if slot.is_lasting:
+            slot.unmap_others()
+        else:
             slot.unmap_pages()
             slot.owes_pages = True
         self._tell(_DONE, slot.number, slot.uses, slot.nbytes)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from coremill.parallel.collectives import Deferred
 from coremill.parallel.exchange import Kind, WireMeter
+from coremill.parallel.heap import give_back_freed
 from coremill.parallel.neighbours import Neighbours, Slot
 
 # Reductions announced and not yet summed: by the time the next layer has been laid out, all ranks have this one's.
@@ -115,6 +116,8 @@ class MemoryScatterSum(_Timed):
             return torch.empty(numel, dtype=torch.float32, device=device)
         stride = -(-max(1, numel) * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
         mine, ranks = self._neighbours.rank, self._neighbours.size
+        if ranks * stride > self.lasting_up_to_bytes:
+            give_back_freed(stride)
         slot = self._take(ranks * stride, slice(mine * stride, (mine + 1) * stride))
         layouts = torch.frombuffer(slot.map, dtype=dtype, count=ranks * stride // dtype.itemsize).view(ranks, -1)
         self._laid = slot, layouts[:, :numel]

@@ -147,8 +147,10 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
     if arrangement.through_memory:
         ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
         lasting = [layer, *(end for end in ends if end <= layer)]
-        # Of a gather's slot all pages; of a reduction's this rank's layout and its row of the others'.
-        pages_per_parameter = SLOTS_IN_TURN * (1 + 2 - 1 / arrangement.world_size)
+        # Resident is what this rank fills of each slot, its part of a gather or its layout of a reduction, and of one
+        # slot at a time what the others filled.
+        ranks = arrangement.world_size
+        pages_per_parameter = SLOTS_IN_TURN * (1 / ranks + 1) + (1 - 1 / ranks)
         return int(arrangement.compute_bytes * sum(lasting) * pages_per_parameter)
     reductions = 2 * arrangement.sent_bytes(layer) * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
     narrow = 0
