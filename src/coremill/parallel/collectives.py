@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from coremill.parallel.codec import Codec, shares_of
 from coremill.parallel.exchange import Exchange, Flight
-from coremill.parallel.heap import give_back_freed
+from coremill.parallel.heap import Backward
 from coremill.plan.wire import RING_RANKS
 
 # Reductions in flight at once. Each holds a send and a receive buffer of one layer; two keep the wire busy while
@@ -143,13 +143,13 @@ class ScatterSum:
         self._pool = pool
         self._codec = codec
         self._in_flight: deque[Callable[[], None]] = deque()
+        self._heap = Backward()
         self.look: Callable[[torch.Tensor], None] | None = None  # shown what this rank puts in
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Where FSDP2 lays gradients out, and where it wants its share of the sum."""
         numel = prod(size)
-        if numel > self._pool.keep_up_to_numel:
-            give_back_freed(numel * dtype.itemsize)
+        self._heap.lays_out(numel * dtype.itemsize, is_large=numel > self._pool.keep_up_to_numel)
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

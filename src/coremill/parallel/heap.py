@@ -1,9 +1,9 @@
-"""Freed memory back to the kernel, at the two moments of a step that need most: before the loss of a model with a large
-table (its embedding or head), and before that table's gradient is laid out for the other ranks.
+"""Freed memory back to the kernel, at the moments of a step that need most.
 
 Ranks keep what they free (launch/environment.py), and an aligned block seldom fits where glibc freed an equal one: a
-quarter of a large model's heap is holes. What is laid beside them makes a step's peak. Given back at these moments
-only, holes are faulted in anew at most twice a step.
+quarter of a large model's heap is holes. What is laid beside them makes a step's peak: the loss of a model with a large
+table (its embedding or head), the gradients that backward leaves behind, that table's gradient laid out for the other
+ranks. Given back at these moments only, holes are faulted in anew a few times a step, not with every layer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ctypes
 import functools
 from collections.abc import Callable
 
-# Below this, what is laid beside the holes is small, and faulting them in again is felt in a short step.
+# What is worth it: below, faulting holes in again is felt in a short step.
 LARGE_BYTES = 2**27
 
 
@@ -21,6 +21,21 @@ def give_back_freed(needed_bytes: int) -> None:
     trim = _malloc_trim()
     if trim is not None and needed_bytes >= LARGE_BYTES:
         trim(0)
+
+
+class Backward:
+    """Gives back every so often while gradients take the place of activations."""
+
+    def __init__(self, every_bytes: int = 4 * LARGE_BYTES) -> None:
+        self._every_bytes = every_bytes
+        self._since_bytes = 0
+
+    def lays_out(self, nbytes: int, *, is_large: bool) -> None:
+        """A gradient of that size leaves: the table's, or a layer's."""
+        self._since_bytes += nbytes
+        if is_large or self._since_bytes >= self._every_bytes:
+            give_back_freed(max(nbytes, self._since_bytes))
+            self._since_bytes = 0
 
 
 @functools.cache

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from coremill.parallel.collectives import Deferred
 from coremill.parallel.exchange import Kind, WireMeter
-from coremill.parallel.heap import give_back_freed
+from coremill.parallel.heap import Backward
 from coremill.parallel.neighbours import Neighbours, Slot
 
 # Reductions announced and not yet summed: by the time the next layer has been laid out, all ranks have this one's.
@@ -43,8 +43,11 @@ class _Timed:
         self.lasting_up_to_bytes = 2**62  # larger ones are needed once a step: their pages go back
 
     def _take(self, nbytes: int, own: slice) -> Slot:
+        is_lasting = nbytes <= self.lasting_up_to_bytes
+        if not is_lasting:
+            self._neighbours.unmap_others()
         self._neighbours.waited_seconds = 0.0
-        slot = self._neighbours.take(self._kind, nbytes, own, is_lasting=nbytes <= self.lasting_up_to_bytes)
+        slot = self._neighbours.take(self._kind, nbytes, own, is_lasting=is_lasting)
         self._meter.add(self._kind, exposed=self._neighbours.waited_seconds)
         return slot
 
@@ -107,6 +110,7 @@ class MemoryScatterSum(_Timed):
         super().__init__("reduce_scatter", neighbours, meter)
         self._laid: tuple[Slot, torch.Tensor] | None = None  # a slot and all ranks' layouts in it
         self._unsummed: deque[Callable[[], None]] = deque()
+        self._heap = Backward()
         self.look: Callable[[torch.Tensor], None] | None = None  # shown what this rank puts in
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -116,8 +120,7 @@ class MemoryScatterSum(_Timed):
             return torch.empty(numel, dtype=torch.float32, device=device)
         stride = -(-max(1, numel) * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
         mine, ranks = self._neighbours.rank, self._neighbours.size
-        if ranks * stride > self.lasting_up_to_bytes:
-            give_back_freed(stride)
+        self._heap.lays_out(stride, is_large=ranks * stride > self.lasting_up_to_bytes)
         slot = self._take(ranks * stride, slice(mine * stride, (mine + 1) * stride))
         layouts = torch.frombuffer(slot.map, dtype=dtype, count=ranks * stride // dtype.itemsize).view(ranks, -1)
         self._laid = slot, layouts[:, :numel]

@@ -20,7 +20,7 @@ from coremill.parallel.codec import Codec
 from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, install
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
-from coremill.parallel.neighbours import meet_neighbours
+from coremill.parallel.neighbours import Neighbours, meet_neighbours
 from coremill.parallel.same_host import MemoryGather, MemoryScatterSum
 from coremill.plan.types import Choice
 from coremill.world import World
@@ -58,6 +58,7 @@ class ShardEngine:
         asked = through_memory and world.size > 1
         neighbours = meet_neighbours(world) if asked else "several hosts, or a wire dtype that rounds"
         self._through_memory = not isinstance(neighbours, str)
+        self._neighbours: Neighbours | None = None
         self.exchange: Choice[Literal["memory", "wire"]]
         if isinstance(neighbours, str):
             exchange = Exchange(self._meter, world.flows)
@@ -66,6 +67,7 @@ class ShardEngine:
             self._scatter_sum = ScatterSum(exchange, self._pool, gradient_codec)
             self.exchange = Choice("wire", neighbours if world.size > 1 else "one rank: nothing is exchanged")
         else:
+            self._neighbours = neighbours
             self._gather = MemoryGather(neighbours, self._meter)
             self._scatter_sum = MemoryScatterSum(neighbours, self._meter)
             self.exchange = Choice("memory", f"all {world.size} ranks are on this host: they share it, nothing is sent")
@@ -108,9 +110,16 @@ class ShardEngine:
 
         modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         install(modules, self._gather, self._scatter_sum)
+        if self._neighbours is not None:
+            # The loss needs most memory besides the last gradient; until then no weights of others are read.
+            parts.head.register_forward_pre_hook(self._make_room)
         self._order_gathers(parts.embedding, parts.layers, parts.head, tied=parts.tied)
         materialise(model)
         self._model = model
+
+    def _make_room(self, *_: object) -> None:
+        assert self._neighbours is not None
+        self._neighbours.unmap_others()
 
     def _order_gathers(self, embedding: nn.Module, layers: list[nn.Module], head: nn.Module, *, tied: bool) -> None:
         """Ask for the next groups' weights before computing with this one's."""

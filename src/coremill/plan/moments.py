@@ -147,10 +147,8 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
     if arrangement.through_memory:
         ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
         lasting = [layer, *(end for end in ends if end <= layer)]
-        # Resident is what this rank fills of each slot, its part of a gather or its layout of a reduction, and of one
-        # slot at a time what the others filled.
-        ranks = arrangement.world_size
-        pages_per_parameter = SLOTS_IN_TURN * (1 / ranks + 1) + (1 - 1 / ranks)
+        # Resident at the moments that need most: what this rank fills, a part of a gather or the layout of a reduction.
+        pages_per_parameter = SLOTS_IN_TURN * (1 / arrangement.world_size + 1)
         return int(arrangement.compute_bytes * sum(lasting) * pages_per_parameter)
     reductions = 2 * arrangement.sent_bytes(layer) * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
     narrow = 0
@@ -176,6 +174,10 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
     # A group on its way needs its place, gloo's flat copy of it, and the group in use beside it. Through memory it is
     # in the pool until it is in use.
     on_its_way = 0 if keep or arrangement.through_memory else compute * 2 * layer
+    # Of the pool what the others filled is resident as well, except before the loss and before the table's gradient.
+    others_filled = 0
+    if arrangement.through_memory:
+        others_filled = int(SLOTS_IN_TURN * 2 * (1 - 1 / arrangement.world_size) * compute * layer)
     while_gathering = compute * (head if arrangement.through_memory else layer + head)
 
     yield Moment(
@@ -206,6 +208,7 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         gradients=earlier + compute * layer + (compute * head if card.tied else own_head),
         activations=kept + backward,
         buffers=pool
+        + others_filled
         + (0 if card.tied or arrangement.through_memory else leaving)
         + (still_gathered if keep else on_its_way + compute * layer)
         + (compute * head if card.tied and keep else 0),

@@ -1,6 +1,6 @@
 """Whole plans, kept as files: a change of any number or word shows up in review.
 
-After a change that is meant: `python tests/unit/plan/test_golden.py` writes them anew.
+After a change that is meant: `PYTHONPATH=tests python tests/unit/plan/test_golden.py` writes them anew.
 """
 
 from __future__ import annotations
