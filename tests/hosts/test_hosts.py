@@ -24,6 +24,8 @@ WAYS = {
     "torchrun": ("--via", "torchrun"),
     "Open MPI": ("--via", "mpirun", "--mpirun", "mpirun.openmpi"),
     "MPICH": ("--via", "mpirun", "--mpirun", "mpirun.mpich"),
+    # Where it is installed: `pip install impi-rt` brings it too.
+    "Intel MPI": ("--via", "mpirun", "--mpirun", os.environ.get("I_MPI_ROOT", "/opt/intel/mpi") + "/bin/mpiexec.hydra"),
 }
 LOSS_TOLERANCE = 1e-5  # relative, fp32 wire: sums in another order
 
@@ -48,7 +50,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def way(name: str) -> tuple[str, ...]:
     words = WAYS[name]
     if words[-1] != "torchrun" and shutil.which(words[-1]) is None:
-        pytest.skip(f"{words[-1]} is not installed (make hosts-setup)")
+        cure = "I_MPI_ROOT says where it is" if name == "Intel MPI" else "make hosts-setup"
+        pytest.skip(f"{words[-1]} is not installed ({cure})")
     return words
 
 
