@@ -86,7 +86,8 @@ def mpirun_command(
         ]  # fmt: skip
     return [
         mpirun.program,
-        *(["-f", str(hostfile)] if hostfile else []),
+        # Intel MPI reads counts from a machine file only; to MPICH it is the same as -f.
+        *(["-machinefile", str(hostfile)] if hostfile else []),
         *(["-iface", interface] if hostfile and interface else []),
         "-n", str(ranks),
         "-wdir", str(folder),
