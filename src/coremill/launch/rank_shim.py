@@ -105,7 +105,7 @@ def start_of_rank(
         node,
         layout,
         environ,
-        openmp=find_openmp(node, find_torch_folder()),
+        openmp=find_openmp(node, find_torch_folder(), environ),
         interface=_interface(identity, order),
         allocator=order.allocator,
         bind_threads=order.bind_threads,

@@ -66,7 +66,7 @@ def launch_script(request: Request, environ: Mapping[str, str]) -> int:
     hosts = hosts_of(request, node)
     via = via_of(request, hosts)
     if not request.quiet:
-        for note in notes_on(environ, request.arguments, find_openmp(node, find_torch_folder())):
+        for note in notes_on(environ, request.arguments, find_openmp(node, find_torch_folder(), environ)):
             say(note)
     if request.by_hand or via == "local":
         return _run_here(request, node, hosts[0], environ)
@@ -127,7 +127,7 @@ def _settings_here(
         node,
         layout,
         environ,
-        openmp=find_openmp(node, find_torch_folder()),
+        openmp=find_openmp(node, find_torch_folder(), environ),
         interface=choose_interface(
             request.interface, None if base is None else base.master_address, 1 if base is None else base.nodes
         ),

@@ -39,9 +39,16 @@ class OpenMp:
     reason: str
 
 
-def find_openmp(node: NodeFacts, torch_folder: Path | None) -> OpenMp:
-    """Intel's runtime where it is installed on x86, else the one that torch carries in its own folder."""
-    if node.openmp is not None and node.architecture == "x86_64":
+def find_openmp(node: NodeFacts, torch_folder: Path | None, environ: Mapping[str, str]) -> OpenMp:
+    """What the user preloads; Intel's where it is installed on x86; else the one that torch carries in its own folder.
+
+    A preload of the user's stands as it is, so with one of something else Intel's runtime cannot be added.
+    """
+    preloaded = environ.get("LD_PRELOAD", "")
+    for runtime in ("libiomp5", "libgomp"):
+        if runtime in preloaded:
+            return OpenMp(runtime=runtime, preload=None, reason=f"you preload {runtime}")  # type: ignore[arg-type]
+    if node.openmp is not None and node.architecture == "x86_64" and not preloaded:
         return OpenMp(runtime="libiomp5", preload=node.openmp, reason="Intel's OpenMP runtime is installed")
     if torch_folder is not None:
         # conda's torch links libiomp5; the wheels carry their own copy of libgomp.

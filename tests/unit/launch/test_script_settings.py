@@ -97,13 +97,17 @@ def test_binding_speaks_to_the_runtime_that_is_loaded() -> None:
 def test_the_runtime_is_looked_up(tmp_path: Path) -> None:
     torch = tmp_path / "torch"
     (torch / "lib").mkdir(parents=True)
-    assert find_openmp(node_of(), torch).runtime == "unknown"
+    assert find_openmp(node_of(), torch, {}).runtime == "unknown"
     (torch / "lib" / "libgomp-24e2ab19.so.1.0.0").touch()
-    assert find_openmp(node_of(), torch).runtime == "libgomp"
-    assert find_openmp(node_of(openmp="/x/libiomp5.so"), torch).preload == "/x/libiomp5.so"
-    assert find_openmp(node_of(openmp="/x/libiomp5.so", architecture="aarch64"), torch).runtime == "libgomp"
+    assert find_openmp(node_of(), torch, {}).runtime == "libgomp"
+    assert find_openmp(node_of(openmp="/x/libiomp5.so"), torch, {}).preload == "/x/libiomp5.so"
+    assert find_openmp(node_of(openmp="/x/libiomp5.so", architecture="aarch64"), torch, {}).runtime == "libgomp"
     (torch / "lib" / "libiomp5.so").touch()
-    assert find_openmp(node_of(), torch) == OpenMp(runtime="libiomp5", preload=None, reason="torch brings libiomp5")
+    assert find_openmp(node_of(), torch, {}) == OpenMp(runtime="libiomp5", preload=None, reason="torch brings libiomp5")
+    here = node_of(openmp="/x/libiomp5.so")
+    preloaded = find_openmp(here, torch, {"LD_PRELOAD": "/y/libtcmalloc.so.4:/y/libiomp5.so"})
+    assert preloaded == OpenMp(runtime="libiomp5", preload=None, reason="you preload libiomp5")
+    assert find_openmp(here, torch, {"LD_PRELOAD": "/y/libtcmalloc.so.4"}).preload is None  # nothing is added to it
 
 
 def test_allocators_are_preloaded_where_they_work() -> None:
