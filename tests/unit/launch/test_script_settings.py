@@ -241,7 +241,7 @@ def test_words_for_each_mpirun() -> None:
         assert part in text
     assert text.endswith("python s.py")
     words = mpirun_command(hydra, HOSTS, Path("h"), Path("/w"), ["A", "B"], ssh, "eth0", ["python", "s.py"])
-    assert " ".join(words) == "mpiexec -f h -iface eth0 -n 4 -wdir /w -genvlist A,B python s.py"
+    assert " ".join(words) == "mpiexec -machinefile h -iface eth0 -n 4 -wdir /w -genvlist A,B python s.py"
     told = mpirun_environment(hydra, HOSTS, ssh, {"I_MPI_PIN": "1"})
     assert told["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-F config" and "I_MPI_PIN" not in told
     assert mpirun_environment(open_mpi, HOSTS, ssh, {}) == {}
