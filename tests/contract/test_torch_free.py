@@ -33,6 +33,7 @@ COMPUTING = (
     "coremill.train.loss",
     "coremill.train.numerics",
     "coremill.train.optimizer",
+    "coremill.train.tied",
 )
 
 

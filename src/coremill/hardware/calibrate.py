@@ -182,10 +182,12 @@ def _rate_parts(node: NodeFacts) -> list[Part]:
 def run_part(part: Part) -> Mapping[str, Any]:
     """Starts the child for one part and reads the JSON it prints."""
     command = [sys.executable, "-m", "coremill.hardware.calibrate_child", *part.arguments()]
+    # As the template of ranks has it: numpy's OpenBLAS would start threads, and a process with threads does not fork.
+    ready_to_fork = {"OPENBLAS_NUM_THREADS": "1"} if part.name == "base-memory" else {}
     try:
         done = subprocess.run(
             command,
-            env=child_environment(environment_snapshot(), part.threads),
+            env=child_environment(environment_snapshot(), part.threads) | ready_to_fork,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -174,7 +174,6 @@ def measure_base_memory(options: argparse.Namespace) -> dict[str, Any]:
     Ranks are forked from a process that did the imports (launch/template.py). Pages of libraries that only the imports
     touched are not theirs then: 316 MB, and 385 in a process that imported for itself (x86_64, torch 2.13).
     """
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as the template has it: numpy's would start threads on import
     import numpy
     import psutil
     import pydantic
