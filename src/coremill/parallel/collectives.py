@@ -148,8 +148,7 @@ class ScatterSum:
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Where FSDP2 lays gradients out, and where it wants its share of the sum."""
-        numel = prod(size)
-        self._heap.lays_out(numel * dtype.itemsize, is_large=numel > self._pool.keep_up_to_numel)
+        self._heap.lays_out(prod(size) * dtype.itemsize)
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

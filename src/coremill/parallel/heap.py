@@ -31,11 +31,11 @@ class Backward:
         self._every_bytes = every_bytes
         self._since_bytes = 0
 
-    def lays_out(self, nbytes: int, *, is_large: bool) -> None:
-        """A gradient of that size leaves: the table's, or a layer's."""
+    def lays_out(self, nbytes: int) -> None:
+        """A gradient of that size leaves: a large one is worth it by itself."""
         self._since_bytes += nbytes
-        if is_large or self._since_bytes >= self._every_bytes:
-            give_back_freed(max(nbytes, self._since_bytes))
+        if nbytes >= LARGE_BYTES or self._since_bytes >= self._every_bytes:
+            give_back_freed(self._since_bytes)
             self._since_bytes = 0
 
 

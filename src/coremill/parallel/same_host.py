@@ -120,7 +120,7 @@ class MemoryScatterSum(_Timed):
             return torch.empty(numel, dtype=torch.float32, device=device)
         stride = -(-max(1, numel) * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
         mine, ranks = self._neighbours.rank, self._neighbours.size
-        self._heap.lays_out(stride, is_large=ranks * stride > self.lasting_up_to_bytes)
+        self._heap.lays_out(stride)
         slot = self._take(ranks * stride, slice(mine * stride, (mine + 1) * stride))
         layouts = torch.frombuffer(slot.map, dtype=dtype, count=ranks * stride // dtype.itemsize).view(ranks, -1)
         self._laid = slot, layouts[:, :numel]

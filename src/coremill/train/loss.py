@@ -58,7 +58,8 @@ class _ChunkedLoss(torch.autograd.Function):
         hidden_gradient = torch.empty_like(hidden) if wants_hidden else None
         # A sum over several chunks is kept in fp32: bf16 would round once per chunk.
         accumulate_dtype = weight.dtype if rows <= chunk_rows else torch.float32
-        give_back_freed(weight.numel() * accumulate_dtype.itemsize)
+        if wants_weight:
+            give_back_freed(weight.numel() * accumulate_dtype.itemsize)
         weight_gradient = torch.zeros_like(weight, dtype=accumulate_dtype) if wants_weight else None
         bias_gradient = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
         loss = torch.zeros((), dtype=torch.float64)

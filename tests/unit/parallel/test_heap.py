@@ -33,10 +33,10 @@ for block in blocks[::2]:
 kept = resident()
 give_back_freed(LARGE_BYTES - 1)
 small = resident()
-backward = Backward(every_bytes=2 * LARGE_BYTES)
-backward.lays_out(LARGE_BYTES, is_large=False)
+backward = Backward(every_bytes=LARGE_BYTES)
+backward.lays_out(LARGE_BYTES // 2)
 early = resident()
-backward.lays_out(LARGE_BYTES, is_large=False)
+backward.lays_out(LARGE_BYTES // 2)
 print(json.dumps([full, kept, small, early, resident()]))
 """
 
@@ -56,7 +56,8 @@ def test_holes_go_back_when_it_is_worth_it() -> None:
 def test_a_large_gradient_is_always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(heap, "give_back_freed", asked.append)
-    backward = heap.Backward(every_bytes=100)
-    for nbytes, is_large in ((60, False), (60, False), (60, False), (30, True), (60, False)):
-        backward.lays_out(nbytes, is_large=is_large)
-    assert asked == [120, 90]  # after two layers; and before the large one, whatever was laid out since
+    large = heap.LARGE_BYTES
+    backward = heap.Backward(every_bytes=3 * large)
+    for nbytes in (large - 1, large - 1, large, large - 1):
+        backward.lays_out(nbytes)
+    assert asked == [3 * large - 2]  # before the large one, though less than `every_bytes` was laid out
