@@ -17,19 +17,20 @@ def exchange_here(world: Any, numel: int) -> dict[str, Any]:
 
     meter = WireMeter()
     exchange = Exchange(meter, world.flows)
-    send = torch.arange(world.size * numel, dtype=torch.float32) + 1000 * world.rank
+    send = torch.arange(world.size * numel, dtype=torch.float32).view(world.size, -1) + 1000 * world.rank
     receive, whole = torch.full_like(send, -1), torch.full_like(send, -1)
+    receive[world.rank] = send[world.rank]
     flights = [
-        exchange.all_to_all("reduce_scatter", world.group, receive, send),
-        exchange.all_gather("gather", world.group, whole, send[:numel]),
+        exchange.all_to_all("reduce_scatter", world.group, list(receive), list(send)),
+        exchange.all_gather("gather", world.group, whole, send[0]),
     ]
     for flight in reversed(flights):  # waited for in any order
         flight.wait()
     pieces = [torch.arange(numel) + world.rank * numel + 1000 * peer for peer in range(world.size)]
     gathered = [torch.arange(numel) + 1000 * peer for peer in range(world.size)]
     return {
-        "scattered": torch.equal(receive, torch.cat(pieces).float()),
-        "gathered": torch.equal(whole, torch.cat(gathered).float()),
+        "scattered": torch.equal(receive.flatten(), torch.cat(pieces).float()),
+        "gathered": torch.equal(whole.flatten(), torch.cat(gathered).float()),
         "flows": world.flows,
         "uses": {kind: (use.bytes, use.seconds, use.exposed_seconds) for kind, use in meter.take().items()},
         "left": meter.take(),
@@ -62,7 +63,7 @@ def lose_a_peer(world: Any) -> None:
     if world.rank == 1:
         os._exit(0)
     send = torch.zeros(world.size, 50_000)
-    flight = Exchange(WireMeter()).all_to_all("gather", world.group, torch.empty_like(send), send)
+    flight = Exchange(WireMeter()).all_to_all("gather", world.group, list(torch.empty_like(send)), list(send))
     try:
         with peer_errors():
             flight.wait()

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -114,6 +114,13 @@ def find_layers(model: nn.Module) -> LayerMap:
         tied=getattr(embedding, "weight", None) is getattr(head, "weight", head),
         other=tuple(name for name, parameter in model.named_parameters() if id(parameter) not in inside),
     )
+
+
+def has_plain_lookup(embedding: nn.Module) -> TypeGuard[nn.Embedding]:
+    """Whether an embedding does nothing but look rows up (Gemma scales them)."""
+    if type(embedding) is not nn.Embedding:
+        return False
+    return embedding.max_norm is None and not embedding.sparse and not embedding.scale_grad_by_freq
 
 
 def _read_config(source: ModelFolder, folder: Path, *, trusted: bool) -> Any:

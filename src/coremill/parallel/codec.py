@@ -34,6 +34,7 @@ class Codec(Protocol):
     """
 
     dtype: torch.dtype  # of wire buffers
+    laid_out_as: torch.dtype  # of values before they are encoded; where it is the wire's, they are sent as they lie
     exact: bool
 
     def length(self, runs: Sequence[int]) -> int:
@@ -45,8 +46,8 @@ class Codec(Protocol):
     def decode(self, wire: torch.Tensor, runs: Sequence[int], values: torch.Tensor) -> None:
         """Read them."""
 
-    def sum(self, wires: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
-        """Add the rows up in fp32, the first one first."""
+    def add(self, before: torch.Tensor, after: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
+        """Add what other ranks sent to this rank's own, in fp32 and in rank order: rows of lower ranks, of higher."""
 
 
 def codec_of(form: GradientForm) -> Codec:
@@ -74,7 +75,7 @@ class Plain:
     """Values in a dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+        self.dtype = self.laid_out_as = dtype
         self.exact = dtype == torch.float32
 
     def length(self, runs: Sequence[int]) -> int:
@@ -89,12 +90,21 @@ class Plain:
         """Widened."""
         values.copy_(wire[: values.numel()])
 
-    def sum(self, wires: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
+    def add(self, before: torch.Tensor, after: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
         """Chunk by chunk; torch's own sum of bf16 rows takes ten times as long."""
+        scratch = _scratch(total)
+        lower, higher = list(before), list(after)
+        if len(lower) == 1:  # its sum with this rank's own is the same either way
+            lower, higher = [], lower + higher
         for begin, rows, width in _chunks([total.numel()]):
             part = slice(begin, begin + rows * width)
-            into = total[part].copy_(wires[0, part])
-            for wire in wires[1:]:
+            into = total[part]
+            if lower:
+                earlier = scratch[: into.numel()].copy_(lower[0][part])
+                for wire in lower[1:]:
+                    earlier += wire[part]
+                into += earlier
+            for wire in higher:
                 into += wire[part]
 
 
@@ -102,6 +112,7 @@ class Roots:
     """The fp32 scale of each block; behind them, in the same buffer, 16-bit roots."""
 
     dtype = torch.int16
+    laid_out_as = torch.float32
     exact = False
 
     def length(self, runs: Sequence[int]) -> int:
@@ -131,15 +142,21 @@ class Roots:
             _square(roots[part], scales[block : block + rows], values[part].view(rows, width))
             block += rows
 
-    def sum(self, wires: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
+    def add(self, before: torch.Tensor, after: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
         """Chunk by chunk: each is read once and written once."""
-        (first_scales, first_roots), *others = [_parts(wire, runs) for wire in wires]
-        scratch, block = _scratch(total), 0
+        lower, higher = [_parts(wire, runs) for wire in before], [_parts(wire, runs) for wire in after]
+        sums, values, block = _scratch(total), _scratch(total), 0
         for begin, rows, width in _chunks(runs):
             part, blocks = slice(begin, begin + rows * width), slice(block, block + rows)
-            into = _square(first_roots[part], first_scales[blocks], total[part].view(rows, width))
-            for scales, roots in others:
-                into += _square(roots[part], scales[blocks], scratch[: rows * width].view(rows, width))
+            into, work = total[part].view(rows, width), values[: rows * width].view(rows, width)
+            if lower:
+                (scales, roots), *others = lower
+                earlier = _square(roots[part], scales[blocks], sums[: rows * width].view(rows, width))
+                for scales, roots in others:
+                    earlier += _square(roots[part], scales[blocks], work)
+                into += earlier
+            for scales, roots in higher:
+                into += _square(roots[part], scales[blocks], work)
             block += rows
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from coremill.parallel.codec import Codec, shares_of
-from coremill.parallel.exchange import Exchange, Flight
+from coremill.parallel.exchange import Exchange, Flight, peers_of
 from coremill.parallel.heap import Backward
 from coremill.plan.wire import RING_RANKS
 
@@ -115,15 +115,13 @@ class Gather:
 
         # Narrower on the wire: this rank's own part travels rounded too, so that all ranks compute with the same
         # weights.
-        piece = self._pool.take(input_tensor.numel(), self._wire_dtype)
         whole = self._pool.take(output_tensor.numel(), self._wire_dtype)
-        piece.copy_(input_tensor)
+        piece = whole.view(group.size(), -1)[group.rank()].copy_(input_tensor)
         flight = self._start(whole, piece, group)
 
         def widen() -> None:
             flight.wait()
             output_tensor.copy_(whole)
-            self._pool.give(piece)
             self._pool.give(whole)
 
         return Deferred(widen)
@@ -144,12 +142,15 @@ class ScatterSum:
         self._codec = codec
         self._in_flight: deque[Callable[[], None]] = deque()
         self._heap = Backward()
+        self._is_laid_out = False
         self.look: Callable[[torch.Tensor], None] | None = None  # shown what this rank puts in
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Where FSDP2 lays gradients out, and where it wants its share of the sum."""
-        self._heap.lays_out(prod(size) * dtype.itemsize)
-        return torch.empty(*size, dtype=dtype, device=device)
+        """Where FSDP2 lays gradients out; asked again, where it wants its share of the sum, which is fp32."""
+        if not self._is_laid_out:
+            self._heap.lays_out(prod(size) * dtype.itemsize)
+        self._is_laid_out = not self._is_laid_out
+        return torch.empty(*size, dtype=dtype if self._is_laid_out else torch.float32, device=device)
 
     def __call__(
         self,
@@ -171,27 +172,42 @@ class ScatterSum:
         """Send row r of `parts` to rank r; the sum of what arrives ends up in `output_tensor`."""
         while len(self._in_flight) >= MAX_IN_FLIGHT:
             self._in_flight.popleft()()
-        ranks = group.size()
+        mine, ranks = group.rank(), group.size()
         runs = [parts.shape[1]]
         length = self._codec.length(runs)
-        send = self._pool.take(ranks * length, self._codec.dtype)
-        receive = self._pool.take(ranks * length, self._codec.dtype)
-        for part, wire in zip(parts, send.view(ranks, -1), strict=True):
-            self._codec.encode(part, runs, wire)
-        flight = self._exchange.all_to_all("reduce_scatter", group, receive, send)
+        receive = self._pool.take((ranks - 1) * length, self._codec.dtype)
+        received = receive.view(ranks - 1, -1)
+        send, outgoing = None, list(parts)
+        if self._codec.dtype != self._codec.laid_out_as:
+            send = self._pool.take((ranks - 1) * length, self._codec.dtype)
+            outgoing = with_own(send.view(ranks - 1, -1), mine, parts[mine])
+            for rank in peers_of(group):
+                self._codec.encode(parts[rank], runs, outgoing[rank])
+        flight = self._exchange.all_to_all("reduce_scatter", group, with_own(received, mine, parts[mine]), outgoing)
+        output_tensor.copy_(parts[mine])
 
         def finish() -> None:
             flight.wait()
-            self._codec.sum(receive.view(ranks, -1), runs, output_tensor)
-            self._pool.give(send)
+            self._codec.add(received[:mine], received[mine:], runs, output_tensor)
             self._pool.give(receive)
+            if send is not None:
+                self._pool.give(send)
 
+        self._in_flight.append(finish)
+
+    def follow(self, finish: Callable[[], None]) -> None:
+        """A reduction that another has started; `finish` is called in turn."""
         self._in_flight.append(finish)
 
     def flush(self) -> None:
         """Wait for every reduction; afterwards the gradients are whole."""
         while self._in_flight:
             self._in_flight.popleft()()
+
+
+def with_own(rows: torch.Tensor, mine: int, own: torch.Tensor) -> list[torch.Tensor]:
+    """Rows of all other ranks and, at its place, this rank's own."""
+    return [*rows[:mine], own, *rows[mine:]]
 
 
 def columns_at_once(numel: int, ranks: int, largest_layer_numel: int) -> int:
@@ -243,19 +259,20 @@ class SumOverRanks:
         length = max(map(codec.length, self._shares))
         self._send = pool.take(self._ranks * length, codec.dtype)
         self._receive = pool.take(self._ranks * length, codec.dtype)
-        for piece, share, wire in zip(self._pieces, self._shares, self._send.view(self._ranks, -1), strict=True):
-            codec.encode(piece, share, wire)
-        self._flight = exchange.all_to_all("all_reduce", group, self._receive, self._send)
+        outgoing, incoming = self._send.view(self._ranks, -1), self._receive.view(self._ranks, -1)
+        for rank in peers_of(group):
+            codec.encode(self._pieces[rank], self._shares[rank], outgoing[rank])
+        self._flight = exchange.all_to_all("all_reduce", group, list(incoming), list(outgoing))
         self._stages = [self._sum_and_gather, self._spread]
 
     def _sum_and_gather(self) -> None:
         self._flight.wait()
         mine = self._group.rank()
         total, share = self._pieces[mine], self._shares[mine]
-        self._codec.sum(self._receive.view(self._ranks, -1), share, total)
-        wire = self._send.view(self._ranks, -1)[0]  # free again: it has been sent
-        self._codec.encode(total, share, wire)
-        self._flight = self._exchange.all_gather("all_reduce", self._group, self._receive, wire)
+        wires = self._receive.view(self._ranks, -1)
+        self._codec.add(wires[:mine], wires[mine + 1 :], share, total)
+        self._codec.encode(total, share, wires[mine])
+        self._flight = self._exchange.all_gather("all_reduce", self._group, self._receive, wires[mine])
 
     def _spread(self) -> None:
         self._flight.wait()

@@ -116,6 +116,37 @@ class Exchange:
         receives: Iterable[tuple[int, torch.Tensor]],
     ) -> Flight:
         """Post everything; (rank of the group, contiguous tensor). What a rank sends here, that rank receives there."""
+        post = self._prepare(kind, group, sends, receives)
+        flight = Flight(kind, self._meter, then=self._one_arrived)
+        with self._lock:
+            self._line.append((flight, post))
+        self._move_up()
+        return flight
+
+    def at_once(
+        self,
+        kind: Kind,
+        group: dist.ProcessGroup,
+        sends: Iterable[tuple[int, torch.Tensor]],
+        receives: Iterable[tuple[int, torch.Tensor]],
+    ) -> None:
+        """The same past those in line, and back when all of it is there: for little that everything waits for."""
+        post = self._prepare(kind, group, sends, receives)
+        began = time.perf_counter()
+        with PULSE.waiting():
+            for work in post():
+                work.wait()
+        seconds = time.perf_counter() - began
+        self._meter.add(kind, seconds=seconds, exposed=seconds)
+
+    def _prepare(
+        self,
+        kind: Kind,
+        group: dist.ProcessGroup,
+        sends: Iterable[tuple[int, torch.Tensor]],
+        receives: Iterable[tuple[int, torch.Tensor]],
+    ) -> Callable[[], list[dist.Work]]:
+        """What posts an exchange, counted and with tags of its own."""
         self._count = (self._count + 1) % (_LAST_TAG // self._flows)
         incoming = [(peer, part, tag) for peer, tensor in receives for part, tag in self._parts(tensor)]
         outgoing = [(peer, part, tag) for peer, tensor in sends for part, tag in self._parts(tensor)]
@@ -126,11 +157,7 @@ class Exchange:
             return [work for work in works if work is not None]
 
         self._meter.add(kind, sent=sum(part.numel() * part.element_size() for _, part, _ in outgoing))
-        flight = Flight(kind, self._meter, then=self._one_arrived)
-        with self._lock:
-            self._line.append((flight, post))
-        self._move_up()
-        return flight
+        return post
 
     def _one_arrived(self) -> None:
         with self._lock:
@@ -155,30 +182,26 @@ class Exchange:
         _watch(flight, [work])
         return flight
 
-    def all_to_all(self, kind: Kind, group: dist.ProcessGroup, receive: torch.Tensor, send: torch.Tensor) -> Flight:
-        """Piece r of `send` goes to rank r; this rank's own is copied at once."""
-        mine, ranks = group.rank(), group.size()
-        outgoing, incoming = send.view(ranks, -1), receive.view(ranks, -1)
-        peers = _peers(mine, ranks)
-        flight = self.start(
-            kind,
-            group,
-            [(peer, outgoing[peer]) for peer in peers],
-            [(peer, incoming[peer]) for peer in reversed(peers)],
+    def all_to_all(
+        self,
+        kind: Kind,
+        group: dist.ProcessGroup,
+        receive: Sequence[torch.Tensor],
+        send: Sequence[torch.Tensor],
+    ) -> Flight:
+        """Piece r of `send` goes to rank r; what is at this rank's own place, in either, is left alone."""
+        peers = peers_of(group)
+        return self.start(
+            kind, group, [(peer, send[peer]) for peer in peers], [(peer, receive[peer]) for peer in reversed(peers)]
         )
-        incoming[mine].copy_(outgoing[mine])
-        return flight
 
     def all_gather(self, kind: Kind, group: dist.ProcessGroup, whole: torch.Tensor, piece: torch.Tensor) -> Flight:
         """`piece` becomes part r of every rank's `whole`; it may lie there already."""
-        mine, ranks = group.rank(), group.size()
-        parts = whole.view(ranks, -1)
-        peers = _peers(mine, ranks)
-        flight = self.start(
-            kind, group, [(peer, piece) for peer in peers], [(peer, parts[peer]) for peer in reversed(peers)]
-        )
-        if piece.data_ptr() != parts[mine].data_ptr():
-            parts[mine].copy_(piece)
+        parts = whole.view(group.size(), -1)
+        flight = self.all_to_all(kind, group, list(parts), [piece] * group.size())
+        mine = parts[group.rank()]
+        if piece.data_ptr() != mine.data_ptr():
+            mine.copy_(piece)
         return flight
 
     def _parts(self, tensor: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
@@ -192,9 +215,9 @@ class Exchange:
         return [(part, first + index) for index, part in enumerate(tensor.view(-1).chunk(parts))]
 
 
-def _peers(mine: int, ranks: int) -> list[int]:
-    """The next rank first: no rank is everybody's first."""
-    return [(mine + distance) % ranks for distance in range(1, ranks)]
+def peers_of(group: dist.ProcessGroup) -> list[int]:
+    """The other ranks, the next one first: no rank is everybody's first."""
+    return [(group.rank() + distance) % group.size() for distance in range(1, group.size())]
 
 
 # --- the thread that waits

@@ -29,7 +29,7 @@ def measure_link(world: World) -> float:
         send, receive = torch.zeros(ranks, piece, dtype=torch.uint8), torch.empty(ranks, piece, dtype=torch.uint8)
         world.barrier()
         began = time.perf_counter()
-        exchange.all_to_all("agreement", world.group, receive, send).wait()
+        exchange.all_to_all("agreement", world.group, list(receive), list(send)).wait()
         seconds = max(world.gather(time.perf_counter() - began))
         if seconds >= LONG_ENOUGH_SECONDS or size >= MOST_BYTES:
             rates = world.gather(8.0 * piece * elsewhere * world.local_size / seconds)

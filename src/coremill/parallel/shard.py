@@ -11,16 +11,18 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from coremill.model.build import find_layers
+from coremill.model.build import LayerMap, find_layers, has_plain_lookup
 from coremill.model.slices import RowSlice, materialise, model_name, rows_of_rank
 from coremill.parallel.codec import Codec
 from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, install
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
 from coremill.parallel.neighbours import Neighbours, meet_neighbours
+from coremill.parallel.rows import RowTable
 from coremill.parallel.same_host import MemoryGather, MemoryScatterSum
 from coremill.plan.types import Choice
 from coremill.world import World
@@ -59,18 +61,22 @@ class ShardEngine:
         neighbours = meet_neighbours(world) if asked else "several hosts, or a wire dtype that rounds"
         self._through_memory = not isinstance(neighbours, str)
         self._neighbours: Neighbours | None = None
+        self._wire: Exchange | None = None
+        self._gradient_codec = gradient_codec
+        self._weight_wire_dtype = weight_wire_dtype
         self.exchange: Choice[Literal["memory", "wire"]]
         if isinstance(neighbours, str):
-            exchange = Exchange(self._meter, world.flows)
+            self._wire = Exchange(self._meter, world.flows)
             shares_cards = world.nodes > 1 and world.nodes < world.size
-            self._gather = Gather(exchange, self._pool, weight_wire_dtype, as_ring=shares_cards)
-            self._scatter_sum = ScatterSum(exchange, self._pool, gradient_codec)
+            self._gather = Gather(self._wire, self._pool, weight_wire_dtype, as_ring=shares_cards)
+            self._scatter_sum = ScatterSum(self._wire, self._pool, gradient_codec)
             self.exchange = Choice("wire", neighbours if world.size > 1 else "one rank: nothing is exchanged")
         else:
             self._neighbours = neighbours
             self._gather = MemoryGather(neighbours, self._meter)
             self._scatter_sum = MemoryScatterSum(neighbours, self._meter)
             self.exchange = Choice("memory", f"all {world.size} ranks are on this host: they share it, nothing is sent")
+        self._table: RowTable | None = None  # an embedding of which ranks fetch rows
         self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
         self._earlier: list[torch.Tensor] | None = None  # gradients of this step's earlier micro-batches
 
@@ -79,8 +85,8 @@ class ShardEngine:
         parts = find_layers(model)
         policy = MixedPrecisionPolicy(
             param_dtype=None if self._compute_dtype == torch.float32 else self._compute_dtype,
-            # Through memory gradients are laid out as backward made them; they are summed in fp32 all the same.
-            reduce_dtype=self._compute_dtype if self._through_memory else torch.float32,
+            # Laid out as backward made them, or as they are sent; they are summed in fp32 all the same.
+            reduce_dtype=self._compute_dtype if self._through_memory else self._gradient_codec.laid_out_as,
             # Rotary tables and masks arrive in fp32 on purpose; only weights decide the arithmetic.
             cast_forward_inputs=self._compute_dtype != torch.float32,
         )
@@ -97,14 +103,22 @@ class ShardEngine:
         def group(modules: nn.Module | list[nn.Module]) -> None:
             fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=not self._keep_gathered)
 
+        self._table = self._row_table(parts, mesh)
         if parts.tied:
             group([parts.embedding, parts.head])
         else:
-            group(parts.embedding)
+            if self._table is None:
+                group(parts.embedding)
             group(parts.head)
         for layer in parts.layers:
             group(layer)
-        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=not self._keep_gathered)
+        fully_shard(
+            model,
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=not self._keep_gathered,
+            ignored_params=set() if self._table is None else {self._table.parameter},
+        )
         parameters_after = sum(parameter.numel() for parameter in model.parameters())
         assert parameters_before == parameters_after, f"{parameters_before} parameters became {parameters_after}"
 
@@ -113,7 +127,9 @@ class ShardEngine:
         if self._neighbours is not None:
             # The loss needs most memory besides the last gradient; until then no weights of others are read.
             parts.head.register_forward_pre_hook(self._make_room)
-        self._order_gathers(parts.embedding, parts.layers, parts.head, tied=parts.tied)
+        # Rows are fetched when the model is called: its first layers' weights are under way meanwhile.
+        first = parts.embedding if self._table is None else model
+        self._order_gathers(first, parts.layers, parts.head, tied=parts.tied)
         materialise(model)
         self._model = model
 
@@ -121,17 +137,32 @@ class ShardEngine:
         assert self._neighbours is not None
         self._neighbours.unmap_others()
 
-    def _order_gathers(self, embedding: nn.Module, layers: list[nn.Module], head: nn.Module, *, tied: bool) -> None:
+    def _row_table(self, parts: LayerMap, mesh: DeviceMesh) -> RowTable | None:
+        """Of an embedding that is a lookup and nothing else; None where ranks share memory: there the whole is near."""
+        if parts.tied or self._wire is None or not has_plain_lookup(parts.embedding):
+            return None
+        assert isinstance(parts.embedding, nn.Embedding) and isinstance(self._scatter_sum, ScatterSum)
+        return RowTable(
+            parts.embedding,
+            mesh,
+            self._wire,
+            self._scatter_sum,
+            self._gradient_codec,
+            wire_dtype=self._weight_wire_dtype or self._compute_dtype,
+            compute_dtype=self._compute_dtype,
+        )
+
+    def _order_gathers(self, first: nn.Module, layers: list[nn.Module], head: nn.Module, *, tied: bool) -> None:
         """Ask for the next groups' weights before computing with this one's."""
-        forward_order = [embedding, *layers] if tied else [embedding, *layers, head]
+        forward_order = [first, *layers] if tied else [first, *layers, head]
         ahead = GROUPS_AHEAD_WHERE_KEPT if self._keep_gathered and not self._through_memory else 1
         for index, module in enumerate(forward_order):
             module.set_modules_to_forward_prefetch(forward_order[index + 1 : index + 1 + ahead])  # type: ignore[operator]
         # A lookup's backward reads no weight; neither does a head whose gradients were made in forward.
-        if not tied:
-            embedding.set_unshard_in_backward(False)  # type: ignore[operator]
+        if not tied and self._table is None:
+            first.set_unshard_in_backward(False)  # type: ignore[operator]
         if not self._head_in_backward:
-            (embedding if tied else head).set_unshard_in_backward(False)  # type: ignore[operator]
+            (first if tied else head).set_unshard_in_backward(False)  # type: ignore[operator]
 
     def start(self) -> None:
         """Have FSDP2 settle its storage, then take this rank's rows as plain tensors: no DTensor dispatch."""
@@ -141,6 +172,9 @@ class ShardEngine:
         for name, parameter in self._model.named_parameters():
             assert isinstance(parameter, DTensor)
             self._locals.append((name, parameter, nn.Parameter(parameter.to_local().detach())))
+        if self._table is not None:
+            whole: torch.Tensor = self._table.parameter
+            self._table.rows = next(local for _, parameter, local in self._locals if parameter is whole)
 
     @property
     def module(self) -> nn.Module:
@@ -180,13 +214,23 @@ class ShardEngine:
     def _set_aside(self) -> None:
         """Add this micro-batch's gradients to the earlier ones; FSDP2 would add to results still on the wire."""
         self._scatter_sum.flush()
-        gradients = [parameter.grad.to_local() for _, parameter, _ in self._locals]  # type: ignore[union-attr]
+        gradients = self._gradients()
         if self._earlier is None:
             self._earlier = gradients
         else:
             torch._foreach_add_(self._earlier, gradients)
         for _, parameter, _ in self._locals:  # those the model has now are whole where weights are kept
             parameter.grad = None
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """Of this rank's rows, as `_locals` has them."""
+        gradients = []
+        for _, parameter, local in self._locals:
+            if self._table is not None and self._table.rows is local:
+                gradients.append(self._table.take_gradient())
+            else:
+                gradients.append(parameter.grad.to_local())  # type: ignore[union-attr]
+        return gradients
 
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """Wait for the last sums; norms of all ranks' rows add up to the whole."""
@@ -196,7 +240,7 @@ class ShardEngine:
         if self._earlier is not None:
             gradients, self._earlier = self._earlier, None
         else:
-            gradients = [parameter.grad.to_local() for _, parameter, _ in self._locals]  # type: ignore[union-attr]
+            gradients = self._gradients()
         for (_, _, local), gradient in zip(self._locals, gradients, strict=True):
             local.grad = gradient
         numbers = [loss, sum_of_squares(gradients), *votes]
@@ -221,6 +265,8 @@ class ShardEngine:
         finally:
             self._scatter_sum.look = None
         self._model.zero_grad(set_to_none=True)
+        if self._table is not None:
+            self._table.take_gradient()
         return finite
 
     def scale_gradients(self, factor: float) -> None:

@@ -14,6 +14,7 @@ from math import ceil
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
 from coremill.plan.card import ModelCard
 from coremill.plan.logits import block_rows_for, chunk_rows_for
+from coremill.plan.traffic import fetched_parameters, table_parameters
 from coremill.plan.types import Arrangement
 
 # Numbers of parallel/: DDP's buckets, exchanges of them in flight, and reductions in flight under shard.
@@ -150,11 +151,14 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
         # Resident at the moments that need most: what this rank fills, a part of a gather or the layout of a reduction.
         pages_per_parameter = SLOTS_IN_TURN * (1 / arrangement.world_size + 1)
         return int(arrangement.compute_bytes * sum(lasting) * pages_per_parameter)
-    reductions = 2 * arrangement.sent_bytes(layer) * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
+    # What is sent, and what is received from the others.
+    both = arrangement.sent_bytes(layer) * (2 - 1 / arrangement.world_size)
+    if arrangement.gradient_form == "roots":
+        both = 2 * arrangement.sent_bytes(layer) * (1 - 1 / arrangement.world_size)
+    reductions = both * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
     narrow = 0
     if arrangement.gather_bytes < arrangement.compute_bytes:
-        # Weights rounded for the wire, this rank's part and the whole.
-        narrow = arrangement.gather_bytes * (layer + ceil(layer / arrangement.world_size))
+        narrow = arrangement.gather_bytes * layer  # weights rounded for the wire
     return int((reductions + narrow) * POOL_ROUNDING)
 
 
@@ -170,7 +174,8 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
     if arrangement.accumulation_steps > 1:
         # Of earlier micro-batches: this rank's sums, or whole gradients where nothing is sent before the last one.
         earlier = 4 * card.parameters if wait_whole else own_all
-    gathered = compute * card.parameters
+    table, fetched = table_parameters(card, arrangement), fetched_parameters(card, arrangement)
+    gathered = compute * (card.parameters - table)
     # A group on its way needs its place, gloo's flat copy of it, and the group in use beside it. Through memory it is
     # in the pool until it is in use.
     on_its_way = 0 if keep or arrangement.through_memory else compute * 2 * layer
@@ -213,21 +218,36 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         + (still_gathered if keep else on_its_way + compute * layer)
         + (compute * head if card.tied and keep else 0),
     )
+    last_activations = arrangement.tokens_per_forward * compute * card.hidden
+    if table:
+        # The gradient above the lookup in fp32, that of its rows, what is sent and received of it.
+        above = arrangement.tokens_per_forward * 4 * card.hidden
+        yield Moment(
+            name="the lookup table's gradient leaves",
+            gradients=(0 if wait_whole else earlier) + own_all + 4 * fetched,
+            activations=last_activations + above,
+            buffers=pool + 2 * arrangement.sent_bytes(fetched),
+        )
+        return
     table_gradients = 2 if card.tied and not card.has_one_table_gradient else 1
     yield Moment(
         name="the lookup table's gradient leaves",
         gradients=(0 if wait_whole else earlier) + own_all + compute * lookup * table_gradients,
-        activations=arrangement.tokens_per_forward * compute * card.hidden,
+        activations=last_activations,
         buffers=pool + _leaving(lookup, layer, arrangement),
     )
 
 
 def _leaving(parameters: int, layer: int, arrangement: Arrangement) -> int:
-    """A gradient laid out in fp32, and what is sent and received of it: all, or two pieces where it is large.
+    """A gradient laid out, and what is received of it: all, or two pieces where it is large.
 
-    Through memory: laid out as computed, and read by the others from there."""
+    It is laid out as it is sent; in fp32 where that takes roots, which are sent from a place of their own. Through
+    memory: laid out as computed, and read by the others from there."""
     if arrangement.through_memory:
         return arrangement.compute_bytes * parameters if parameters > layer else 0
     whole = parameters <= max(layer, WHOLE_UP_TO_NUMEL)
     sent = arrangement.sent_bytes(parameters if whole else SHARD_REDUCTIONS_IN_FLIGHT * PIECE_NUMEL)
-    return 4 * parameters + 2 * sent
+    from_others = sent * (arrangement.world_size - 1) // arrangement.world_size
+    if arrangement.gradient_form == "roots":
+        return 4 * parameters + 2 * from_others
+    return arrangement.sent_bytes(parameters) + from_others

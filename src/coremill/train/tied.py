@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from coremill.model.build import has_plain_lookup
+
 
 class Handover:
     """Of one forward pass: where the head's backward leaves the table's gradient."""
@@ -73,8 +75,6 @@ class TiedLookup:
 
 def tied_lookup(embedding: nn.Module | None, head: nn.Linear) -> TiedLookup | None:
     """In place of a plain lookup in the head's table; one that does more (Gemma scales its rows) stays as it is."""
-    if type(embedding) is not nn.Embedding or embedding.weight is not head.weight:
-        return None
-    if embedding.max_norm is not None or embedding.sparse or embedding.scale_grad_by_freq:
+    if embedding is None or not has_plain_lookup(embedding) or embedding.weight is not head.weight:
         return None
     return TiedLookup(embedding)

@@ -1,0 +1,157 @@
+"""A lookup table cut by rows: a rank fetches the rows that its tokens name, and sends back the gradients of those only.
+
+Gathered whole, a table comes first in forward and its gradient, nearly all zeros, leaves last in backward: the two
+moments of a step with no arithmetic to hide behind. A rank's tokens name a few hundred or thousand of its rows. So each
+rank tells the others which of their rows it needs, by one byte for each row they hold, and is sent those; gradients go
+the same way back and are added up in fp32 and in rank order, as all others are. Neither the table nor its gradient is
+ever whole on a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional as F
+
+from coremill.model.slices import rows_of_rank
+from coremill.parallel.codec import Codec
+from coremill.parallel.collectives import ScatterSum
+from coremill.parallel.exchange import Exchange, peers_of
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Whose rows are needed where in one forward pass."""
+
+    wanted: list[int]  # how many rows this rank needs of each rank's
+    asked: list[torch.Tensor]  # which of its own each rank needs, counted from this rank's first
+
+
+class RowTable:
+    """Takes the place of an embedding's forward; its weight becomes a DTensor of this rank's rows, still on meta."""
+
+    def __init__(
+        self,
+        embedding: nn.Embedding,
+        mesh: DeviceMesh,
+        exchange: Exchange,
+        scatter_sum: ScatterSum,
+        codec: Codec,
+        *,
+        wire_dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+    ) -> None:
+        self._group: dist.ProcessGroup = mesh.get_group()
+        self._exchange = exchange
+        self._scatter_sum = scatter_sum
+        self._codec = codec
+        self._wire_dtype = wire_dtype
+        self._compute_dtype = compute_dtype
+        self._padding_id = embedding.padding_idx
+        whole, ranks = embedding.weight, self._group.size()
+        self._held = [rows_of_rank(whole.shape[0], rank, ranks) for rank in range(ranks)]
+        begin, end = self._held[self._group.rank()]
+        rows = torch.empty(end - begin, whole.shape[1], device="meta")
+        self.parameter = nn.Parameter(
+            DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+        )
+        self.rows: nn.Parameter | None = None  # this rank's, as the optimizer moves them; set before the first step
+        self._gradient: torch.Tensor | None = None
+        embedding.weight = self.parameter
+        embedding.forward = self._look_up  # type: ignore[method-assign, assignment]
+
+    def take_gradient(self) -> torch.Tensor:
+        """Of this rank's rows, added up since the last call; after the exchange has been flushed."""
+        assert self.rows is not None
+        gradient, self._gradient = self._gradient, None
+        return torch.zeros_like(self.rows) if gradient is None else gradient
+
+    def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
+        seen, places = token_ids.flatten().unique(return_inverse=True)
+        rows: torch.Tensor = _Fetch.apply(self.rows, self, seen)  # type: ignore[no-untyped-call]
+        padding = None
+        if self._padding_id is not None and self._padding_id in seen:
+            padding = int((seen == self._padding_id).nonzero())
+        # In fp32, so that gradients of equal tokens are added up before they are rounded.
+        return F.embedding(places.view_as(token_ids), rows, padding).to(self._compute_dtype)
+
+    def fetch(self, seen: torch.Tensor) -> tuple[torch.Tensor, _Pass]:
+        """The rows of these ids, which are sorted; nothing can be computed before they are there."""
+        rows = self.rows
+        assert rows is not None
+        ranks, width = self._group.size(), rows.shape[1]
+        count = self._held[-1][1]
+        if seen.numel() and not 0 <= int(seen[0]) <= int(seen[-1]) < count:
+            raise IndexError(f"token {int(seen[-1])} or {int(seen[0])} is not among the {count} rows of the table")
+        needed = torch.zeros(count, dtype=torch.uint8)
+        needed[seen] = 1
+        needs = needed.split([end - begin for begin, end in self._held])
+        needed_here = torch.empty(ranks, rows.shape[0], dtype=torch.uint8)
+        self._swap(list(needs), list(needed_here))
+        wanted = [int(need.sum()) for need in needs]
+        asked = [need.nonzero().flatten() for need in needed_here]
+        fetched = torch.empty(len(seen), width, dtype=self._wire_dtype)
+        self._swap([rows[each].to(self._wire_dtype) for each in asked], list(fetched.split(wanted)))
+        return fetched.float(), _Pass(wanted, asked)
+
+    def _swap(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> None:
+        """Tensor r of `outgoing` becomes rank r's `incoming` of this rank."""
+        mine, others = self._group.rank(), peers_of(self._group)
+        incoming[mine].copy_(outgoing[mine])
+        self._exchange.at_once(
+            "gather",
+            self._group,
+            [(rank, outgoing[rank]) for rank in others],
+            [(rank, incoming[rank]) for rank in reversed(others)],
+        )
+
+    def give_back(self, gradients: torch.Tensor, passed: _Pass) -> None:
+        """Send gradients of fetched rows to who holds them; what arrives here is added when the exchange is flushed."""
+        if self._scatter_sum.look is not None:
+            self._scatter_sum.look(gradients)
+        assert self.rows is not None
+        codec, shape, mine = self._codec, self.rows.shape, self._group.rank()
+
+        def wire_for(rows: int) -> torch.Tensor:
+            return torch.empty(codec.length([rows * shape[1]]), dtype=codec.dtype)
+
+        parts = gradients.split(passed.wanted)
+        outgoing, incoming = [wire_for(rows) for rows in passed.wanted], [wire_for(len(each)) for each in passed.asked]
+        for rank in peers_of(self._group):
+            codec.encode(parts[rank].reshape(-1), [parts[rank].numel()], outgoing[rank])
+        flight = self._exchange.all_to_all("reduce_scatter", self._group, incoming, outgoing)
+
+        def finish() -> None:
+            flight.wait()
+            if self._gradient is None:
+                self._gradient = torch.zeros(shape)
+            for rank, rows in enumerate(passed.asked):
+                values = parts[mine]
+                if rank != mine:
+                    values = torch.empty(len(rows), shape[1])
+                    codec.decode(incoming[rank], [values.numel()], values.view(-1))
+                self._gradient.index_add_(0, rows, values)
+
+        self._scatter_sum.follow(finish)
+
+
+class _Fetch(torch.autograd.Function):
+    """Rows from whoever holds them; their gradients go back there, so that none is left to return."""
+
+    @staticmethod
+    def forward(ctx: Any, own_rows: torch.Tensor, table: RowTable, seen: torch.Tensor) -> torch.Tensor:
+        rows, passed = table.fetch(seen)
+        ctx.table, ctx.passed = table, passed
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+        ctx.table.give_back(upstream, ctx.passed)
+        return None, None, None
