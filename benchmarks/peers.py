@@ -152,7 +152,7 @@ def environment(cache: Path, additions: dict[str, str] | None = None) -> dict[st
         {
             # DeepSpeed builds its C++ ops at run time and looks for ninja on the PATH.
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])),
+            "PYTHONPATH": processes.python_path(ROOT / "src"),
             "PYTHONUNBUFFERED": "1",
             "TORCH_EXTENSIONS_DIR": str(cache / "torch_extensions"),
             "HF_DATASETS_CACHE": str(cache / "datasets"),

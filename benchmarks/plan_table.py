@@ -136,7 +136,7 @@ def run_case(case: Case, steps: int) -> Outcome | str:
     run_file.write_text(case.run_file(run, steps))
     finished = processes.run_tree(
         [*train_command(run_file), "--fresh"],
-        environment=processes.clean_environment({"PYTHONPATH": str(ROOT / "src")}),
+        environment=processes.clean_environment({"PYTHONPATH": processes.python_path(ROOT / "src")}),
         folder=ROOT,
         log=log,
         timeout_seconds=TIMEOUT_SECONDS,

@@ -79,6 +79,11 @@ def run_tree(
     )
 
 
+def python_path(source: Path) -> str:
+    """The package's source before what the caller's PYTHONPATH names."""
+    return os.pathsep.join(filter(None, [str(source), os.environ.get("PYTHONPATH", "")]))
+
+
 def clean_environment(additions: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment without what would decide for a contender: threads, pinning, ranks, allocator."""
     libraries = ("OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_")

@@ -74,7 +74,10 @@ SCENES = {
         once=("zero3",),
     ),
     "fast": Scene(
-        name="fast", hosts=2, bits_per_second=1e9, contenders=("single", "bf16", "fsdp2", "auto", "zero3", "ddp")
+        name="fast",
+        hosts=2,
+        bits_per_second=1e9,
+        contenders=("single", "bf16", "replicate", "fsdp2", "auto", "zero3", "ddp"),
     ),
 }
 

@@ -29,9 +29,12 @@ class Setting:
 # (glibc); in fp32 on two Neoverse-N1 cores a step took 4 % less CPU time for 5 % more memory (mimalloc, in torch's
 # ARM builds).
 _KEPT = "memory freed within a step is kept for the next one instead of being faulted in anew"
+# 336 and 341 tokens/s against 310 for 1.24 B parameters on four ranks of 4 AMX cores, with the same memory.
+_IN_HUGE_PAGES = "where the kernel gives huge pages to who asks, the allocator asks"
 KEEP_MEMORY = (
     Setting("MALLOC_MMAP_THRESHOLD_", str(2**32), _KEPT),
     Setting("MALLOC_TRIM_THRESHOLD_", str(2**46), _KEPT),
+    Setting("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", _IN_HUGE_PAGES),
     Setting("MIMALLOC_PURGE_DELAY", "-1", _KEPT),
 )
 

@@ -34,7 +34,6 @@ class Codec(Protocol):
     """
 
     dtype: torch.dtype  # of wire buffers
-    laid_out_as: torch.dtype  # of values before they are encoded; where it is the wire's, they are sent as they lie
     exact: bool
 
     def length(self, runs: Sequence[int]) -> int:
@@ -75,7 +74,7 @@ class Plain:
     """Values in a dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = self.laid_out_as = dtype
+        self.dtype = dtype
         self.exact = dtype == torch.float32
 
     def length(self, runs: Sequence[int]) -> int:
@@ -112,7 +111,6 @@ class Roots:
     """The fp32 scale of each block; behind them, in the same buffer, 16-bit roots."""
 
     dtype = torch.int16
-    laid_out_as = torch.float32
     exact = False
 
     def length(self, runs: Sequence[int]) -> int:

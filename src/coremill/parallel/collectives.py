@@ -178,7 +178,7 @@ class ScatterSum:
         receive = self._pool.take((ranks - 1) * length, self._codec.dtype)
         received = receive.view(ranks - 1, -1)
         send, outgoing = None, list(parts)
-        if self._codec.dtype != self._codec.laid_out_as:
+        if parts.dtype != self._codec.dtype:  # else they are sent as they lie
             send = self._pool.take((ranks - 1) * length, self._codec.dtype)
             outgoing = with_own(send.view(ranks - 1, -1), mine, parts[mine])
             for rank in peers_of(group):

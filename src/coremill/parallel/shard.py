@@ -83,10 +83,11 @@ class ShardEngine:
     def place(self, model: nn.Module) -> None:
         """Cut the model into groups while it is still on the meta device, then give each rank its empty share."""
         parts = find_layers(model)
+        # Gradients are laid out as backward made them where they travel like that, and summed in fp32 all the same.
+        travel_as_made = self._through_memory or self._gradient_codec.dtype == self._compute_dtype
         policy = MixedPrecisionPolicy(
             param_dtype=None if self._compute_dtype == torch.float32 else self._compute_dtype,
-            # Laid out as backward made them, or as they are sent; they are summed in fp32 all the same.
-            reduce_dtype=self._compute_dtype if self._through_memory else self._gradient_codec.laid_out_as,
+            reduce_dtype=self._compute_dtype if travel_as_made else torch.float32,
             # Rotary tables and masks arrive in fp32 on purpose; only weights decide the arithmetic.
             cast_forward_inputs=self._compute_dtype != torch.float32,
         )

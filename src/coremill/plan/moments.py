@@ -151,11 +151,10 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
         # Resident at the moments that need most: what this rank fills, a part of a gather or the layout of a reduction.
         pages_per_parameter = SLOTS_IN_TURN * (1 / arrangement.world_size + 1)
         return int(arrangement.compute_bytes * sum(lasting) * pages_per_parameter)
-    # What is sent, and what is received from the others.
-    both = arrangement.sent_bytes(layer) * (2 - 1 / arrangement.world_size)
-    if arrangement.gradient_form == "roots":
-        both = 2 * arrangement.sent_bytes(layer) * (1 - 1 / arrangement.world_size)
-    reductions = both * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
+    # What others sent; and what is sent to them: the gradients as laid out, or from a place of its own.
+    from_others = 1 - 1 / arrangement.world_size
+    places = from_others + (1 if _is_sent_as_laid_out(arrangement) else from_others)
+    reductions = arrangement.sent_bytes(layer) * places * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
     narrow = 0
     if arrangement.gather_bytes < arrangement.compute_bytes:
         narrow = arrangement.gather_bytes * layer  # weights rounded for the wire
@@ -239,15 +238,19 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
 
 
 def _leaving(parameters: int, layer: int, arrangement: Arrangement) -> int:
-    """A gradient laid out, and what is received of it: all, or two pieces where it is large.
+    """A gradient laid out, and what is sent and received of it: all, or two pieces where it is large.
 
-    It is laid out as it is sent; in fp32 where that takes roots, which are sent from a place of their own. Through
-    memory: laid out as computed, and read by the others from there."""
+    Through memory: laid out as computed, and read by the others from there."""
     if arrangement.through_memory:
         return arrangement.compute_bytes * parameters if parameters > layer else 0
     whole = parameters <= max(layer, WHOLE_UP_TO_NUMEL)
     sent = arrangement.sent_bytes(parameters if whole else SHARD_REDUCTIONS_IN_FLIGHT * PIECE_NUMEL)
     from_others = sent * (arrangement.world_size - 1) // arrangement.world_size
-    if arrangement.gradient_form == "roots":
-        return 4 * parameters + 2 * from_others
-    return arrangement.sent_bytes(parameters) + from_others
+    if _is_sent_as_laid_out(arrangement):
+        return arrangement.sent_bytes(parameters) + from_others
+    return 4 * parameters + 2 * from_others
+
+
+def _is_sent_as_laid_out(arrangement: Arrangement) -> bool:
+    """Gradients are laid out in fp32, or as computed where that is how they travel."""
+    return arrangement.gradient_form == "fp32" or arrangement.dtype == "bf16"
