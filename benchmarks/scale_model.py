@@ -90,6 +90,7 @@ class Go:
     cache: Path
     work: Workload
     packed: Path  # the rows as coremill has packed them
+    tokens_per_step: int
     timed_steps: int
     timeout_seconds: float
 
@@ -116,11 +117,14 @@ def main(argv: list[str] | None = None) -> int:
         cache=cache,
         work=work,
         packed=_pack(folder, cache, work),
+        tokens_per_step=arguments.tokens,
         timed_steps=arguments.steps,
         timeout_seconds=arguments.timeout,
     )
     load = os.getloadavg()[0]
-    print(f"{work.parameters:,} parameters, {TOKENS_PER_STEP} tokens a step; load average {load:.2f}; logs in {folder}")
+    print(
+        f"{work.parameters:,} parameters, {go.tokens_per_step} tokens a step; load average {load:.2f}; logs in {folder}"
+    )
     began = time.monotonic()
     found: list[scale_figures.Figures] = []
     failures: list[str] = []
@@ -141,6 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     document = {
         "parameters": work.parameters,
         "load_average_at_start": load,
+        "tokens_per_step": go.tokens_per_step,
         "timed_steps": go.timed_steps,
         "figures": [asdict(figures) for figures in found],
         "ratios": [{**asdict(ratio), "median": ratio.median} for ratio in comparison],
@@ -219,7 +224,7 @@ def _run_contender(go: Go, scene: Scene, fleet: Fleet, key: str, round_number: i
             scene=scene.name,
             contender=key,
             round_number=round_number,
-            tokens_per_step=TOKENS_PER_STEP,
+            tokens_per_step=go.tokens_per_step,
             wall_seconds=time.monotonic() - began,
         )
     except (OSError, KeyError, ValueError, RuntimeError, StopIteration) as error:
@@ -253,7 +258,7 @@ def _torchrun(go: Go, fleet: Fleet, out: Path, rows: Path, module: str) -> list[
     meeting = ("--nnodes", str(len(fleet.hosts)), "--nproc-per-node", "1", "--master-addr", first.address)
     script = (
         *("-m", module, "--workload", go.work.folder, "--out", str(out), "--steps", str(go.steps), "--dtype", "fp32"),
-        *("--rows-per-rank", str(TOKENS_PER_STEP // SEQUENCE_LENGTH // len(fleet.hosts))),
+        *("--rows-per-rank", str(go.tokens_per_step // SEQUENCE_LENGTH // len(fleet.hosts))),
         *("--ordered-rows", str(rows), "--learning-rate", str(LEARNING_RATE)),
     )
     return [
@@ -270,7 +275,7 @@ def _torchrun(go: Go, fleet: Fleet, out: Path, rows: Path, module: str) -> list[
 
 def _coremill(go: Go, fleet: Fleet, out: Path, seed: int, settings: Sequence[str]) -> list[str]:
     """`coremill train --hostfile` on the first host: it finds cores, threads, interface and link by itself."""
-    run_file = _run_file(go, out, seed, TOKENS_PER_STEP)
+    run_file = _run_file(go, out, seed, go.tokens_per_step)
     hostfile = out / "hostfile"
     hostfile.write_text("".join(f"{host.name} slots=1\n" for host in fleet.hosts))
     command = coremill_run.train_command(run_file, (*settings, NEVER))
@@ -280,7 +285,7 @@ def _coremill(go: Go, fleet: Fleet, out: Path, seed: int, settings: Sequence[str
 def _single_host(go: Go, host: FakeHost, out: Path, seed: int, hosts: int) -> list[str]:
     """The same rows per rank, nothing to exchange; all hosts at once, so that they share caches and memory likewise."""
     out.mkdir()
-    run_file = _run_file(go, out, seed, TOKENS_PER_STEP // hosts)
+    run_file = _run_file(go, out, seed, go.tokens_per_step // hosts)
     return host.command(coremill_run.train_command(run_file, (*COREMILL["single"], NEVER)), peers.ROOT)
 
 
@@ -331,7 +336,7 @@ def _write_rows(go: Go, path: Path, seed: int) -> None:
     shape = (manifest.rows, manifest.sequence_length)
     rows = np.memmap(go.packed / TOKENS_FILE, manifest.dtype, mode="r", shape=shape)
     epoch_order = 2  # the purpose that coremill's loader gives the order of an epoch's rows
-    needed = np.arange(go.steps * TOKENS_PER_STEP // SEQUENCE_LENGTH)
+    needed = np.arange(go.steps * go.tokens_per_step // SEQUENCE_LENGTH)
     np.save(path, rows[shuffled(needed, len(rows), order_key(seed, epoch_order, 0))].astype(np.int32))
 
 
@@ -346,6 +351,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=2, help="rounds over all contenders (default 2)")
     parser.add_argument("--steps", type=int, default=2, help="timed steps per contender and round (default 2)")
+    parser.add_argument(
+        "--tokens", type=int, default=TOKENS_PER_STEP, help=f"a step, over all hosts (default {TOKENS_PER_STEP})"
+    )
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--scenes", default="slow,fast", help="slow (4 hosts, 50 Mbit/s), fast (2 hosts, 1 Gbit/s)")
     parser.add_argument("--only", default="", help=f"contenders to run, of {','.join(NAMES)} (default: all)")
@@ -363,6 +371,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         arguments.rounds = 1
     if arguments.rounds < 1 or arguments.steps < 1:
         parser.error("--rounds and --steps start at 1")
+    if arguments.tokens < 1 or arguments.tokens % (4 * SEQUENCE_LENGTH):
+        parser.error(f"--tokens takes multiples of {4 * SEQUENCE_LENGTH}: whole rows for each of four hosts")
     return arguments
 
 

@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -108,30 +108,23 @@ class Exchange:
         self._under_way = 0
         self._line: deque[tuple[Flight, Callable[[], list[dist.Work]]]] = deque()
 
-    def start(
-        self,
-        kind: Kind,
-        group: dist.ProcessGroup,
-        sends: Iterable[tuple[int, torch.Tensor]],
-        receives: Iterable[tuple[int, torch.Tensor]],
+    def all_to_all(
+        self, kind: Kind, group: dist.ProcessGroup, receive: Sequence[torch.Tensor], send: Sequence[torch.Tensor]
     ) -> Flight:
-        """Post everything; (rank of the group, contiguous tensor). What a rank sends here, that rank receives there."""
-        post = self._prepare(kind, group, sends, receives)
-        flight = Flight(kind, self._meter, then=self._one_arrived)
+        """Piece r of `send` goes to rank r; what is at this rank's own place, in either, is left alone.
+
+        Pieces are contiguous; what a rank sends here, that rank receives there."""
+        flight, post = Flight(kind, self._meter, then=self._one_arrived), self._prepare(kind, group, receive, send)
         with self._lock:
             self._line.append((flight, post))
         self._move_up()
         return flight
 
     def at_once(
-        self,
-        kind: Kind,
-        group: dist.ProcessGroup,
-        sends: Iterable[tuple[int, torch.Tensor]],
-        receives: Iterable[tuple[int, torch.Tensor]],
+        self, kind: Kind, group: dist.ProcessGroup, receive: Sequence[torch.Tensor], send: Sequence[torch.Tensor]
     ) -> None:
         """The same past those in line, and back when all of it is there: for little that everything waits for."""
-        post = self._prepare(kind, group, sends, receives)
+        post = self._prepare(kind, group, receive, send)
         began = time.perf_counter()
         with PULSE.waiting():
             for work in post():
@@ -140,16 +133,13 @@ class Exchange:
         self._meter.add(kind, seconds=seconds, exposed=seconds)
 
     def _prepare(
-        self,
-        kind: Kind,
-        group: dist.ProcessGroup,
-        sends: Iterable[tuple[int, torch.Tensor]],
-        receives: Iterable[tuple[int, torch.Tensor]],
+        self, kind: Kind, group: dist.ProcessGroup, receive: Sequence[torch.Tensor], send: Sequence[torch.Tensor]
     ) -> Callable[[], list[dist.Work]]:
         """What posts an exchange, counted and with tags of its own."""
         self._count = (self._count + 1) % (_LAST_TAG // self._flows)
-        incoming = [(peer, part, tag) for peer, tensor in receives for part, tag in self._parts(tensor)]
-        outgoing = [(peer, part, tag) for peer, tensor in sends for part, tag in self._parts(tensor)]
+        peers = peers_of(group)
+        incoming = [(peer, part, tag) for peer in reversed(peers) for part, tag in self._parts(receive[peer])]
+        outgoing = [(peer, part, tag) for peer in peers for part, tag in self._parts(send[peer])]
 
         def post() -> list[dist.Work]:
             works = [dist.irecv(part, group=group, group_src=peer, tag=tag) for peer, part, tag in incoming]
@@ -181,19 +171,6 @@ class Exchange:
         flight = Flight(kind, self._meter)
         _watch(flight, [work])
         return flight
-
-    def all_to_all(
-        self,
-        kind: Kind,
-        group: dist.ProcessGroup,
-        receive: Sequence[torch.Tensor],
-        send: Sequence[torch.Tensor],
-    ) -> Flight:
-        """Piece r of `send` goes to rank r; what is at this rank's own place, in either, is left alone."""
-        peers = peers_of(group)
-        return self.start(
-            kind, group, [(peer, send[peer]) for peer in peers], [(peer, receive[peer]) for peer in reversed(peers)]
-        )
 
     def all_gather(self, kind: Kind, group: dist.ProcessGroup, whole: torch.Tensor, piece: torch.Tensor) -> Flight:
         """`piece` becomes part r of every rank's `whole`; it may lie there already."""

@@ -103,14 +103,9 @@ class RowTable:
 
     def _swap(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> None:
         """Tensor r of `outgoing` becomes rank r's `incoming` of this rank."""
-        mine, others = self._group.rank(), peers_of(self._group)
+        mine = self._group.rank()
         incoming[mine].copy_(outgoing[mine])
-        self._exchange.at_once(
-            "gather",
-            self._group,
-            [(rank, outgoing[rank]) for rank in others],
-            [(rank, incoming[rank]) for rank in reversed(others)],
-        )
+        self._exchange.at_once("gather", self._group, incoming, outgoing)
 
     def give_back(self, gradients: torch.Tensor, passed: _Pass) -> None:
         """Send gradients of fetched rows to who holds them; what arrives here is added when the exchange is flushed."""

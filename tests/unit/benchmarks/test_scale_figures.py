@@ -135,7 +135,9 @@ def test_a_process_that_sleeps_is_seen_to_sleep():
     assert watcher.sent["ticks"].at(end) == 3
 
 
-@pytest.mark.parametrize("arguments", [["--scenes", "medium"], ["--only", "nobody"], ["--rounds", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["--scenes", "medium"], ["--only", "nobody"], ["--rounds", "0"], ["--tokens", "1000"]]
+)
 def test_wrong_arguments_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as refusal:
         scale_model.main(arguments)
