@@ -270,6 +270,10 @@ class SumOverRanks:
         mine = self._group.rank()
         total, share = self._pieces[mine], self._shares[mine]
         wires = self._receive.view(self._ranks, -1)
+        # Rounded like the others': which rank sums a gradient depends on DDP's buckets, and its bits must not.
+        if not self._codec.exact:
+            self._codec.encode(total, share, wires[mine])
+            self._codec.decode(wires[mine], share, total)
         self._codec.add(wires[:mine], wires[mine + 1 :], share, total)
         self._codec.encode(total, share, wires[mine])
         self._flight = self._exchange.all_gather("all_reduce", self._group, self._receive, wires[mine])
