@@ -139,8 +139,8 @@ class ShardEngine:
         self._neighbours.unmap_others()
 
     def _row_table(self, parts: LayerMap, mesh: DeviceMesh) -> RowTable | None:
-        """Of an embedding that is a lookup and nothing else; None where ranks share memory: there the whole is near."""
-        if parts.tied or self._wire is None or not has_plain_lookup(parts.embedding):
+        """Of an embedding that is a lookup and nothing else; None where the whole is near: shared memory, one rank."""
+        if parts.tied or self._wire is None or self._world.size == 1 or not has_plain_lookup(parts.embedding):
             return None
         assert isinstance(parts.embedding, nn.Embedding) and isinstance(self._scatter_sum, ScatterSum)
         return RowTable(
