@@ -31,7 +31,7 @@ from benchmarks.workload import SEQUENCE_LENGTH, Workload
 TOKENS_PER_STEP = 4096
 LEARNING_RATE = 1e-3  # large enough that a few steps move the loss
 MARK = "COREMILL_SCALE_MODEL"
-NEVER = "checkpoint.every=never"  # saving is measured for nobody
+ALIKE = ("parallel.dtype=fp32", "checkpoint.every=never")  # the peers' arithmetic; saving is measured for nobody
 MODULES = {
     "fsdp2": "benchmarks.contenders.fsdp2_stock",
     "ddp": "benchmarks.contenders.trainer_ddp",
@@ -278,7 +278,7 @@ def _coremill(go: Go, fleet: Fleet, out: Path, seed: int, settings: Sequence[str
     run_file = _run_file(go, out, seed, go.tokens_per_step)
     hostfile = out / "hostfile"
     hostfile.write_text("".join(f"{host.name} slots=1\n" for host in fleet.hosts))
-    command = coremill_run.train_command(run_file, (*settings, NEVER))
+    command = coremill_run.train_command(run_file, (*settings, *ALIKE))
     return fleet.hosts[0].command([*command, "--hostfile", str(hostfile), "--ssh", fleet.ssh], peers.ROOT)
 
 
@@ -286,7 +286,7 @@ def _single_host(go: Go, host: FakeHost, out: Path, seed: int, hosts: int) -> li
     """The same rows per rank, nothing to exchange; all hosts at once, so that they share caches and memory likewise."""
     out.mkdir()
     run_file = _run_file(go, out, seed, go.tokens_per_step // hosts)
-    return host.command(coremill_run.train_command(run_file, (*COREMILL["single"], NEVER)), peers.ROOT)
+    return host.command(coremill_run.train_command(run_file, (*COREMILL["single"], *ALIKE)), peers.ROOT)
 
 
 def _run_file(go: Go, out: Path, seed: int, tokens_per_step: int) -> Path:

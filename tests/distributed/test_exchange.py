@@ -87,3 +87,36 @@ def link_here(world: Any) -> float:
 def test_all_ranks_measure_the_same_link() -> None:
     first, second = ranks.run_ranks(link_here, 2)
     assert first == second == 0  # both on one host: nothing goes elsewhere
+
+
+def sums_of_layers(world: Any, room_bytes: int, ahead: int) -> dict[str, Any]:
+    """Rank 0 posts the sums of so many layers before the others begin; then all post the rest."""
+    import torch
+
+    from coremill.parallel import collectives
+    from coremill.parallel.codec import Plain
+    from coremill.parallel.exchange import Exchange, WireMeter
+
+    collectives.ROOM_IN_FLIGHT_BYTES = room_bytes  # type: ignore[misc]
+    exchange = Exchange(WireMeter(), world.flows)
+    scatter_sum = collectives.ScatterSum(exchange, collectives.BufferPool(), Plain(torch.bfloat16))
+    sums = [torch.empty(500) for _ in range(6)]
+    first = ahead if world.rank == 0 else 0
+    for into in sums[:first]:
+        scatter_sum(into, torch.full((1000,), 3.0), world.group)
+    world.sums([0.0])
+    for into in sums[first:]:
+        scatter_sum(into, torch.full((1000,), 3.0), world.group)
+    in_flight = len(scatter_sum._in_flight)
+    scatter_sum.flush()
+    return {"in_flight": in_flight, "right": all(bool((into == 6.0).all()) for into in sums)}
+
+
+def test_a_quick_rank_may_be_layers_ahead_where_there_is_room() -> None:
+    found = ranks.run_ranks(sums_of_layers, 2, room_bytes=2**20, ahead=6)
+    assert [(rank["in_flight"], rank["right"]) for rank in found] == [(6, True), (6, True)]
+
+
+def test_two_layers_are_in_flight_where_there_is_none() -> None:
+    found = ranks.run_ranks(sums_of_layers, 2, room_bytes=0, ahead=2)
+    assert [(rank["in_flight"], rank["right"]) for rank in found] == [(2, True), (2, True)]

@@ -19,17 +19,16 @@ from torch.distributed.fsdp import FSDPModule
 from coremill.parallel.codec import Codec, shares_of
 from coremill.parallel.exchange import Exchange, Flight, peers_of
 from coremill.parallel.heap import Backward
-from coremill.plan.wire import RING_RANKS
-
-# Reductions in flight at once. Each holds a send and a receive buffer of one layer; two keep the wire busy while
-# backward computes the next.
-MAX_IN_FLIGHT = 2
+from coremill.plan.wire import LEAST_IN_FLIGHT, RING_RANKS, ROOM_IN_FLIGHT_BYTES
 
 # An embedding or a head above the first size leaves in pieces of the second, so that its send and receive buffers are
 # those of two pieces: 0.13 instead of 2.1 GB in bf16 for the 525 M parameters of Llama-3's head. All but the last two
 # are waited for: 0.5 s of a step of 90 on 12.5 Gbit/s. Layers leave whole: backward goes on meanwhile.
 WHOLE_UP_TO_NUMEL = 2**26
 PIECE_NUMEL = 2**24
+
+# Below this, another copy costs less than another call.
+LEAST_WIDENED_NUMEL = 2**13
 
 # Newer torch warns, on the user's screen, about the name that older torch knows.
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -95,9 +94,8 @@ class Gather:
     enough to overlap.
     """
 
-    def __init__(self, exchange: Exchange, pool: BufferPool, wire_dtype: torch.dtype | None, *, as_ring: bool) -> None:
+    def __init__(self, exchange: Exchange, wire_dtype: torch.dtype | None, *, as_ring: bool) -> None:
         self._exchange = exchange
-        self._pool = pool
         self._wire_dtype = wire_dtype  # None: as it comes
         # A ring crosses each network card once however many ranks are behind it; straight to all peers, every rank's
         # part would cross it once per rank over there.
@@ -114,15 +112,14 @@ class Gather:
             return Deferred(self._start(output_tensor, input_tensor, group).wait)
 
         # Narrower on the wire: this rank's own part travels rounded too, so that all ranks compute with the same
-        # weights.
-        whole = self._pool.take(output_tensor.numel(), self._wire_dtype)
-        piece = whole.view(group.size(), -1)[group.rank()].copy_(input_tensor)
-        flight = self._start(whole, piece, group)
+        # weights. They arrive in the upper half of where they will be.
+        narrow = output_tensor.view(self._wire_dtype)[output_tensor.numel() :]
+        piece = narrow.view(group.size(), -1)[group.rank()].copy_(input_tensor.to(self._wire_dtype))
+        flight = self._start(narrow, piece, group)
 
         def widen() -> None:
             flight.wait()
-            output_tensor.copy_(whole)
-            self._pool.give(whole)
+            widen_in_place(output_tensor, narrow)
 
         return Deferred(widen)
 
@@ -133,6 +130,17 @@ class Gather:
         return self._exchange.follow("gather", work, (group.size() - 1) * piece.numel() * piece.element_size())
 
 
+def widen_in_place(whole: torch.Tensor, narrow: torch.Tensor) -> None:
+    """Values in half the bytes, in the upper half of `whole`, become all of it: from below, up to what is not read yet.
+
+    A half, then a quarter, and so on; the little that is left is read first."""
+    begin, end = 0, whole.numel()
+    while (count := (end - begin) // 2) >= LEAST_WIDENED_NUMEL:
+        whole[begin : begin + count].copy_(narrow[begin : begin + count])
+        begin += count
+    whole[begin:].copy_(narrow[begin:].clone())
+
+
 class ScatterSum:
     """Reduce-scatter for FSDP2 as all-to-all and a local fp32 sum; results are in place after `flush`."""
 
@@ -140,7 +148,7 @@ class ScatterSum:
         self._exchange = exchange
         self._pool = pool
         self._codec = codec
-        self._in_flight: deque[Callable[[], None]] = deque()
+        self._in_flight: deque[tuple[int, Callable[[], None]]] = deque()  # bytes of its buffers, what ends it
         self._heap = Backward()
         self._is_laid_out = False
         self.look: Callable[[torch.Tensor], None] | None = None  # shown what this rank puts in
@@ -170,15 +178,17 @@ class ScatterSum:
 
     def _start(self, output_tensor: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> None:
         """Send row r of `parts` to rank r; the sum of what arrives ends up in `output_tensor`."""
-        while len(self._in_flight) >= MAX_IN_FLIGHT:
-            self._in_flight.popleft()()
         mine, ranks = group.rank(), group.size()
         runs = [parts.shape[1]]
         length = self._codec.length(runs)
+        as_laid_out = parts.dtype == self._codec.dtype  # then they are sent as they lie
+        buffer_bytes = (ranks - 1) * length * self._codec.dtype.itemsize
+        held_bytes = buffer_bytes + (parts.numel() * parts.element_size() if as_laid_out else buffer_bytes)
+        self._make_room(held_bytes)
         receive = self._pool.take((ranks - 1) * length, self._codec.dtype)
         received = receive.view(ranks - 1, -1)
         send, outgoing = None, list(parts)
-        if parts.dtype != self._codec.dtype:  # else they are sent as they lie
+        if not as_laid_out:
             send = self._pool.take((ranks - 1) * length, self._codec.dtype)
             outgoing = with_own(send.view(ranks - 1, -1), mine, parts[mine])
             for rank in peers_of(group):
@@ -193,16 +203,27 @@ class ScatterSum:
             if send is not None:
                 self._pool.give(send)
 
-        self._in_flight.append(finish)
+        self._in_flight.append((held_bytes, finish))
 
     def follow(self, finish: Callable[[], None]) -> None:
         """A reduction that another has started; `finish` is called in turn."""
-        self._in_flight.append(finish)
+        self._in_flight.append((0, finish))
 
     def flush(self) -> None:
         """Wait for every reduction; afterwards the gradients are whole."""
         while self._in_flight:
-            self._in_flight.popleft()()
+            self._finish_first()
+
+    def _make_room(self, needed_bytes: int) -> None:
+        """Finish the oldest until another may start."""
+        while len(self._in_flight) >= LEAST_IN_FLIGHT:
+            if sum(held for held, _ in self._in_flight) + needed_bytes <= ROOM_IN_FLIGHT_BYTES:
+                return
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        _, finish = self._in_flight.popleft()
+        finish()
 
 
 def with_own(rows: torch.Tensor, mine: int, own: torch.Tensor) -> list[torch.Tensor]:

@@ -20,8 +20,8 @@ from coremill.parallel.exchange import CollectiveUse, WireMeter
 from coremill.plan.types import Choice
 from coremill.world import World
 
-# Of a gradient's norm: one megabyte in double.
-SQUARES_AT_ONCE = 2**17
+# Of a gradient's norm: half a megabyte in double.
+SQUARES_AT_ONCE = 2**16
 
 LossFunction = Callable[[nn.Module], torch.Tensor]
 

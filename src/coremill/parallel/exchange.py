@@ -120,17 +120,22 @@ class Exchange:
         self._move_up()
         return flight
 
-    def at_once(
+    def past_the_line(
         self, kind: Kind, group: dist.ProcessGroup, receive: Sequence[torch.Tensor], send: Sequence[torch.Tensor]
-    ) -> None:
-        """The same past those in line, and back when all of it is there: for little that everything waits for."""
-        post = self._prepare(kind, group, receive, send)
+    ) -> Callable[[], None]:
+        """The same past those in line, for little that much waits for; what is returned waits until it is there."""
         began = time.perf_counter()
-        with PULSE.waiting():
-            for work in post():
-                work.wait()
-        seconds = time.perf_counter() - began
-        self._meter.add(kind, seconds=seconds, exposed=seconds)
+        works = self._prepare(kind, group, receive, send)()
+
+        def wait() -> None:
+            waited_from = time.perf_counter()
+            with PULSE.waiting():
+                for work in works:
+                    work.wait()
+            there = time.perf_counter()
+            self._meter.add(kind, seconds=there - began, exposed=there - waited_from)
+
+        return wait
 
     def _prepare(
         self, kind: Kind, group: dist.ProcessGroup, receive: Sequence[torch.Tensor], send: Sequence[torch.Tensor]

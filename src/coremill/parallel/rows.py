@@ -9,7 +9,7 @@ ever whole on a rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,18 @@ class _Pass:
 
     wanted: list[int]  # how many rows this rank needs of each rank's
     asked: list[torch.Tensor]  # which of its own each rank needs, counted from this rank's first
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Rows on their way here."""
+
+    token_ids: torch.Tensor
+    seen: torch.Tensor  # each of them once, sorted
+    places: torch.Tensor  # where each token is among those
+    rows: torch.Tensor  # whole after `wait`
+    wait: Callable[[], None]
+    passed: _Pass
 
 
 class RowTable:
@@ -64,6 +76,7 @@ class RowTable:
         )
         self.rows: nn.Parameter | None = None  # this rank's, as the optimizer moves them; set before the first step
         self._gradient: torch.Tensor | None = None
+        self._asked: _Asked | None = None  # and not looked up yet
         embedding.weight = self.parameter
         embedding.forward = self._look_up  # type: ignore[method-assign, assignment]
 
@@ -73,39 +86,42 @@ class RowTable:
         gradient, self._gradient = self._gradient, None
         return torch.zeros_like(self.rows) if gradient is None else gradient
 
-    def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
-        seen, places = token_ids.flatten().unique(return_inverse=True)
-        rows: torch.Tensor = _Fetch.apply(self.rows, self, seen)  # type: ignore[no-untyped-call]
-        padding = None
-        if self._padding_id is not None and self._padding_id in seen:
-            padding = int((seen == self._padding_id).nonzero())
-        # In fp32, so that gradients of equal tokens are added up before they are rounded.
-        return F.embedding(places.view_as(token_ids), rows, padding).to(self._compute_dtype)
-
-    def fetch(self, seen: torch.Tensor) -> tuple[torch.Tensor, _Pass]:
-        """The rows of these ids, which are sorted; nothing can be computed before they are there."""
-        rows = self.rows
-        assert rows is not None
-        ranks, width = self._group.size(), rows.shape[1]
+    def ask(self, token_ids: torch.Tensor) -> None:
+        """Ask for the rows of these tokens, which are looked up next; ranks wait here until all have asked."""
+        assert self.rows is not None
+        ranks, held = self._group.size(), self.rows.shape[0]
         count = self._held[-1][1]
+        seen, places = token_ids.flatten().unique(return_inverse=True)
         if seen.numel() and not 0 <= int(seen[0]) <= int(seen[-1]) < count:
             raise IndexError(f"token {int(seen[-1])} or {int(seen[0])} is not among the {count} rows of the table")
         needed = torch.zeros(count, dtype=torch.uint8)
         needed[seen] = 1
         needs = needed.split([end - begin for begin, end in self._held])
-        needed_here = torch.empty(ranks, rows.shape[0], dtype=torch.uint8)
-        self._swap(list(needs), list(needed_here))
+        needed_here = torch.empty(ranks, held, dtype=torch.uint8)
+        self._swap(needs, list(needed_here))()
         wanted = [int(need.sum()) for need in needs]
         asked = [need.nonzero().flatten() for need in needed_here]
-        fetched = torch.empty(len(seen), width, dtype=self._wire_dtype)
-        self._swap([rows[each].to(self._wire_dtype) for each in asked], list(fetched.split(wanted)))
-        return fetched.float(), _Pass(wanted, asked)
+        rows = torch.empty(len(seen), self.rows.shape[1], dtype=self._wire_dtype)
+        wait = self._swap([self.rows.detach()[each].to(self._wire_dtype) for each in asked], rows.split(wanted))
+        self._asked = _Asked(token_ids, seen, places, rows, wait, _Pass(wanted, asked))
 
-    def _swap(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> None:
-        """Tensor r of `outgoing` becomes rank r's `incoming` of this rank."""
+    def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
+        if self._asked is None or self._asked.token_ids is not token_ids:
+            self.ask(token_ids)
+        asked, self._asked = self._asked, None
+        assert asked is not None
+        rows: torch.Tensor = _Fetch.apply(self.rows, self, asked)  # type: ignore[no-untyped-call]
+        padding = None
+        if self._padding_id is not None and self._padding_id in asked.seen:
+            padding = int((asked.seen == self._padding_id).nonzero())
+        # In fp32, so that gradients of equal tokens are added up before they are rounded.
+        return F.embedding(asked.places.view_as(token_ids), rows, padding).to(self._compute_dtype)
+
+    def _swap(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Tensor r of `outgoing` becomes rank r's `incoming` of this rank, once what is returned has waited."""
         mine = self._group.rank()
         incoming[mine].copy_(outgoing[mine])
-        self._exchange.at_once("gather", self._group, incoming, outgoing)
+        return self._exchange.past_the_line("gather", self._group, incoming, outgoing)
 
     def give_back(self, gradients: torch.Tensor, passed: _Pass) -> None:
         """Send gradients of fetched rows to who holds them; what arrives here is added when the exchange is flushed."""
@@ -141,10 +157,10 @@ class _Fetch(torch.autograd.Function):
     """Rows from whoever holds them; their gradients go back there, so that none is left to return."""
 
     @staticmethod
-    def forward(ctx: Any, own_rows: torch.Tensor, table: RowTable, seen: torch.Tensor) -> torch.Tensor:
-        rows, passed = table.fetch(seen)
-        ctx.table, ctx.passed = table, passed
-        return rows
+    def forward(ctx: Any, own_rows: torch.Tensor, table: RowTable, asked: _Asked) -> torch.Tensor:
+        ctx.table, ctx.passed = table, asked.passed
+        asked.wait()
+        return asked.rows.float()
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[None, None, None]:  # type: ignore[override]

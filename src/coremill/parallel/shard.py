@@ -7,7 +7,7 @@ silently unties them. The mesh is explicit: on a machine that also has a GPU, FS
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -26,10 +26,6 @@ from coremill.parallel.rows import RowTable
 from coremill.parallel.same_host import MemoryGather, MemoryScatterSum
 from coremill.plan.types import Choice
 from coremill.world import World
-
-# Groups gathered ahead of the one that computes. Each holds a layer's weights a little longer; where all of them are
-# kept through backward that costs nothing, and a slow wire never stands still between two layers.
-GROUPS_AHEAD_WHERE_KEPT = 3
 
 
 class ShardEngine:
@@ -68,7 +64,7 @@ class ShardEngine:
         if isinstance(neighbours, str):
             self._wire = Exchange(self._meter, world.flows)
             shares_cards = world.nodes > 1 and world.nodes < world.size
-            self._gather = Gather(self._wire, self._pool, weight_wire_dtype, as_ring=shares_cards)
+            self._gather = Gather(self._wire, weight_wire_dtype, as_ring=shares_cards)
             self._scatter_sum = ScatterSum(self._wire, self._pool, gradient_codec)
             self.exchange = Choice("wire", neighbours if world.size > 1 else "one rank: nothing is exchanged")
         else:
@@ -128,8 +124,10 @@ class ShardEngine:
         if self._neighbours is not None:
             # The loss needs most memory besides the last gradient; until then no weights of others are read.
             parts.head.register_forward_pre_hook(self._make_room)
-        # Rows are fetched when the model is called: its first layers' weights are under way meanwhile.
-        first = parts.embedding if self._table is None else model
+        first = parts.embedding
+        if self._table is not None:
+            first = model
+            model.register_forward_pre_hook(self._ask_for_rows, prepend=True, with_kwargs=True)
         self._order_gathers(first, parts.layers, parts.head, tied=parts.tied)
         materialise(model)
         self._model = model
@@ -137,6 +135,12 @@ class ShardEngine:
     def _make_room(self, *_: object) -> None:
         assert self._neighbours is not None
         self._neighbours.unmap_others()
+
+    def _ask_for_rows(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before FSDP2's own hook asks for weights: behind these on the wire, rows would come late."""
+        token_ids = kwargs.get("input_ids", args[0] if args else None)
+        if self._table is not None and isinstance(token_ids, torch.Tensor):
+            self._table.ask(token_ids)
 
     def _row_table(self, parts: LayerMap, mesh: DeviceMesh) -> RowTable | None:
         """Of an embedding that is a lookup and nothing else; None where the whole is near: shared memory, one rank."""
@@ -154,9 +158,12 @@ class ShardEngine:
         )
 
     def _order_gathers(self, first: nn.Module, layers: list[nn.Module], head: nn.Module, *, tied: bool) -> None:
-        """Ask for the next groups' weights before computing with this one's."""
+        """Ask for the next groups' weights before computing with this one's.
+
+        Where all are kept through backward, for all at once, which takes no more memory: the wire never stands still
+        between two layers, and no rank waits because another has not come as far."""
         forward_order = [first, *layers] if tied else [first, *layers, head]
-        ahead = GROUPS_AHEAD_WHERE_KEPT if self._keep_gathered and not self._through_memory else 1
+        ahead = len(forward_order) if self._keep_gathered and not self._through_memory else 1
         for index, module in enumerate(forward_order):
             module.set_modules_to_forward_prefetch(forward_order[index + 1 : index + 1 + ahead])  # type: ignore[operator]
         # A lookup's backward reads no weight; neither does a head whose gradients were made in forward.

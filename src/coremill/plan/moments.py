@@ -16,11 +16,11 @@ from coremill.plan.card import ModelCard
 from coremill.plan.logits import block_rows_for, chunk_rows_for
 from coremill.plan.traffic import fetched_parameters, table_parameters
 from coremill.plan.types import Arrangement
+from coremill.plan.wire import LEAST_IN_FLIGHT, ROOM_IN_FLIGHT_BYTES
 
-# Numbers of parallel/: DDP's buckets, exchanges of them in flight, and reductions in flight under shard.
+# Numbers of parallel/: DDP's buckets, and exchanges of them in flight.
 BUCKET_BYTES = 32 * 2**20
 REPLICATE_EXCHANGES_IN_FLIGHT = 3
-SHARD_REDUCTIONS_IN_FLIGHT = 2
 WHOLE_UP_TO_NUMEL = 2**26  # larger embeddings and heads leave in pieces
 PIECE_NUMEL = 2**24
 SLOTS_IN_TURN = 2  # of memory that ranks of one host share, for each size
@@ -154,11 +154,9 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
     # What others sent; and what is sent to them: the gradients as laid out, or from a place of its own.
     from_others = 1 - 1 / arrangement.world_size
     places = from_others + (1 if _is_sent_as_laid_out(arrangement) else from_others)
-    reductions = arrangement.sent_bytes(layer) * places * min(SHARD_REDUCTIONS_IN_FLIGHT, card.layers)
-    narrow = 0
-    if arrangement.gather_bytes < arrangement.compute_bytes:
-        narrow = arrangement.gather_bytes * layer  # weights rounded for the wire
-    return int((reductions + narrow) * POOL_ROUNDING)
+    reduction = arrangement.sent_bytes(layer) * places
+    in_flight = min(max(LEAST_IN_FLIGHT, int(ROOM_IN_FLIGHT_BYTES // reduction)), card.layers)
+    return int(reduction * in_flight * POOL_ROUNDING)
 
 
 def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[Moment]:
@@ -244,7 +242,7 @@ def _leaving(parameters: int, layer: int, arrangement: Arrangement) -> int:
     if arrangement.through_memory:
         return arrangement.compute_bytes * parameters if parameters > layer else 0
     whole = parameters <= max(layer, WHOLE_UP_TO_NUMEL)
-    sent = arrangement.sent_bytes(parameters if whole else SHARD_REDUCTIONS_IN_FLIGHT * PIECE_NUMEL)
+    sent = arrangement.sent_bytes(parameters if whole else LEAST_IN_FLIGHT * PIECE_NUMEL)
     from_others = sent * (arrangement.world_size - 1) // arrangement.world_size
     if _is_sent_as_laid_out(arrangement):
         return arrangement.sent_bytes(parameters) + from_others

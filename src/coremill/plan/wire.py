@@ -15,6 +15,12 @@ _SCALE_BYTES = 4
 # checkpoint would differ in the last bit from one never stopped.
 RING_RANKS = 2
 
+# Reductions of sharded gradients in flight at once, each with a send and a receive buffer of one layer. Two keep the
+# wire busy while backward computes the next; where layers are small as many as have room, so that a rank which is
+# quicker just now need not wait for the others at every layer.
+LEAST_IN_FLIGHT = 2
+ROOM_IN_FLIGHT_BYTES = 2**26
+
 
 def gradient_form(wire_dtype: str, dtype: str) -> GradientForm:
     """Exact, bf16, or roots: also 16 bits, but finer, for arithmetic that is itself finer than bf16."""
