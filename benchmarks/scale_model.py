@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
         folder=folder,
         cache=cache,
         work=work,
-        packed=_pack(folder, cache, work),
+        packed=pack(folder, cache, work),
         tokens_per_step=arguments.tokens,
         timed_steps=arguments.steps,
         timeout_seconds=arguments.timeout,
@@ -195,9 +195,9 @@ def _run_contender(go: Go, scene: Scene, fleet: Fleet, key: str, round_number: i
     out.mkdir()
     seed = peers.SEED + round_number
     if key == "single":
-        commands = [_single_host(go, host, out / host.name, seed, scene.hosts) for host in fleet.hosts]
+        commands = [single_host(go, host, out / host.name, seed, scene.hosts) for host in fleet.hosts]
     elif key in COREMILL:
-        commands = [_coremill(go, fleet, out, seed, COREMILL[key])]
+        commands = [coremill_hosts(go, fleet, out, seed, COREMILL[key])]
     else:
         rows = out / "rows.npy"
         _write_rows(go, rows, seed)
@@ -231,16 +231,20 @@ def _run_contender(go: Go, scene: Scene, fleet: Fleet, key: str, round_number: i
         raise peers.ContenderFailed(f"left no usable record ({error!r}); see {out}") from error
 
 
+def together(commands: Sequence[list[str]], out: Path) -> str:
+    """A shell program that runs all commands at once, with a log each, and fails where one does."""
+    lines = [
+        f'{shlex.join(command)} >{out}/log-{index}.txt 2>&1 & pids="$pids $!"' for index, command in enumerate(commands)
+    ]
+    return "\n".join([*lines, "code=0; for pid in $pids; do wait $pid || code=$?; done; exit $code"])
+
+
 def _run_together(
     commands: Sequence[list[str]], environment: dict[str, str], out: Path, timeout_seconds: float
 ) -> None:
     """All commands at once, under one shell whose whole tree is ended if it takes too long."""
-    lines = [
-        f'{shlex.join(command)} >{out}/log-{index}.txt 2>&1 & pids="$pids $!"' for index, command in enumerate(commands)
-    ]
-    program = "\n".join([*lines, "code=0; for pid in $pids; do wait $pid || code=$?; done; exit $code"])
     finished = processes.run_tree(
-        ["bash", "-c", program],
+        ["bash", "-c", together(commands, out)],
         environment=environment,
         folder=peers.ROOT,
         log=out / "log.txt",
@@ -273,7 +277,7 @@ def _torchrun(go: Go, fleet: Fleet, out: Path, rows: Path, module: str) -> list[
     ]
 
 
-def _coremill(go: Go, fleet: Fleet, out: Path, seed: int, settings: Sequence[str]) -> list[str]:
+def coremill_hosts(go: Go, fleet: Fleet, out: Path, seed: int, settings: Sequence[str]) -> list[str]:
     """`coremill train --hostfile` on the first host: it finds cores, threads, interface and link by itself."""
     run_file = _run_file(go, out, seed, go.tokens_per_step)
     hostfile = out / "hostfile"
@@ -282,7 +286,7 @@ def _coremill(go: Go, fleet: Fleet, out: Path, seed: int, settings: Sequence[str
     return fleet.hosts[0].command([*command, "--hostfile", str(hostfile), "--ssh", fleet.ssh], peers.ROOT)
 
 
-def _single_host(go: Go, host: FakeHost, out: Path, seed: int, hosts: int) -> list[str]:
+def single_host(go: Go, host: FakeHost, out: Path, seed: int, hosts: int) -> list[str]:
     """The same rows per rank, nothing to exchange; all hosts at once, so that they share caches and memory likewise."""
     out.mkdir()
     run_file = _run_file(go, out, seed, go.tokens_per_step // hosts)
@@ -304,7 +308,7 @@ def _run_file(go: Go, out: Path, seed: int, tokens_per_step: int) -> Path:
     return run_file
 
 
-def _pack(folder: Path, cache: Path, work: Workload) -> Path:
+def pack(folder: Path, cache: Path, work: Workload) -> Path:
     """Have coremill tokenise and pack the documents, as it does before training; where it put them."""
     out = folder / "packing"
     out.mkdir()

@@ -97,7 +97,7 @@ def sums_of_layers(world: Any, room_bytes: int, ahead: int) -> dict[str, Any]:
     from coremill.parallel.codec import Plain
     from coremill.parallel.exchange import Exchange, WireMeter
 
-    collectives.ROOM_IN_FLIGHT_BYTES = room_bytes  # type: ignore[misc]
+    before, collectives.ROOM_IN_FLIGHT_BYTES = collectives.ROOM_IN_FLIGHT_BYTES, room_bytes  # type: ignore[misc]
     exchange = Exchange(WireMeter(), world.flows)
     scatter_sum = collectives.ScatterSum(exchange, collectives.BufferPool(), Plain(torch.bfloat16))
     sums = [torch.empty(500) for _ in range(6)]
@@ -109,6 +109,7 @@ def sums_of_layers(world: Any, room_bytes: int, ahead: int) -> dict[str, Any]:
         scatter_sum(into, torch.full((1000,), 3.0), world.group)
     in_flight = len(scatter_sum._in_flight)
     scatter_sum.flush()
+    collectives.ROOM_IN_FLIGHT_BYTES = before  # type: ignore[misc]
     return {"in_flight": in_flight, "right": all(bool((into == 6.0).all()) for into in sums)}
 
 

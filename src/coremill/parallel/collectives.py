@@ -211,6 +211,7 @@ class ScatterSum:
 
     def flush(self) -> None:
         """Wait for every reduction; afterwards the gradients are whole."""
+        self._heap.ended()
         while self._in_flight:
             self._finish_first()
 

@@ -38,6 +38,11 @@ class Backward:
             give_back_freed(self._since_bytes)
             self._since_bytes = 0
 
+    def ended(self) -> None:
+        """Backward is through. A model whose gradients never come to that much keeps its heap, huge pages and all: what
+        is given back in between them leaves small pages behind."""
+        self._since_bytes = 0
+
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:

@@ -163,6 +163,7 @@ class MemoryScatterSum(_Timed):
 
     def flush(self) -> None:
         """Sum what is left; afterwards the gradients are whole."""
+        self._heap.ended()
         while self._unsummed:
             self._unsummed.popleft()()
 

@@ -61,3 +61,13 @@ def test_a_large_gradient_is_always_worth_it(monkeypatch: pytest.MonkeyPatch) ->
     for nbytes in (large - 1, large - 1, large, large - 1):
         backward.lays_out(nbytes)
     assert asked == [3 * large - 2]  # before the large one, though less than `every_bytes` was laid out
+
+
+def test_a_small_model_never_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(heap, "give_back_freed", asked.append)
+    backward = heap.Backward(every_bytes=100)
+    for _ in range(10):  # steps
+        backward.lays_out(60)
+        backward.ended()
+    assert asked == []
