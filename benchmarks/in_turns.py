@@ -1,8 +1,8 @@
 """What exchanging costs, told on a machine whose speed wavers: `python -m benchmarks.in_turns [--seconds N]`.
 
-Two hosts at 1 Gbit/s as in the scale model. coremill on single hosts, `shard` and `replicate` all run at the same time,
-but take turns of a few seconds: who has no turn is stopped (SIGSTOP), processes of its launcher included. What slows
-the machine down for longer than a turn then slows all of them down, and ratios say what an exchange costs.
+Two hosts as in the scale model, at 1 Gbit/s. coremill on single hosts, `shard` and `replicate` all run at once, but
+take turns of a few seconds: who has no turn is stopped (SIGSTOP), processes of its launcher included. What slows the
+machine down for longer than a turn then slows all of them down, and ratios say what an exchange costs.
 
 Where the difference goes is told by the kernel's own count (`schedstat`), which standing still does not touch: seconds
 that a rank's compute thread ran, was kept from its processor by other threads, and slept, a step. One part is nobody's
@@ -34,6 +34,7 @@ from tests.hosts.namespaces import fake_hosts, why_not
 from benchmarks import peers, results, scale_model
 
 CONTENDERS = ("single", "bf16", "replicate")
+HOSTS = 2
 ENDLESS_STEPS = 100_000
 START_SECONDS = 180.0
 MARK = "COREMILL_IN_TURNS"
@@ -112,6 +113,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=300, help="of turns, after all have started (default 300)")
     parser.add_argument("--turn", type=float, default=3.0, help="seconds of a turn (default 3)")
+    parser.add_argument("--cores", type=int, default=1, help="of a host (default 1)")
+    parser.add_argument("--gigabits", type=float, default=1.0, help="a second of a host's link (default 1)")
     parser.add_argument("--only", default=",".join(CONTENDERS), help="who takes turns (default all)")
     parser.add_argument("--json", type=Path, help="write all figures to this file too")
     parser.add_argument("--folder", type=Path, default=peers.ROOT / "runs" / "peers", help="workload, caches, logs")
@@ -133,13 +136,14 @@ def main(argv: list[str] | None = None) -> int:
         timed_steps=ENDLESS_STEPS,
         timeout_seconds=0,
     )
-    scene = scale_model.SCENES["fast"]
-    cpus = sorted(os.sched_getaffinity(0))
+    ours = [str(cpu) for cpu in sorted(os.sched_getaffinity(0))]
+    hosts = [",".join(ours[host * arguments.cores :][: arguments.cores]) for host in range(HOSTS)]
+    if len(ours) < HOSTS * arguments.cores:
+        raise SystemExit(f"{HOSTS} hosts of {arguments.cores} cores need more than the {len(ours)} there are")
     contenders: list[Contender] = []
     with tempfile.TemporaryDirectory(prefix="coremill-hosts-") as hosts_folder:
-        with fake_hosts(
-            scene.hosts, Path(hosts_folder), link_bits_per_second=scene.bits_per_second, cpus=cpus
-        ) as fleet:
+        rate = 1e9 * arguments.gigabits
+        with fake_hosts(HOSTS, Path(hosts_folder), link_bits_per_second=rate, cpus=hosts) as fleet:
             try:
                 for key in arguments.only.split(","):
                     contenders.append(_start(go, fleet, key))
@@ -247,7 +251,7 @@ def _tell(contenders: Sequence[Contender], arguments: argparse.Namespace, tokens
             for quarter in quarters
             if quarter
         ]
-        name = f"tokens/s at 1 Gbit/s, {key} on 2 hosts / single hosts, by quarters of the time"
+        name = f"tokens/s at {arguments.gigabits:g} Gbit/s, {key} on 2 hosts / single hosts, by quarters of the time"
         found_ratios.append(results.Ratio(name=name, per_round=tuple(each), target=">= 0.95"))
     print("\n" + results.ratio_table(found_ratios))
     if slower:

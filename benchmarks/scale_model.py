@@ -165,7 +165,7 @@ def _run_scene(
     failures: list[str],
 ) -> None:
     """Add each contender's figures, round after round, to `found`."""
-    cpus = sorted(os.sched_getaffinity(0))
+    cpus = [str(cpu) for cpu in sorted(os.sched_getaffinity(0))]
     with tempfile.TemporaryDirectory(prefix="coremill-hosts-") as hosts_folder:
         with fake_hosts(
             scene.hosts, Path(hosts_folder), link_bits_per_second=scene.bits_per_second, cpus=cpus

@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = cache / time.strftime("wire-loss-%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
     found: list[Outcome] = []
-    cpus = sorted(os.sched_getaffinity(0))
+    cpus = [str(cpu) for cpu in sorted(os.sched_getaffinity(0))]
     with tempfile.TemporaryDirectory(prefix="coremill-hosts-") as hosts_folder:
         with fake_hosts(HOSTS, Path(hosts_folder), cpus=cpus) as fleet:
 

@@ -33,6 +33,7 @@ from coremill.launch.meeting import (
 )
 from coremill.launch.pulse import PULSE
 from coremill.launch.sockets import close_sockets_since, flows_of, interface_for_flows, interface_towards, open_sockets
+from coremill.launch.wire_threads import let_compute_finish
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -296,6 +297,8 @@ def _meet(identity: RankIdentity, timeout_seconds: float) -> World:
     store, roster = _meet_at_a_fresh_store(identity, deadline)
     with peer_errors():
         dist.init_process_group("gloo", store=store, rank=identity.rank, world_size=identity.size, timeout=timeout)
+    if os.environ.get("COREMILL_TRY") != "off":
+        let_compute_finish()
     nodes = nodes_of(roster)
     PULSE.enter("other")
     return World(

@@ -250,3 +250,16 @@ def test_the_others_hear_why_before_rank_0_leaves(turn: int) -> None:
         run_ranks(fail_and_leave, 3)
     assert (caught.value.rank, caught.value.kind) == (0, "ZeroDivisionError")
     assert "rank 1: PeerFailed, rank 2: PeerFailed" in str(caught.value)
+
+
+def policies_of_gloo(world: World) -> list[int]:
+    """The scheduling policy of each of gloo's threads, after an exchange."""
+    world.sums([1.0])
+    tasks = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text().startswith("gloo")]
+    return [os.sched_getscheduler(int(task.name)) for task in tasks]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has batch threads")
+def test_gloos_threads_let_compute_threads_finish() -> None:
+    for policies in run_ranks(policies_of_gloo, 2):
+        assert policies and set(policies) == {os.SCHED_BATCH}

@@ -33,12 +33,12 @@ class FakeHost:
     namespace: str
     sshd_pid: int
     link: str  # this machine's end of the host's link
-    cpu: int | None = None  # the one it may use; None: all
+    cpus: str | None = None  # those it may use, as taskset writes them; None: all
 
     def command(self, argv: list[str], folder: Path = Path("/")) -> list[str]:
         """Argv that runs inside this host: its network, its name, its hosts file, its processor."""
         inside = ["nsenter", "--target", str(self.sshd_pid), "--net", "--uts", "--mount"]
-        return [*inside, "--", *_on_cpu(self.cpu), "env", "-C", str(folder), *argv]
+        return [*inside, "--", *_on(self.cpus), "env", "-C", str(folder), *argv]
 
     @property
     def sent_bytes(self) -> int:
@@ -124,11 +124,12 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def fake_hosts(
-    count: int, folder: Path, *, link_bits_per_second: float | None = None, cpus: Sequence[int] = ()
+    count: int, folder: Path, *, link_bits_per_second: float | None = None, cpus: Sequence[str] = ()
 ) -> Iterator[Fleet]:
     """Hosts node1, node2, ... for the time of the block; nothing of them is left afterwards.
 
-    Links have the given rate each way; hosts get one of `cpus` each, in turn.
+    Links have the given rate each way; hosts get one each of `cpus`, in turn: a processor, or several as taskset writes
+    them.
     """
     mark = str(os.getpid())
     bridge = f"cm{mark}"
@@ -157,11 +158,11 @@ def fake_hosts(
             etc.mkdir(parents=True)
             undo.callback(shutil.rmtree, etc, ignore_errors=True)
             (etc / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
-            cpu = cpus[(index - 1) % len(cpus)] if cpus else None
-            process = _start_sshd(namespace, f"node{index}", folder, cpu)
+            mine = cpus[(index - 1) % len(cpus)] if cpus else None
+            process = _start_sshd(namespace, f"node{index}", folder, mine)
             undo.callback(_end, process)
             address, link = f"{SUBNET}.{index}", f"cm{mark}-{index}"
-            hosts.append(FakeHost(f"node{index}", address, namespace, process.pid, link, cpu))
+            hosts.append(FakeHost(f"node{index}", address, namespace, process.pid, link, mine))
         fleet = Fleet(tuple(hosts), folder)
         for host in hosts:
             _wait_for_sshd(fleet, host)
@@ -183,8 +184,8 @@ def _shape(*words: str, rate: float) -> None:
         raise RuntimeError(f"tc {' '.join([*words, *shape])}: {done.stderr.strip()}")
 
 
-def _on_cpu(cpu: int | None) -> list[str]:
-    return [] if cpu is None else ["taskset", "--cpu-list", str(cpu)]
+def _on(cpus: str | None) -> list[str]:
+    return [] if cpus is None else ["taskset", "--cpu-list", cpus]
 
 
 def _write_ssh_files(folder: Path, count: int) -> None:
@@ -202,12 +203,12 @@ def _write_ssh_files(folder: Path, count: int) -> None:
     )
 
 
-def _start_sshd(namespace: str, hostname: str, folder: Path, cpu: int | None) -> subprocess.Popen[bytes]:
+def _start_sshd(namespace: str, hostname: str, folder: Path, cpus: str | None) -> subprocess.Popen[bytes]:
     Path("/run/sshd").mkdir(exist_ok=True)  # sshd insists
     # exec all the way: the process we hold is sshd itself, inside the namespaces.
     program = f"hostname {hostname} && exec {SSHD} -D -e -f {folder}/sshd_config"
     return subprocess.Popen(
-        [*_on_cpu(cpu), "ip", "netns", "exec", namespace, "unshare", "--uts", "sh", "-c", program],
+        [*_on(cpus), "ip", "netns", "exec", namespace, "unshare", "--uts", "sh", "-c", program],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=(folder / f"sshd-{hostname}.log").open("wb"),
