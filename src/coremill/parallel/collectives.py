@@ -28,7 +28,7 @@ WHOLE_UP_TO_NUMEL = 2**26
 PIECE_NUMEL = 2**24
 
 # Below this, another copy costs less than another call.
-LEAST_WIDENED_NUMEL = 2**13
+LEAST_MOVED_NUMEL = 2**13
 
 # Newer torch warns, on the user's screen, about the name that older torch knows.
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -114,7 +114,8 @@ class Gather:
         # Narrower on the wire: this rank's own part travels rounded too, so that all ranks compute with the same
         # weights. They arrive in the upper half of where they will be.
         narrow = output_tensor.view(self._wire_dtype)[output_tensor.numel() :]
-        piece = narrow.view(group.size(), -1)[group.rank()].copy_(input_tensor.to(self._wire_dtype))
+        piece = narrow.view(group.size(), -1)[group.rank()]
+        narrow_in_place(input_tensor, piece)
         flight = self._start(narrow, piece, group)
 
         def widen() -> None:
@@ -130,12 +131,27 @@ class Gather:
         return self._exchange.follow("gather", work, (group.size() - 1) * piece.numel() * piece.element_size())
 
 
+def narrow_in_place(values: torch.Tensor, piece: torch.Tensor) -> None:
+    """Write values in half their bytes to a place above them that they may reach into: from above, down to what is not
+    read yet."""
+    gap = (piece.data_ptr() - values.data_ptr()) // piece.element_size()
+    end = values.numel()
+    if gap < 2 * end:
+        begin = max(0, end - LEAST_MOVED_NUMEL)
+        piece[begin:].copy_(values[begin:].clone())
+        end = begin
+    while end:
+        begin = max(0, 2 * end - gap)
+        piece[begin:end].copy_(values[begin:end])
+        end = begin
+
+
 def widen_in_place(whole: torch.Tensor, narrow: torch.Tensor) -> None:
     """Values in half the bytes, in the upper half of `whole`, become all of it: from below, up to what is not read yet.
 
     A half, then a quarter, and so on; the little that is left is read first."""
     begin, end = 0, whole.numel()
-    while (count := (end - begin) // 2) >= LEAST_WIDENED_NUMEL:
+    while (count := (end - begin) // 2) >= LEAST_MOVED_NUMEL:
         whole[begin : begin + count].copy_(narrow[begin : begin + count])
         begin += count
     whole[begin:].copy_(narrow[begin:].clone())
