@@ -322,7 +322,12 @@ def pack(folder: Path, cache: Path, work: Workload) -> Path:
         timeout_seconds=600,
     )
     manifests = sorted((cache / "coremill" / "data").glob("*/manifest.json"), key=lambda path: path.stat().st_mtime)
-    found = [path for path in manifests if json.loads(path.read_text())["source"] == str(work.documents_file.resolve())]
+    asked = (str(work.documents_file.resolve()), SEQUENCE_LENGTH)
+    found = [
+        path
+        for path in manifests
+        if (told := json.loads(path.read_text())) and (told["source"], told["sequence_length"]) == asked
+    ]
     if finished.returncode != 0 or not found:
         raise SystemExit(f"coremill did not pack the rows; see {finished.log}")
     return found[-1].parent
