@@ -115,6 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--turn", type=float, default=3.0, help="seconds of a turn (default 3)")
     parser.add_argument("--cores", type=int, default=1, help="of a host (default 1)")
     parser.add_argument("--gigabits", type=float, default=1.0, help="a second of a host's link (default 1)")
+    parser.add_argument("--tokens", type=int, default=scale_model.TOKENS_PER_STEP, help="a step, of both hosts")
     parser.add_argument("--only", default=",".join(CONTENDERS), help="who takes turns (default all)")
     parser.add_argument("--json", type=Path, help="write all figures to this file too")
     parser.add_argument("--folder", type=Path, default=peers.ROOT / "runs" / "peers", help="workload, caches, logs")
@@ -132,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
         cache=cache,
         work=work,
         packed=scale_model.pack(folder, cache, work),
-        tokens_per_step=scale_model.TOKENS_PER_STEP,
+        tokens_per_step=arguments.tokens,
         timed_steps=ENDLESS_STEPS,
         timeout_seconds=0,
     )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("psutil")
-
-from benchmarks.in_turns import active_seconds, steps_done  # noqa: E402
+from benchmarks.in_turns import active_seconds, steps_done
 
 TURNS = [(0.0, 3.0), (6.0, 9.0), (12.0, 15.0)]
 
