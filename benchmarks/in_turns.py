@@ -29,9 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.hosts.namespaces import fake_hosts, why_not
+from tests.hosts.namespaces import fake_hosts
 
 from benchmarks import peers, results, scale_model
+from benchmarks.workload import SEQUENCE_LENGTH
 
 CONTENDERS = ("single", "bf16", "replicate")
 HOSTS = 2
@@ -62,12 +63,6 @@ class Contender:
                     found.append(int(folder.name))
         return found
 
-    def signal(self, pids: Sequence[int], number: int) -> None:
-        """To all of them."""
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
     def events(self) -> list[list[dict[str, Any]]]:
         """What each of its two ranks has written down."""
         ranks: list[list[dict[str, Any]]] = []
@@ -90,6 +85,13 @@ class Contender:
             ran, waited, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
             reading.append((int(ran) / 1e9, int(waited) / 1e9))
         self.awake.append(reading)
+
+
+def send(number: int, pids: Sequence[int]) -> None:
+    """A signal to all that still live."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def active_seconds(turns: Sequence[Turn], begin: float, end: float) -> float:
@@ -120,13 +122,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write all figures to this file too")
     parser.add_argument("--folder", type=Path, default=peers.ROOT / "runs" / "peers", help="workload, caches, logs")
     arguments = parser.parse_args(argv)
-    reason = why_not()
-    if reason is not None:
-        raise SystemExit(f"no hosts can be made here: {reason}")
-    signal.signal(signal.SIGTERM, peers.interrupt)
+    keys = arguments.only.split(",")
+    if not set(keys) <= set(CONTENDERS):
+        parser.error(f"--only takes some of {', '.join(CONTENDERS)}")
+    if arguments.tokens < HOSTS * SEQUENCE_LENGTH or arguments.tokens % (HOSTS * SEQUENCE_LENGTH):
+        parser.error(f"--tokens takes multiples of {HOSTS * SEQUENCE_LENGTH}: whole rows for each host")
+    ours = [str(cpu) for cpu in sorted(os.sched_getaffinity(0))]
+    if not 1 <= arguments.cores <= len(ours) // HOSTS:
+        parser.error(f"--cores: there are {len(ours)} for {HOSTS} hosts")
+    hosts = [",".join(ours[host * arguments.cores :][: arguments.cores]) for host in range(HOSTS)]
     cache = arguments.folder.resolve()
-    folder = cache / time.strftime("in-turns-%Y%m%d-%H%M%S")
-    folder.mkdir(parents=True)
+    folder = scale_model.begin(cache, "in-turns")
     work = peers.prepare_workload(cache, folder / "workload.log", "13M")
     go = scale_model.Go(
         folder=folder,
@@ -137,19 +143,15 @@ def main(argv: list[str] | None = None) -> int:
         timed_steps=ENDLESS_STEPS,
         timeout_seconds=0,
     )
-    ours = [str(cpu) for cpu in sorted(os.sched_getaffinity(0))]
-    hosts = [",".join(ours[host * arguments.cores :][: arguments.cores]) for host in range(HOSTS)]
-    if len(ours) < HOSTS * arguments.cores:
-        raise SystemExit(f"{HOSTS} hosts of {arguments.cores} cores need more than the {len(ours)} there are")
     contenders: list[Contender] = []
     with tempfile.TemporaryDirectory(prefix="coremill-hosts-") as hosts_folder:
         rate = 1e9 * arguments.gigabits
         with fake_hosts(HOSTS, Path(hosts_folder), link_bits_per_second=rate, cpus=hosts) as fleet:
             try:
-                for key in arguments.only.split(","):
+                for key in keys:
                     contenders.append(_start(go, fleet, key))
                     _wait_for_steps(contenders[-1])
-                    contenders[-1].signal(contenders[-1].pids(), signal.SIGSTOP)
+                    send(signal.SIGSTOP, contenders[-1].pids())
                 _take_turns(contenders, arguments.seconds, arguments.turn)
             finally:
                 for contender in contenders:
@@ -196,9 +198,9 @@ def _take_turns(contenders: Sequence[Contender], seconds: float, turn_seconds: f
     while time.monotonic() < ends_at:
         for contender in contenders:
             began = time.time()
-            contender.signal(pids[contender.key], signal.SIGCONT)
+            send(signal.SIGCONT, pids[contender.key])
             time.sleep(turn_seconds)
-            contender.signal(pids[contender.key], signal.SIGSTOP)
+            send(signal.SIGSTOP, pids[contender.key])
             contender.turns.append((began, time.time()))
     for contender in contenders:
         contender.read_clocks()
@@ -208,8 +210,8 @@ def _end(contender: Contender) -> None:
     """Ask, then make sure."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         pids = contender.pids()
-        contender.signal(pids, number)
-        contender.signal(pids, signal.SIGCONT)
+        send(number, pids)
+        send(signal.SIGCONT, pids)
         deadline = time.monotonic() + 20
         while contender.pids() and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -262,7 +264,7 @@ def _tell(contenders: Sequence[Contender], arguments: argparse.Namespace, tokens
     if arguments.json:
         document = {"tokens_per_second_by_turn": rates, "slower_of_two_by_turn": slower}
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    return 0 if all(key in rates for key in arguments.only.split(",")) else 1
+    return 0 if len(rates) == len(contenders) else 1
 
 
 if __name__ == "__main__":

@@ -103,13 +103,8 @@ class Go:
 def main(argv: list[str] | None = None) -> int:
     """Run all rounds of all scenes; 1 where a contender failed, else 0, whatever the figures are."""
     arguments = _parse(argv)
-    reason = why_not()
-    if reason is not None:
-        raise SystemExit(f"no hosts can be made here: {reason}")
-    signal.signal(signal.SIGTERM, peers.interrupt)
     cache = arguments.folder.resolve()
-    folder = cache / time.strftime("scale-model-%Y%m%d-%H%M%S")
-    folder.mkdir(parents=True)
+    folder = begin(cache, "scale-model")
     print("preparing the workload (once per Python version)", flush=True)
     work = peers.prepare_workload(cache, folder / "workload.log", "13M")
     go = Go(
@@ -154,6 +149,17 @@ def main(argv: list[str] | None = None) -> int:
     for target in filter(None, (folder / "scale-model.json", arguments.json)):
         target.write_text(json.dumps(document, indent=1) + "\n")
     return 1 if failures else 0
+
+
+def begin(cache: Path, name: str) -> Path:
+    """Make sure that there can be hosts; a new folder for this go."""
+    reason = why_not()
+    if reason is not None:
+        raise SystemExit(f"no hosts can be made here: {reason}")
+    signal.signal(signal.SIGTERM, peers.interrupt)
+    folder = cache / time.strftime(f"{name}-%Y%m%d-%H%M%S")
+    folder.mkdir(parents=True)
+    return folder
 
 
 def _run_scene(

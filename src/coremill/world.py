@@ -297,8 +297,7 @@ def _meet(identity: RankIdentity, timeout_seconds: float) -> World:
     store, roster = _meet_at_a_fresh_store(identity, deadline)
     with peer_errors():
         dist.init_process_group("gloo", store=store, rank=identity.rank, world_size=identity.size, timeout=timeout)
-    if os.environ.get("COREMILL_TRY") != "off":
-        let_compute_finish()
+    let_compute_finish()
     nodes = nodes_of(roster)
     PULSE.enter("other")
     return World(
