@@ -7,6 +7,9 @@ The shape of Llama-3.2-1B with random weights, rows of 512, 4096 tokens a step, 
   zero3   HF Trainer with DeepSpeed ZeRO-3 on four ranks (needs deepspeed)
   save    coremill's four ranks again with a checkpoint in the middle: what saving costs the training loop
 
+With `--in-turns SECONDS`, `ranks` and `one` run at once instead and take turns for so long (`benchmarks/turns.py`): on
+a machine whose speed wavers by more than they differ.
+
 Wants 16 cores and 100 GB of memory; in bf16 where the CPU has units for it. Prints tokens per second, peak memory of
 the largest rank, ratios, and the cost of a save as a share of ten minutes; asserts nothing.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import signal
 import statistics
 import sys
@@ -24,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import coremill_run, peers, processes, results
+from benchmarks import coremill_run, peers, processes, results, turns
 from benchmarks.plan_cases import B1, M30, Case
 
 FOLDER = peers.ROOT / "runs" / "billion"
@@ -85,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         timeout_seconds=options.timeout,
     )
     print(f"{machine}, {cores} cores, {dtype}, {options.shape} parameters; logs in {folder}", flush=True)
+    if options.in_turns:
+        return _take_turns(session, options)
     found: list[Found] = []
     failures: list[str] = []
     try:
@@ -106,9 +112,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def _coremill(session: Session, name: str, number: int, *, ranks: int, steps: int, every: str = "never") -> Path:
-    """The run folder of a coremill run that ended well."""
-    out = session.folder / f"{number}-{name}"
+def _take_turns(session: Session, options: argparse.Namespace) -> int:
+    contenders: list[turns.Contender] = []
+    try:
+        for name, ranks in (("ranks", session.ranks), ("one", 1)):
+            out = session.folder / name
+            run_file = _run_file(session, out, name, ranks=ranks, steps=turns.ENDLESS_STEPS)
+            program = f"exec {shlex.join(coremill_run.train_command(run_file))} >{shlex.quote(f'{out}.log')} 2>&1"
+            contenders.append(turns.start(name, program, out, ranks=ranks, cache=session.cache))
+        turns.take_turns(contenders, options.in_turns, options.turn)
+    finally:
+        for contender in contenders:
+            turns.end(contender)
+    rates = {contender.name: contender.tokens_per_second_by_turn(TOKENS_PER_STEP) for contender in contenders}
+    print(f"\nturns of {options.turn:g} s; by step and rank, seconds of the compute thread:\n")
+    print(turns.table(contenders, rates, TOKENS_PER_STEP))
+    ratio = turns.ratio(f"tokens/s, {session.ranks} ranks / one process", rates["ranks"], rates["one"], ">= 0.95")
+    print("\n" + results.ratio_table([ratio]))
+    if options.json:
+        document = {"tokens_per_second_by_turn": rates, "ratio": asdict(ratio)}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0 if all(rates.values()) else 1
+
+
+def _run_file(session: Session, out: Path, name: str, *, ranks: int, steps: int, every: str = "never") -> Path:
+    """What coremill is to run, its folder `out`."""
     case = Case(
         name=name,
         shape=SHAPES[session.shape],
@@ -122,6 +150,13 @@ def _coremill(session: Session, name: str, number: int, *, ranks: int, steps: in
     document["checkpoint"] = {"every": every}
     run_file = out.with_suffix(".yaml")
     run_file.write_text(json.dumps(document, indent=1))
+    return run_file
+
+
+def _coremill(session: Session, name: str, number: int, *, ranks: int, steps: int, every: str = "never") -> Path:
+    """The run folder of a coremill run that ended well."""
+    out = session.folder / f"{number}-{name}"
+    run_file = _run_file(session, out, name, ranks=ranks, steps=steps, every=every)
     _run(session, coremill_run.train_command(run_file), out.with_suffix(".log"), {})
     return out
 
@@ -268,6 +303,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=3, help="timed ones; the first is not")
     parser.add_argument("--timeout", type=float, default=600, help="seconds one contender may take")
+    parser.add_argument("--in-turns", type=float, metavar="SECONDS", help="`ranks` and `one` take turns for so long")
+    parser.add_argument("--turn", type=float, default=15.0, help="seconds of a turn (default 15)")
     parser.add_argument("--json", type=Path, help="write all figures to this file too")
     options = parser.parse_args(argv)
     options.only = [name for name in options.only.split(",") if name]

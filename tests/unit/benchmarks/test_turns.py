@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from pathlib import Path
+
 import pytest
-from benchmarks.in_turns import active_seconds, steps_done
+from benchmarks.turns import Contender, active_seconds, steps_done
 
 TURNS = [(0.0, 3.0), (6.0, 9.0), (12.0, 15.0)]
 
@@ -21,3 +25,15 @@ def test_a_step_under_way_counts_by_the_share_of_its_turns() -> None:
     assert steps_done(ends, TURNS, 5.0) == pytest.approx(1 + 2 / 3)  # it stood still
     assert steps_done(ends, TURNS, 8.0) == pytest.approx(2 + 1 / 3)
     assert steps_done(ends, TURNS, 99.0) == 3.0
+
+
+def test_steps_that_end_after_the_last_turn_do_not_count(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as leader:
+        contender = Contender("one", tmp_path, 1, "mark", leader, turns=list(TURNS))
+    (tmp_path / "events").mkdir()
+    # Two steps a turn; asked to end at 20, it did one more in time that was nobody's turn.
+    ends = [1.5, 3.0, 7.5, 9.0, 13.5, 14.9, 20.0]
+    lines = [json.dumps({"kind": "step", "time": end}) for end in ends]
+    (tmp_path / "events" / "rank-00000.jsonl").write_text("\n".join(lines))
+    assert contender.steps_by_turn() == [((6.0, 9.0), [2.0])]
+    assert contender.tokens_per_second_by_turn(300) == [200.0]
