@@ -79,11 +79,11 @@ def exchange_here(world: Any, sizes: list[int]) -> list[bool]:
     from coremill.parallel.neighbours import Neighbours, meet_neighbours
     from coremill.parallel.same_host import MemoryGather, MemoryScatterSum
 
-    same_host.LARGE_PIECE_NUMEL = 10_001  # this process is only for this
+    same_host.PASSED_AT_ONCE_NUMEL = 10_001  # this process is only for this
     neighbours = meet_neighbours(world)
     assert isinstance(neighbours, Neighbours)
     gather, scatter_sum = MemoryGather(neighbours, WireMeter()), MemoryScatterSum(neighbours, WireMeter())
-    gather.lasting_up_to_bytes = scatter_sum.lasting_up_to_bytes = 4096 * 100  # the largest gives its pages back
+    gather.shared_up_to_bytes = scatter_sum.shared_up_to_bytes = 4096 * 100  # the largest passes in pieces
     place: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu")}
     good, sums = [], []
     for turn in range(5):

@@ -47,16 +47,11 @@ class Slot:
     nbytes: int
     map: mmap.mmap
     own: slice  # the bytes that only this rank writes
-    is_lasting: bool  # stays filled between uses; else its pages go back after each
     uses: int = 0
-    owes_pages: bool = False
-
-    def unmap_pages(self) -> None:
-        """Out of this rank's resident memory; the file keeps them for whoever reads next."""
-        self.map.madvise(mmap.MADV_DONTNEED)
 
     def unmap_others(self) -> None:
-        """What only others write, likewise: every page is then resident in the rank that fills it."""
+        """What only others write out of this rank's resident memory; the file keeps it: every page is then resident in
+        the rank that fills it."""
         begin, end = self.own.start // mmap.PAGESIZE * mmap.PAGESIZE, -(-self.own.stop // mmap.PAGESIZE) * mmap.PAGESIZE
         if begin:
             self.map.madvise(mmap.MADV_DONTNEED, 0, begin)
@@ -96,62 +91,42 @@ class Neighbours:
 
     # --- slots
 
-    def take(self, purpose: str, nbytes: int, own: slice, *, is_lasting: bool) -> Slot:
+    def take(self, purpose: str, nbytes: int, own: slice) -> Slot:
         """A slot that nobody reads any more; waits for peers that still do."""
-        self._give_pages_back()
         key = (purpose, nbytes)
         free = self._free.setdefault(key, deque())
-        if not free or self._count[key] < (IN_TURN if is_lasting else 1):
-            slot = self._new_slot(nbytes, own, is_lasting)
+        if not free or self._count[key] < IN_TURN:
+            slot = self._new_slot(nbytes, own)
             self._count[key] = self._count.get(key, 0) + 1
         else:
             slot = free.popleft()
             self._wait(lambda: self._readers(slot))
-            self._give_pages_back()
         slot.uses += 1
         return slot
 
     def release(self, purpose: str, slot: Slot) -> None:
         """This rank has read what it wanted, and wrote what it wrote: its next use may be another's."""
         self._free[purpose, slot.nbytes].append(slot)
-        if not slot.is_lasting:
-            slot.unmap_pages()
-            slot.owes_pages = True
         self._tell(_DONE, slot.number, slot.uses, slot.nbytes)
-        self._give_pages_back()
 
     def unmap_others(self) -> None:
         """What the others filled out of this rank's resident memory, for a moment that needs much.
 
         Not after every use: mapping it anew cost 5 to 9 % of a step where weights are large beside the arithmetic."""
         for slot in self._slots:
-            if slot.is_lasting:
-                slot.unmap_others()
+            slot.unmap_others()
 
-    def _new_slot(self, nbytes: int, own: slice, is_lasting: bool) -> Slot:
+    def _new_slot(self, nbytes: int, own: slice) -> Slot:
         length = -(-max(1, nbytes) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         mapping = mmap.mmap(self._file, length, offset=self._end)
         self._end += length
-        self._slots.append(Slot(len(self._slots), nbytes, mapping, own, is_lasting))
+        self._slots.append(Slot(len(self._slots), nbytes, mapping, own))
         return self._slots[-1]
 
     def _readers(self, slot: Slot) -> list[int]:
         """Peers that are not known to be through with it."""
         done = self._done.get(slot.number, {})
         return [peer for peer in self._connections if done.get(peer, 0) < slot.uses]
-
-    def _give_pages_back(self) -> None:
-        """Of slots that all are through with; each rank gives back what it wrote, so nothing new is lost."""
-        owing = [slot for slot in self._slots if slot.owes_pages]
-        if owing:
-            self._read()
-        for slot in owing:
-            if not self._readers(slot):
-                slot.owes_pages = False
-                begin = -(-slot.own.start // mmap.PAGESIZE) * mmap.PAGESIZE
-                end = slot.own.stop // mmap.PAGESIZE * mmap.PAGESIZE
-                if end > begin:
-                    slot.map.madvise(mmap.MADV_REMOVE, begin, end - begin)
 
     # --- words
 

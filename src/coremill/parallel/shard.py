@@ -93,8 +93,8 @@ class ShardEngine:
         self._pool.keep_up_to_numel = int(1.01 * largest_layer) + 4096 * self._world.size
         if isinstance(self._gather, MemoryGather) and isinstance(self._scatter_sum, MemoryScatterSum):
             layer_bytes = self._pool.keep_up_to_numel * self._compute_dtype.itemsize
-            self._gather.lasting_up_to_bytes = layer_bytes
-            self._scatter_sum.lasting_up_to_bytes = layer_bytes * self._world.size
+            self._gather.shared_up_to_bytes = layer_bytes
+            self._scatter_sum.shared_up_to_bytes = layer_bytes * self._world.size
         parameters_before = sum(parameter.numel() for parameter in model.parameters())
 
         def group(modules: nn.Module | list[nn.Module]) -> None:

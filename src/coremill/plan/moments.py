@@ -16,7 +16,7 @@ from coremill.plan.card import ModelCard
 from coremill.plan.logits import block_rows_for, chunk_rows_for
 from coremill.plan.traffic import fetched_parameters, table_parameters
 from coremill.plan.types import Arrangement
-from coremill.plan.wire import LEAST_IN_FLIGHT, ROOM_IN_FLIGHT_BYTES
+from coremill.plan.wire import LEAST_IN_FLIGHT, PASSED_AT_ONCE_NUMEL, ROOM_IN_FLIGHT_BYTES
 
 # Numbers of parallel/: DDP's buckets, and exchanges of them in flight.
 BUCKET_BYTES = 32 * 2**20
@@ -150,7 +150,8 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
         lasting = [layer, *(end for end in ends if end <= layer)]
         # Resident at the moments that need most: what this rank fills, a part of a gather or the layout of a reduction.
         pages_per_parameter = SLOTS_IN_TURN * (1 / arrangement.world_size + 1)
-        return int(arrangement.compute_bytes * sum(lasting) * pages_per_parameter)
+        pieces = 2 * SLOTS_IN_TURN * PASSED_AT_ONCE_NUMEL if max(ends) > layer else 0
+        return int(arrangement.compute_bytes * (sum(lasting) * pages_per_parameter + pieces))
     # What others sent; and what is sent to them: the gradients as laid out, or from a place of its own.
     from_others = 1 - 1 / arrangement.world_size
     places = from_others + (1 if _is_sent_as_laid_out(arrangement) else from_others)

@@ -21,6 +21,10 @@ RING_RANKS = 2
 LEAST_IN_FLIGHT = 2
 ROOM_IN_FLIGHT_BYTES = 2**26
 
+# Through memory, an embedding or head larger than a layer passes in pieces, so much of each rank's at once: few enough
+# bytes to stay in the caches between who writes and who reads them.
+PASSED_AT_ONCE_NUMEL = 2**21
+
 
 def gradient_form(wire_dtype: str, dtype: str) -> GradientForm:
     """Exact, bf16, or roots: also 16 bits, but finer, for arithmetic that is itself finer than bf16."""

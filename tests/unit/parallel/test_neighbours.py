@@ -23,7 +23,7 @@ def test_what_others_filled_is_unmapped_and_not_lost() -> None:
     file = os.memfd_create("test")
     os.ftruncate(file, length)
     own = slice(16 * mmap.PAGESIZE + 100, 32 * mmap.PAGESIZE + 100)  # not on page borders
-    slot = Slot(0, length, mmap.mmap(file, length), own, is_lasting=True)
+    slot = Slot(0, length, mmap.mmap(file, length), own)
     slot.map[:] = bytes(range(256)) * (length // 256)
     before = _resident_shared_bytes()
     slot.unmap_others()
