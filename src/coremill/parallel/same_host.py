@@ -9,6 +9,7 @@ All of it is done by a rank's own compute threads: there are no others to take t
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import time
 import weakref
@@ -108,8 +109,10 @@ class MemoryGather(_Timed):
         self.release_dropped()
         numel = prod(size)
         nbytes = numel * dtype.itemsize
-        if not numel or nbytes > self.shared_up_to_bytes:
+        if not numel:
             return torch.empty(*size, dtype=dtype, device=device)
+        if nbytes > self.shared_up_to_bytes:
+            return _passing(numel, dtype).view(*size)
         part = nbytes // self._neighbours.size
         slot = self._take(nbytes, slice(self._neighbours.rank * part, (self._neighbours.rank + 1) * part))
         view = memoryview(slot.map)[:nbytes]
@@ -168,7 +171,7 @@ class MemoryScatterSum(_Timed):
             # The moment that needs most, in a model with a large table.
             self._neighbours.unmap_others()
             self._heap.lays_out(stride)
-            return torch.empty(numel, dtype=dtype, device=device)
+            return _passing(numel, dtype)
         self._heap.lays_out(stride)
         slot = self._take(ranks * stride, slice(mine * stride, (mine + 1) * stride))
         layouts = torch.frombuffer(slot.map, dtype=dtype, count=ranks * stride // dtype.itemsize).view(ranks, -1)
@@ -210,6 +213,14 @@ class MemoryScatterSum(_Timed):
         self._heap.ended()
         while self._unsummed:
             self._unsummed.popleft()()
+
+
+def _passing(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Memory that goes back to the kernel with the tensor: in the heap it would leave a hole for the rest of a step."""
+    pages = mmap.mmap(-1, numel * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype)
 
 
 def sum_in_order(rows: Sequence[torch.Tensor], total: torch.Tensor) -> None:
