@@ -1,9 +1,10 @@
-"""A model of 1.24 billion parameters on one machine: `python -m benchmarks.billion [--only ranks,one,zero3,save]`.
+"""1.24 billion parameters on one machine: `python -m benchmarks.billion [--only ranks,one,trainer,zero3,save]`.
 
 The shape of Llama-3.2-1B with random weights, rows of 512, 4096 tokens a step, in turn:
 
   ranks   coremill, the model sharded over four ranks that share the cores
   one     coremill, one process on all cores
+  trainer HF Trainer, one process on all cores
   zero3   HF Trainer with DeepSpeed ZeRO-3 on four ranks (needs deepspeed)
   save    coremill's four ranks again with a checkpoint in the middle: what saving costs the training loop
 
@@ -38,7 +39,7 @@ TOKENS_PER_STEP = 4096
 SAVE_INTERVAL_SECONDS = 600.0
 STEPS_BEFORE_SAVE = 2
 STEPS_AFTER_SAVE = 3
-CONTENDERS = ("ranks", "one", "zero3", "save")
+CONTENDERS = ("ranks", "one", "trainer", "zero3", "save")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,30 +184,38 @@ def _of_run(name: str, number: int, run: Path) -> Found:
     )
 
 
+def _trainer(session: Session, name: str, number: int) -> Found:
+    return _peer(session, name, number, "benchmarks.contenders.trainer_ddp", ranks=1)
+
+
 def _zero3(session: Session, name: str, number: int) -> Found:
+    return _peer(session, name, number, "benchmarks.contenders.zero3_packed", ranks=session.ranks)
+
+
+def _peer(session: Session, name: str, number: int, module: str, *, ranks: int) -> Found:
     out = session.folder / f"{number}-{name}"
     out.mkdir()
     work = peers.prepare_workload(session.cache, out / "workload.log", "13M")  # its rows; the model is another
     config_file = out / "config.json"
     config_file.write_text(json.dumps(SHAPES[session.shape].config()))
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(session.ranks)),
-        *("-m", "benchmarks.contenders.zero3_packed", "--workload", work.folder, "--out", str(out)),
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
+        *("-m", module, "--workload", work.folder, "--out", str(out)),
         *("--steps", str(session.steps), "--dtype", session.dtype, "--random-weights", str(config_file)),
-        *("--rows-per-rank", str(TOKENS_PER_STEP // SEQUENCE_LENGTH // session.ranks)),
+        *("--rows-per-rank", str(TOKENS_PER_STEP // SEQUENCE_LENGTH // ranks)),
     ]
-    _run(session, command, out / "log.txt", {"OMP_NUM_THREADS": str(max(1, session.cores // session.ranks))})
-    ranks = [json.loads(path.read_text()) for path in sorted(out.glob("rank-*.json"))]
-    seconds = tuple(max(each) for each in zip(*(rank["step_seconds"] for rank in ranks), strict=True))[1:]
+    _run(session, command, out / "log.txt", {"OMP_NUM_THREADS": str(max(1, session.cores // ranks))})
+    records = [json.loads(path.read_text()) for path in sorted(out.glob("rank-*.json"))]
+    seconds = tuple(max(each) for each in zip(*(record["step_seconds"] for record in records), strict=True))[1:]
     return Found(
         contender=name,
         round=number,
         tokens_per_second=TOKENS_PER_STEP * len(seconds) / sum(seconds),
         step_seconds=seconds,
-        peak_rss_bytes_per_rank=max(rank["peak_rss_bytes"] for rank in ranks),
-        ranks=len(ranks),
-        threads=ranks[0]["threads"],
-        loss_last=ranks[0]["losses"][-1],
+        peak_rss_bytes_per_rank=max(record["peak_rss_bytes"] for record in records),
+        ranks=len(records),
+        threads=records[0]["threads"],
+        loss_last=records[0]["losses"][-1],
     )
 
 
@@ -241,6 +250,7 @@ def _events(run: Path) -> list[dict[str, Any]]:
 _RUNNERS: dict[str, Callable[[Session, str, int], Found]] = {
     "ranks": _sharded,
     "one": _whole,
+    "trainer": _trainer,
     "zero3": _zero3,
     "save": _saving,
 }
@@ -280,6 +290,7 @@ def _ratios(found: Sequence[Found]) -> list[str]:
     lines = []
     for text, above, below in (
         ("tokens/s, four ranks / one process (target 0.95)", "ranks", "one"),
+        ("tokens/s, four ranks / HF Trainer in one process", "ranks", "trainer"),
         ("tokens/s, four ranks / ZeRO-3 (target 1.3)", "ranks", "zero3"),
     ):
         rounds = [
@@ -297,7 +308,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.billion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="ranks,one,zero3,save", help="which, with commas (default all)")
+    parser.add_argument("--only", default=",".join(CONTENDERS), help="which, with commas (default all)")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="1.24B", help="30M: to try the command")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=1)

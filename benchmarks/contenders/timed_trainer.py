@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback
 
-from benchmarks.contenders.measure import StepRecorder
+from benchmarks.contenders.measure import ContenderArguments, StepRecorder
+from benchmarks.workload import Workload
 
 
 class _Stopwatch(TrainerCallback):
@@ -39,6 +40,13 @@ class PackedRows(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = torch.from_numpy(self._rows[index].astype(np.int64))
         return {"input_ids": row, "labels": row}
+
+
+def make_model(arguments: ContenderArguments, work: Workload, dtype: torch.dtype) -> Any:
+    """The workload's, or one of random weights. Under the Trainer's ZeRO-3 both make only a rank's share."""
+    if arguments.random_weights is None:
+        return AutoModelForCausalLM.from_pretrained(work.model, dtype=dtype)
+    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(arguments.random_weights), dtype=dtype)
 
 
 class TimedTrainer(Trainer):

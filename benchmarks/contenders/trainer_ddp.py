@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from transformers import AutoModelForCausalLM, TrainingArguments
+from transformers import TrainingArguments
 
 from benchmarks import workload
 from benchmarks.contenders.measure import StepRecorder, parse_arguments
-from benchmarks.contenders.timed_trainer import PackedRows, TimedTrainer
+from benchmarks.contenders.timed_trainer import PackedRows, TimedTrainer, make_model
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     recorder.loading()
     trainer = TimedTrainer(
         recorder,
-        model=AutoModelForCausalLM.from_pretrained(work.model, dtype=torch.float32),
+        model=make_model(arguments, work, torch.float32),
         args=training_arguments,
         train_dataset=PackedRows(arguments.ordered_rows or work.packed_rows),
         in_order=arguments.ordered_rows is not None,

@@ -6,15 +6,14 @@ Unlike `zero3_padded` this is ZeRO-3 at its best on CPU: what it sends is then i
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import deepspeed
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, TrainingArguments
+from transformers import TrainingArguments
 
 from benchmarks import workload
-from benchmarks.contenders.measure import ContenderArguments, StepRecorder, parse_arguments
-from benchmarks.contenders.timed_trainer import PackedRows, TimedTrainer
+from benchmarks.contenders.measure import StepRecorder, parse_arguments
+from benchmarks.contenders.timed_trainer import PackedRows, TimedTrainer, make_model
 from benchmarks.contenders.zero3_padded import deepspeed_config
 
 
@@ -43,21 +42,13 @@ def main() -> None:
     recorder.loading()
     trainer = TimedTrainer(
         recorder,
-        model=_model(arguments, work),
+        model=make_model(arguments, work, torch.bfloat16 if arguments.dtype == "bf16" else torch.float32),
         args=training_arguments,
         train_dataset=PackedRows(arguments.ordered_rows or work.packed_rows),
         in_order=arguments.ordered_rows is not None,
     )
     trainer.train()
     recorder.write(arguments.out)
-
-
-def _model(arguments: ContenderArguments, work: workload.Workload) -> Any:
-    dtype = torch.bfloat16 if arguments.dtype == "bf16" else torch.float32
-    if arguments.random_weights is None:
-        return AutoModelForCausalLM.from_pretrained(work.model, dtype=dtype)
-    # Under the Trainer's ZeRO-3 this, too, makes only a rank's share.
-    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(arguments.random_weights), dtype=dtype)
 
 
 if __name__ == "__main__":

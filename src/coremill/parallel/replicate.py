@@ -25,11 +25,8 @@ from coremill.parallel.collectives import BufferPool, SumOverRanks
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
 from coremill.plan.types import Choice
+from coremill.plan.wire import bucket_mib
 from coremill.world import World
-
-# Large enough that a bucket's exchange is bandwidth, not latency; small enough that the first one leaves early in
-# backward.
-BUCKET_MIB = 32
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class ReplicateEngine:
                 warnings.simplefilter("ignore", FutureWarning)
                 wrapped = DistributedDataParallel(
                     self._model,
-                    bucket_cap_mb=BUCKET_MIB,
+                    bucket_cap_mb=bucket_mib(sum(weight.nbytes for weight in self._model.parameters())),
                     gradient_as_bucket_view=True,
                     broadcast_buffers=False,
                     init_sync=False,  # every rank has read the same weights
@@ -198,8 +195,11 @@ class ReplicateEngine:
         for earlier in self._exchanges:
             earlier.sum.advance()
         self._exchanges.append(exchange)
-        while self._exchanges and bucket.is_last():
-            self._end(self._exchanges.popleft())
+        if bucket.is_last():
+            for each in self._exchanges:  # the second half of all of them under way before the first is waited for
+                each.sum.advance()
+            while self._exchanges:
+                self._end(self._exchanges.popleft())
         return exchange.done
 
     def _end(self, exchange: _BucketExchange) -> None:

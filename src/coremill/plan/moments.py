@@ -16,10 +16,9 @@ from coremill.plan.card import ModelCard
 from coremill.plan.logits import block_rows_for, chunk_rows_for
 from coremill.plan.traffic import fetched_parameters, table_parameters
 from coremill.plan.types import Arrangement
-from coremill.plan.wire import LEAST_IN_FLIGHT, PASSED_AT_ONCE_NUMEL, ROOM_IN_FLIGHT_BYTES
+from coremill.plan.wire import LEAST_IN_FLIGHT, PASSED_AT_ONCE_NUMEL, ROOM_IN_FLIGHT_BYTES, bucket_mib
 
-# Numbers of parallel/: DDP's buckets, and exchanges of them in flight.
-BUCKET_BYTES = 32 * 2**20
+# Numbers of parallel/: exchanges of DDP's buckets in flight.
 REPLICATE_EXCHANGES_IN_FLIGHT = 3
 WHOLE_UP_TO_NUMEL = 2**26  # larger embeddings and heads leave in pieces
 PIECE_NUMEL = 2**24
@@ -128,10 +127,11 @@ def _exchanges(card: ModelCard, arrangement: Arrangement) -> int:
         return 0
     ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
     in_layers = card.parameters - sum(ends)
-    bucket = max(BUCKET_BYTES // arrangement.compute_bytes, card.largest_layer_parameters // 2)
+    bucket_bytes = 2**20 * bucket_mib(arrangement.compute_bytes * card.parameters)
+    bucket = max(bucket_bytes // arrangement.compute_bytes, card.largest_layer_parameters // 2)
     layers = min(in_layers, REPLICATE_EXCHANGES_IN_FLIGHT * bucket)
     # Ends larger than a bucket have one of their own; equal ones share a buffer, as they leave at opposite ends.
-    lone = max((end for end in ends if 4 * end > BUCKET_BYTES), default=0)
+    lone = max((end for end in ends if 4 * end > bucket_bytes), default=0)
     return int(2 * arrangement.sent_bytes(lone + layers) * POOL_ROUNDING)
 
 

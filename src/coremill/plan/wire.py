@@ -15,6 +15,11 @@ _SCALE_BYTES = 4
 # checkpoint would differ in the last bit from one never stopped.
 RING_RANKS = 2
 
+# Replicated gradients leave a bucket at a time: large enough to be bandwidth, not latency, small enough that the first
+# leaves early in backward and little is left to do when the last one is there.
+MOST_BUCKET_MIB = 32
+BUCKETS_OF_A_MODEL = 8
+
 # Reductions of sharded gradients in flight at once, each with a send and a receive buffer of one layer. Two keep the
 # wire busy while backward computes the next; where layers are small as many as have room, so that a rank which is
 # quicker just now need not wait for the others at every layer.
@@ -24,6 +29,11 @@ ROOM_IN_FLIGHT_BYTES = 2**26
 # Through memory, an embedding or head larger than a layer passes in pieces, so much of each rank's at once: few enough
 # bytes to stay in the caches between who writes and who reads them.
 PASSED_AT_ONCE_NUMEL = 2**21
+
+
+def bucket_mib(gradient_bytes: int) -> int:
+    """Of a model with so many bytes of gradients on each rank."""
+    return min(MOST_BUCKET_MIB, max(1, gradient_bytes // BUCKETS_OF_A_MODEL // 2**20))
 
 
 def gradient_form(wire_dtype: str, dtype: str) -> GradientForm:
