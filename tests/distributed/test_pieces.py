@@ -1,4 +1,4 @@
-"""A large head leaves in pieces: the same sums, to the last bit, and the plan counts with the same sizes."""
+"""A large head leaves in pieces, a replicated model in buckets: the same sums to the last bit, however they are cut."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import ranks
-from coremill.parallel import collectives, neighbours
-from coremill.plan import moments
+from coremill.parallel import collectives, neighbours, replicate
+from coremill.plan import moments, wire
 from tiny_models import make_config_folder
 from training import make_packed, train_here
 
@@ -48,3 +48,45 @@ def test_the_plan_counts_with_the_sizes_of_the_wire() -> None:
     assert moments.SLOTS_IN_TURN == neighbours.IN_TURN
     assert collectives.columns_at_once(2**27, 4, 2**20) == 2**22
     assert collectives.columns_at_once(2**27, 4, 2**27) == 2**25
+
+
+def losses_in_one_bucket_and_in_many(world: Any, cases: list[dict[str, Any]]) -> list[list[Any]]:
+    """Losses and norms of each case, and how many exchanges were under way at once at most."""
+    found = []
+    for case in cases:
+        counts = []
+        for mib in (64, 1):
+            most = 0
+            end = replicate.ReplicateEngine._end
+
+            def count(engine: Any, exchange: Any, end: Any = end) -> None:
+                nonlocal most
+                most = max(most, len(engine._exchanges) + 1)
+                end(engine, exchange)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(replicate, "bucket_mib", lambda _, mib=mib: mib)
+                patch.setattr(replicate.ReplicateEngine, "_end", count)
+                result = train_here(world, **case)
+            counts.append([most, result["losses"], result["norms"]])
+        found.append(counts)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_sums_in_buckets_are_the_same_sums(world_size: int, tmp_path: Path) -> None:
+    data = make_packed(tmp_path / "data", rows=24, length=16, vocabulary=500).to_json()
+    make_config_folder(tmp_path / "llama", "llama", **{**SHAPE, "vocab_size": 8192, "hidden_size": 128})
+    common = {"model_folder": str(tmp_path / "llama"), "data": data, "weights": "random", "steps": 3}
+    cases = [
+        {**common, "engine": "replicate", "wire_dtype": wire_dtype, "rows_per_step": 6}
+        for wire_dtype in ("fp32", "bf16")
+    ]
+    for of_rank in ranks.run_ranks(losses_in_one_bucket_and_in_many, world_size, cases=cases):
+        for (one, *whole), (many, *in_buckets) in of_rank:
+            assert one == 1 < many
+            assert whole == in_buckets and len(whole[0]) == 3
+
+
+def test_a_bucket_is_an_eighth_of_the_model() -> None:
+    assert [wire.bucket_mib(mib * 2**20) for mib in (0, 1, 16, 51, 256, 10_000)] == [1, 1, 2, 6, 32, 32]
