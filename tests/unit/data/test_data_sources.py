@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coremill.data import pieces as pieces_module
@@ -83,6 +83,7 @@ def test_a_cut_prefers_the_break_between_two_lines_of_text() -> None:
     assert cut_position("no line break at all") == 20
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1, max_size=80))
 def test_a_cut_moves_on_and_never_splits_a_character(text: str) -> None:
     data = (text * 3).encode("utf-8", "ignore") or b"x"

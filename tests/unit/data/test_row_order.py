@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coremill.data.order import order_key, shuffled
 
 
+@settings(deadline=None)  # how long it takes is not what is tested
 @given(count=st.integers(1, 3000), seed=st.integers(0, 2**63))
 def test_it_is_a_permutation(count: int, seed: int) -> None:
     assert sorted(shuffled(np.arange(count), count, order_key(seed)).tolist()) == list(range(count))
 
 
+@settings(deadline=None)  # how long it takes is not what is tested
 @given(count=st.integers(1, 10**12), position=st.integers(0, 10**12))
 def test_a_stretch_equals_the_whole(count: int, position: int) -> None:
     position %= count
