@@ -23,7 +23,7 @@ from coremill.data.order import order_key
 from coremill.errors import InputError
 from coremill.model.load import LoadReport
 from coremill.model.read import TensorReader
-from coremill.model.slices import RowSlice, model_name, named_tensors, rows_of_rank, slice_of
+from coremill.model.slices import RowSlice, kept, model_name, named_tensors, rows_of_rank, slice_of
 from coremill.parallel.engine import Engine
 from coremill.plan.headers import TensorHeader, read_file_header
 from coremill.train.numerics import NumericsGuard
@@ -162,7 +162,8 @@ def files_needed(model: nn.Module, *, rank: int, world_size: int) -> Callable[[M
 
 
 def _slices(model: nn.Module, rank: int, world_size: int) -> list[RowSlice]:
-    return [slice_of(model_name(name), parameter, rank, world_size) for name, parameter in model.named_parameters()]
+    named = model.named_parameters()
+    return [slice_of(model_name(name), kept(parameter), rank, world_size) for name, parameter in named]
 
 
 @torch.no_grad()

@@ -14,6 +14,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+# Where a parameter is something to compute with, what holds its values (parallel/one_host.py).
+_KEPT_AS = "_coremill_kept_as"
+
 # Wrappers put their own step into a parameter's name; the model's own name is what files and seeds go by.
 WRAPPER_STEPS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
@@ -45,6 +48,17 @@ def rows_of_rank(rows: int, rank: int, size: int) -> tuple[int, int]:
     return min(rank * chunk, rows), min((rank + 1) * chunk, rows)
 
 
+def keep_as(parameter: nn.Parameter, holder: nn.Parameter) -> None:
+    """A parameter's values are read from and written to another; it only follows."""
+    setattr(parameter, _KEPT_AS, holder)
+
+
+def kept(parameter: nn.Parameter) -> nn.Parameter:
+    """What holds a parameter's values: as a rule itself."""
+    holder: nn.Parameter = getattr(parameter, _KEPT_AS, parameter)
+    return holder
+
+
 @torch.no_grad()
 def slice_of(name: str, tensor: torch.Tensor, rank: int, world_size: int) -> RowSlice:
     """The rows that this rank holds of a parameter or buffer."""
@@ -72,7 +86,7 @@ def model_name(name: str) -> str:
 def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """What a checkpoint of the model holds: parameters by every name they have, and buffers that are saved."""
     tensors: dict[str, torch.Tensor] = {
-        model_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)
+        model_name(name): kept(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)
     }
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():

@@ -28,9 +28,19 @@ def make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_mem
 
         return ReplicateEngine(world, compute_dtype=compute_dtype, gradient_codec=gradient_codec)
 
+    why_wire = "several hosts, or a wire dtype that rounds"
+    rounds = wire != "fp32" and compute_dtype == torch.float32
+    if through_memory and not rounds and world.size > 1:
+        from coremill.parallel.neighbours import meet_neighbours
+        from coremill.parallel.one_host import OneHostShardEngine
+
+        neighbours = meet_neighbours(world)
+        if not isinstance(neighbours, str):
+            return OneHostShardEngine(world, neighbours, compute_dtype=compute_dtype)
+        why_wire = neighbours
+
     from coremill.parallel.shard import ShardEngine
 
-    rounds = wire != "fp32" and compute_dtype == torch.float32
     return ShardEngine(
         world,
         compute_dtype=compute_dtype,
@@ -38,5 +48,5 @@ def make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_mem
         weight_wire_dtype=torch.bfloat16 if wire == "bf16" else None,
         keep_gathered=plan.keep_gathered.value,
         head_in_backward=head_in_backward,
-        through_memory=through_memory and not rounds,
+        why_wire=why_wire,
     )

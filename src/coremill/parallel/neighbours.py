@@ -104,6 +104,10 @@ class Neighbours:
         slot.uses += 1
         return slot
 
+    def keep(self, nbytes: int) -> Slot:
+        """One that is never given back."""
+        return self._new_slot(nbytes, slice(0, nbytes))
+
     def release(self, purpose: str, slot: Slot) -> None:
         """This rank has read what it wanted, and wrote what it wrote: its next use may be another's."""
         self._free[purpose, slot.nbytes].append(slot)

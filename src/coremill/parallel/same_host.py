@@ -1,212 +1,149 @@
-"""FSDP2's collectives for ranks that all run on one host: through memory they share, nothing on the wire.
+"""What ranks of one host share through memory: weights that lie there once for all, and gradients on their way.
 
-FSDP2 asks where to lay out what it exchanges. Given shared memory, it writes a rank's part of the weights where all
-others read it, and copies the whole out from there: the collective itself moves no byte. Gradients are laid out in the
-same way, in the dtype that backward made; each rank adds up its row of all ranks' layouts in fp32 and in rank order.
+Every rank computes with the same pages of weights: nothing is gathered, nothing copied. Each rounds the rows it holds
+into them after an update. A layer's gradients are laid out in the dtype that backward made, and each rank adds up its
+rows of all ranks' layouts in fp32 and in rank order; a group larger than a layer, a table, passes in pieces.
 
 All of it is done by a rank's own compute threads: there are no others to take the cores from them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from math import prod
-from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import nn
 
-from coremill.parallel.collectives import Deferred
+from coremill.model.slices import rows_of_rank
 from coremill.parallel.exchange import Kind, WireMeter
 from coremill.parallel.heap import Backward
 from coremill.parallel.neighbours import IN_TURN, Neighbours, Slot
 from coremill.plan.wire import PASSED_AT_ONCE_NUMEL
 
-# Reductions announced and not yet summed: by the time the next layer has been laid out, all ranks have this one's.
+# Groups announced and not yet summed: by the time the next layer has been laid out, all ranks have this one's.
 MAX_UNSUMMED = 1
 # Summed at once: what is added to stays in the caches.
 NUMEL_AT_ONCE = 2**18
+# What vector instructions read at once.
+ALIGNED_BYTES = 64
 
 
-class _Timed:
-    """Takes slots and waits for neighbours, on the meter."""
+@dataclass(frozen=True, eq=False)
+class HostWeight:
+    """A parameter: `whole` for all ranks to compute with, `local` the rows that this one answers for, in fp32."""
 
-    def __init__(self, kind: Kind, neighbours: Neighbours, meter: WireMeter) -> None:
-        self._kind = kind
+    whole: nn.Parameter
+    local: nn.Parameter
+    begin: int  # of these rows in the flat whole
+    end: int
+
+
+class HostWeights:
+    """The model's weights, once for the host; parameters come in groups, one for each layer and end of the model."""
+
+    def __init__(
+        self,
+        neighbours: Neighbours,
+        meter: WireMeter,
+        groups: Sequence[Sequence[nn.Parameter]],
+        dtype: torch.dtype,
+    ) -> None:
         self._neighbours = neighbours
         self._meter = meter
-        # Larger ones are needed once a step: made anew in shared memory, a page at a time, they cost more than a copy.
-        self.shared_up_to_bytes = 2**62
+        self._dtype = dtype
+        places, end = [], 0
+        for group in groups:
+            end = _up(end, mmap.PAGESIZE)
+            for parameter in group:
+                places.append(end)
+                end = _up(end + parameter.numel() * dtype.itemsize, ALIGNED_BYTES)
+        self._slot = neighbours.keep(end)
+        place = iter(places)
+        self.groups = [[self._lay_out(parameter, next(place)) for parameter in group] for group in groups]
+        self._place = {weight: place for weight, place in zip(self.weights, places, strict=True)}
+        self._arrival: Callable[[], None] | None = None
 
-    def _take(self, nbytes: int, own: slice) -> Slot:
-        self._neighbours.waited_seconds = 0.0
-        slot = self._neighbours.take(self._kind, nbytes, own)
-        self._meter.add(self._kind, exposed=self._neighbours.waited_seconds)
-        return slot
+    @property
+    def weights(self) -> list[HostWeight]:
+        """Of all groups."""
+        return [weight for group in self.groups for weight in group]
 
-    def _announce(self, slot: Slot, *, read_bytes: int) -> Callable[[], None]:
-        """This rank's part is written; what is returned waits until all are, of which so much is read."""
-        began = time.monotonic()
-        announcement = self._neighbours.announce(slot)
+    def _lay_out(self, parameter: nn.Parameter, place: int) -> HostWeight:
+        shape = parameter.shape
+        flat = torch.frombuffer(self._slot.map, dtype=self._dtype, offset=place, count=parameter.numel())
+        start, stop = rows_of_rank(shape[0], self._neighbours.rank, self._neighbours.size)
+        row_numel = parameter.numel() // shape[0]
+        local = flat.view(shape)[start:stop]
+        if self._dtype != torch.float32:
+            local = torch.empty(local.shape, dtype=torch.float32)
+        return HostWeight(
+            whole=nn.Parameter(flat.view(shape), requires_grad=parameter.requires_grad),
+            local=nn.Parameter(local, requires_grad=parameter.requires_grad),
+            begin=start * row_numel,
+            end=stop * row_numel,
+        )
 
-        def wait() -> None:
-            self._neighbours.waited_seconds = 0.0
-            told = self._neighbours.wait_for(announcement, slot)
-            self._meter.add(
-                self._kind,
-                shared=read_bytes,
-                seconds=max(0.0, told - began),
-                exposed=self._neighbours.waited_seconds,
-            )
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Have all ranks compute with what the rows of this one have become; no rank may be computing."""
+        for weight in self.weights:
+            if weight.local.dtype != self._dtype:
+                weight.whole.view(-1)[weight.begin : weight.end].copy_(weight.local.view(-1))
+        own_bytes = sum(weight.end - weight.begin for weight in self.weights) * self._dtype.itemsize
+        whole_bytes = sum(weight.whole.nbytes for weight in self.weights)
+        self._arrival = _announce(self._neighbours, self._meter, "gather", self._slot, whole_bytes - own_bytes)
 
-        return wait
+    def wait(self) -> None:
+        """Until all ranks have published theirs."""
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            arrival()
 
-    def _pass_on(self, parts: Sequence[torch.Tensor], read: Callable[[int, torch.Tensor], None]) -> None:
-        """Show all ranks these parts, all equally long, a piece of each at a time.
+    def unmap_others(self, group: Sequence[HostWeight]) -> None:
+        """Rows of other ranks out of this one's resident memory: every page is then resident where it is filled."""
+        for weight in group:
+            place, itemsize = self._place[weight], self._dtype.itemsize
+            own = _up(place + weight.end * itemsize, mmap.PAGESIZE)
+            self._unmap(place, place + weight.begin * itemsize)
+            self._unmap(own, place + weight.whole.nbytes)
 
-        `read` is given where in them a piece begins, and by rank and part what all ranks show there."""
-        parts_per_rank, columns, itemsize = len(parts), parts[0].numel(), parts[0].element_size()
-        ranks, mine = self._neighbours.size, self._neighbours.rank
-        at_once = max(1, PASSED_AT_ONCE_NUMEL // parts_per_rank)
-        stride = -(-at_once * parts_per_rank * itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
-        shown: deque[Callable[[], None]] = deque()
-        for begin in range(0, columns, at_once):
-            numel = min(at_once, columns - begin)
-            slot = self._take(ranks * stride, slice(mine * stride, (mine + 1) * stride))
-            whole = torch.frombuffer(slot.map, dtype=parts[0].dtype, count=ranks * stride // itemsize).view(ranks, -1)
-            pieces = whole[:, : parts_per_rank * numel].view(ranks, parts_per_rank, numel)
-            for part, place in zip(parts, pieces[mine], strict=True):
-                place.copy_(part[begin : begin + numel])
-            arrival = self._announce(slot, read_bytes=(ranks - 1) * numel * itemsize)
-            shown.append(partial(self._take_in, arrival, slot, partial(read, begin, pieces)))
-            while len(shown) >= IN_TURN:
-                shown.popleft()()
-        while shown:
-            shown.popleft()()
-
-    def _take_in(self, arrival: Callable[[], None], slot: Slot, read: Callable[[], None]) -> None:
-        arrival()
-        read()
-        self._neighbours.release(self._kind, slot)
-
-
-class MemoryGather(_Timed):
-    """All-gather for FSDP2: every rank's part is written in place, once for the whole host."""
-
-    def __init__(self, neighbours: Neighbours, meter: WireMeter) -> None:
-        super().__init__("gather", neighbours, meter)
-        self._lent: dict[int, Slot] = {}  # by address
-        self._dropped: deque[Slot] = deque()
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Where FSDP2 lays out this rank's part and reads the others'. The slot is free when it drops the tensor."""
-        self.release_dropped()
-        numel = prod(size)
-        nbytes = numel * dtype.itemsize
-        if not numel:
-            return torch.empty(*size, dtype=dtype, device=device)
-        if nbytes > self.shared_up_to_bytes:
-            return _passing(numel, dtype).view(*size)
-        part = nbytes // self._neighbours.size
-        slot = self._take(nbytes, slice(self._neighbours.rank * part, (self._neighbours.rank + 1) * part))
-        view = memoryview(slot.map)[:nbytes]
-        # Only noted: at the moment a tensor goes, anything may be half done.
-        weakref.finalize(view, self._dropped.append, slot).atexit = False
-        whole = torch.frombuffer(view, dtype=dtype)
-        self._lent[whole.data_ptr()] = slot
-        return whole.view(*size)
-
-    def release_dropped(self) -> None:
-        """Tell the others what is no longer read here."""
-        while self._dropped:
-            self._neighbours.release(self._kind, self._dropped.popleft())
-
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work:
-        if not output_tensor.numel():
-            return Deferred(lambda: None)
-        slot = self._lent.pop(output_tensor.data_ptr(), None)
-        if slot is None:
-            return Deferred(lambda: self._gather_large(output_tensor, input_tensor))
-        return Deferred(self._announce(slot, read_bytes=slot.nbytes - slot.nbytes // self._neighbours.size))
-
-    def _gather_large(self, whole: torch.Tensor, part: torch.Tensor) -> None:
-        mine, parts = self._neighbours.rank, whole.view(self._neighbours.size, -1)
-
-        def read(begin: int, pieces: torch.Tensor) -> None:
-            for rank, (piece,) in enumerate(pieces):
-                if rank != mine:
-                    parts[rank, begin : begin + piece.numel()].copy_(piece)
-
-        self._pass_on([part], read)
+    def _unmap(self, begin: int, end: int) -> None:
+        """The pages that lie in there whole: one on an edge belongs to two parameters."""
+        begin, end = _up(begin, mmap.PAGESIZE), end // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end:
+            self._slot.map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
-class MemoryScatterSum(_Timed):
-    """Reduce-scatter for FSDP2: each rank sums its row of all ranks' layouts; results are in place after `flush`."""
+class HostSums:
+    """Gradients of all ranks added up; each rank gets the rows it holds. In place after `flush`."""
 
-    def __init__(self, neighbours: Neighbours, meter: WireMeter) -> None:
-        super().__init__("reduce_scatter", neighbours, meter)
-        self._is_laid_out = False
-        self._laid: tuple[Slot, torch.Tensor] | None = None  # a slot and all ranks' layouts in it; None: a large one
+    def __init__(self, neighbours: Neighbours, meter: WireMeter, *, whole_up_to_bytes: int) -> None:
+        """`whole_up_to_bytes`: of a group that is laid out at once."""
+        self._neighbours = neighbours
+        self._meter = meter
+        self._whole_up_to_bytes = whole_up_to_bytes
         self._unsummed: deque[Callable[[], None]] = deque()
         self._heap = Backward()
-        self.look: Callable[[torch.Tensor], None] | None = None  # shown what this rank puts in
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Where FSDP2 lays gradients out; asked again, where it wants its share of the sum, which is fp32."""
-        numel = prod(size)
-        self._is_laid_out = not self._is_laid_out
-        if not self._is_laid_out:
-            return torch.empty(numel, dtype=torch.float32, device=device)
-        stride = -(-max(1, numel) * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
-        mine, ranks = self._neighbours.rank, self._neighbours.size
-        if ranks * stride > self.shared_up_to_bytes:
+    @torch.no_grad()
+    def add(self, group: Sequence[HostWeight]) -> None:
+        """This rank's gradients of a group are made: `whole.grad` goes, `local.grad` grows by the sum over all ranks.
+
+        A parameter that this rank had no use for counts as zero."""
+        nbytes = sum(weight.whole.nbytes for weight in group)
+        self._heap.lays_out(nbytes)
+        if nbytes <= self._whole_up_to_bytes:
+            self._lay_out(group, _up(nbytes, mmap.PAGESIZE))
+        else:
             # The moment that needs most, in a model with a large table.
             self._neighbours.unmap_others()
-            self._heap.lays_out(stride)
-            return _passing(numel, dtype)
-        self._heap.lays_out(stride)
-        slot = self._take(ranks * stride, slice(mine * stride, (mine + 1) * stride))
-        layouts = torch.frombuffer(slot.map, dtype=dtype, count=ranks * stride // dtype.itemsize).view(ranks, -1)
-        self._laid = slot, layouts[:, :numel]
-        return layouts[mine, :numel]
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any = None,
-        async_op: bool = False,
-    ) -> None:
-        if self.look is not None:
-            self.look(input_tensor)
-        if self._laid is None:
-            self._sum_large(output_tensor, input_tensor)
-            return
-        (slot, layouts), self._laid = self._laid, None
-        mine, columns = self._neighbours.rank, output_tensor.numel()
-        rows = list(layouts[:, mine * columns : (mine + 1) * columns])
-        arrival = self._announce(slot, read_bytes=(len(rows) - 1) * columns * layouts.element_size())
-        self._unsummed.append(partial(self._take_in, arrival, slot, partial(sum_in_order, rows, output_tensor)))
-        while len(self._unsummed) > MAX_UNSUMMED:
-            self._unsummed.popleft()()
-
-    def _sum_large(self, total: torch.Tensor, laid_out: torch.Tensor) -> None:
-        mine = self._neighbours.rank
-
-        def read(begin: int, pieces: torch.Tensor) -> None:
-            rows = list(pieces[:, mine])
-            sum_in_order(rows, total[begin : begin + rows[0].numel()])
-
-        self._pass_on(list(laid_out.view(self._neighbours.size, -1)), read)
+            for weight in group:
+                self._pass_on(weight)
 
     def flush(self) -> None:
         """Sum what is left; afterwards the gradients are whole."""
@@ -214,19 +151,113 @@ class MemoryScatterSum(_Timed):
         while self._unsummed:
             self._unsummed.popleft()()
 
+    def _lay_out(self, group: Sequence[HostWeight], stride_bytes: int) -> None:
+        slot, layouts = self._take(group[0].whole.dtype, stride_bytes)
+        reads: list[Callable[[], None]] = []
+        read_numel = first = 0
+        for weight in group:
+            places = layouts[:, first : first + weight.whole.numel()]
+            first += weight.whole.numel()
+            _show(weight.whole.grad, 0, weight.whole.numel(), places[self._neighbours.rank])
+            weight.whole.grad = None
+            reads.append(partial(_add_up, weight, 0, list(places[:, weight.begin : weight.end]), _begin_sum(weight)))
+            read_numel += weight.end - weight.begin
+        self._announce(slot, read_numel * layouts.element_size(), reads)
+        while len(self._unsummed) > MAX_UNSUMMED:
+            self._unsummed.popleft()()
 
-def _passing(numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """Memory that goes back to the kernel with the tensor: in the heap it would leave a hole for the rest of a step."""
-    pages = mmap.mmap(-1, numel * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype)
+    def _pass_on(self, weight: HostWeight) -> None:
+        """A large one, a piece of each rank's rows at a time."""
+        self.flush()
+        ranks, mine, whole = self._neighbours.size, self._neighbours.rank, weight.whole
+        row_numel = whole.numel() // whole.shape[0]
+        bounds = [rows_of_rank(whole.shape[0], rank, ranks) for rank in range(ranks)]
+        owned = [(start * row_numel, stop * row_numel) for start, stop in bounds]
+        at_once = max(1, PASSED_AT_ONCE_NUMEL // ranks)
+        stride_bytes = _up(at_once * ranks * whole.element_size(), mmap.PAGESIZE)
+        is_first = _begin_sum(weight)
+        for offset in range(0, owned[0][1], at_once):
+            slot, layouts = self._take(whole.dtype, stride_bytes)
+            pieces = layouts[:, : ranks * at_once].view(ranks, ranks, at_once)  # by who shows it and who holds it
+            for owner, (begin, end) in enumerate(owned):
+                _show(whole.grad, begin + offset, min(begin + offset + at_once, end), pieces[mine, owner])
+            numel = max(0, min(at_once, weight.end - weight.begin - offset))
+            read = partial(_add_up, weight, offset, list(pieces[:, mine, :numel]), is_first)
+            self._announce(slot, numel * whole.element_size(), [read])
+            while len(self._unsummed) >= IN_TURN:
+                self._unsummed.popleft()()
+        whole.grad = None
+        self.flush()
+
+    def _take(self, dtype: torch.dtype, stride_bytes: int) -> tuple[Slot, torch.Tensor]:
+        """A slot, and in it so much for each rank."""
+        ranks, mine = self._neighbours.size, self._neighbours.rank
+        self._neighbours.waited_seconds = 0.0
+        own = slice(mine * stride_bytes, (mine + 1) * stride_bytes)
+        slot = self._neighbours.take("reduce_scatter", ranks * stride_bytes, own)
+        self._meter.add("reduce_scatter", exposed=self._neighbours.waited_seconds)
+        layouts = torch.frombuffer(slot.map, dtype=dtype, count=ranks * stride_bytes // dtype.itemsize)
+        return slot, layouts.view(ranks, -1)
+
+    def _announce(self, slot: Slot, bytes_of_a_rank: int, reads: Sequence[Callable[[], None]]) -> None:
+        read_bytes = (self._neighbours.size - 1) * bytes_of_a_rank
+        arrival = _announce(self._neighbours, self._meter, "reduce_scatter", slot, read_bytes)
+
+        def take_in() -> None:
+            arrival()
+            for read in reads:
+                read()
+            self._neighbours.release("reduce_scatter", slot)
+
+        self._unsummed.append(take_in)
 
 
-def sum_in_order(rows: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-    """Add up in fp32, the first row first."""
+def _announce(
+    neighbours: Neighbours, meter: WireMeter, kind: Kind, slot: Slot, read_bytes: int
+) -> Callable[[], None]:
+    """This rank's part is written; what is returned waits until all are, of which so much is read."""
+    began = time.monotonic()
+    announcement = neighbours.announce(slot)
+
+    def wait() -> None:
+        neighbours.waited_seconds = 0.0
+        told = neighbours.wait_for(announcement, slot)
+        seconds = max(0.0, told - began)
+        meter.add(kind, shared=read_bytes, seconds=seconds, exposed=neighbours.waited_seconds)
+
+    return wait
+
+
+def _show(gradient: torch.Tensor | None, begin: int, end: int, place: torch.Tensor) -> None:
+    if begin >= end:
+        return
+    if gradient is None:
+        place[: end - begin].zero_()
+    else:
+        place[: end - begin].copy_(gradient.view(-1)[begin:end])
+
+
+def _begin_sum(weight: HostWeight) -> bool:
+    """Whether this is the first of a step; there is a place for it then."""
+    is_first = weight.local.grad is None
+    if is_first:
+        weight.local.grad = torch.empty_like(weight.local)
+    return is_first
+
+
+def _add_up(weight: HostWeight, offset: int, rows: Sequence[torch.Tensor], is_first: bool) -> None:
+    """Of a weight's rows here, from the offset on: in fp32, the first rank's first, then what earlier passes left."""
+    assert weight.local.grad is not None
+    total = weight.local.grad.view(-1)[offset : offset + rows[0].numel()]
     for begin in range(0, total.numel(), NUMEL_AT_ONCE):
         piece = total[begin : begin + NUMEL_AT_ONCE]
-        piece.copy_(rows[0][begin : begin + NUMEL_AT_ONCE])
+        into = piece if is_first else torch.empty_like(piece)
+        into.copy_(rows[0][begin : begin + NUMEL_AT_ONCE])
         for row in rows[1:]:
-            piece.add_(row[begin : begin + NUMEL_AT_ONCE])
+            into.add_(row[begin : begin + NUMEL_AT_ONCE])
+        if not is_first:
+            piece.add_(into)
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -21,9 +21,7 @@ from coremill.parallel.codec import Codec
 from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, install
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
-from coremill.parallel.neighbours import Neighbours, meet_neighbours
 from coremill.parallel.rows import RowTable
-from coremill.parallel.same_host import MemoryGather, MemoryScatterSum
 from coremill.plan.types import Choice
 from coremill.world import World
 
@@ -42,36 +40,24 @@ class ShardEngine:
         weight_wire_dtype: torch.dtype | None,
         keep_gathered: bool,
         head_in_backward: bool,
-        through_memory: bool = True,
+        why_wire: str,
     ) -> None:
-        """`through_memory`: where ranks are of one host and nothing is to be rounded on its way."""
+        """`why_wire`: why ranks do not share memory."""
         self._world = world
         self._compute_dtype = compute_dtype
         self._keep_gathered = keep_gathered
         self._head_in_backward = head_in_backward
         self._meter = WireMeter()
         self._pool = BufferPool()
-        self._gather: Gather | MemoryGather
-        self._scatter_sum: ScatterSum | MemoryScatterSum
-        asked = through_memory and world.size > 1
-        neighbours = meet_neighbours(world) if asked else "several hosts, or a wire dtype that rounds"
-        self._through_memory = not isinstance(neighbours, str)
-        self._neighbours: Neighbours | None = None
-        self._wire: Exchange | None = None
         self._gradient_codec = gradient_codec
         self._weight_wire_dtype = weight_wire_dtype
-        self.exchange: Choice[Literal["memory", "wire"]]
-        if isinstance(neighbours, str):
-            self._wire = Exchange(self._meter, world.flows)
-            shares_cards = world.nodes > 1 and world.nodes < world.size
-            self._gather = Gather(self._wire, weight_wire_dtype, as_ring=shares_cards)
-            self._scatter_sum = ScatterSum(self._wire, self._pool, gradient_codec)
-            self.exchange = Choice("wire", neighbours if world.size > 1 else "one rank: nothing is exchanged")
-        else:
-            self._neighbours = neighbours
-            self._gather = MemoryGather(neighbours, self._meter)
-            self._scatter_sum = MemoryScatterSum(neighbours, self._meter)
-            self.exchange = Choice("memory", f"all {world.size} ranks are on this host: they share it, nothing is sent")
+        self._wire = Exchange(self._meter, world.flows)
+        shares_cards = world.nodes > 1 and world.nodes < world.size
+        self._gather = Gather(self._wire, weight_wire_dtype, as_ring=shares_cards)
+        self._scatter_sum = ScatterSum(self._wire, self._pool, gradient_codec)
+        self.exchange: Choice[Literal["memory", "wire"]] = Choice(
+            "wire", why_wire if world.size > 1 else "one rank: nothing is exchanged"
+        )
         self._table: RowTable | None = None  # an embedding of which ranks fetch rows
         self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
         self._earlier: list[torch.Tensor] | None = None  # gradients of this step's earlier micro-batches
@@ -80,7 +66,7 @@ class ShardEngine:
         """Cut the model into groups while it is still on the meta device, then give each rank its empty share."""
         parts = find_layers(model)
         # Gradients are laid out as backward made them where they travel like that, and summed in fp32 all the same.
-        travel_as_made = self._through_memory or self._gradient_codec.dtype == self._compute_dtype
+        travel_as_made = self._gradient_codec.dtype == self._compute_dtype
         policy = MixedPrecisionPolicy(
             param_dtype=None if self._compute_dtype == torch.float32 else self._compute_dtype,
             reduce_dtype=self._compute_dtype if travel_as_made else torch.float32,
@@ -91,10 +77,6 @@ class ShardEngine:
         # FSDP2 pads each parameter to a multiple of the ranks; 1 % covers that for any layer worth sharding.
         largest_layer = max(sum(parameter.numel() for parameter in layer.parameters()) for layer in parts.layers)
         self._pool.keep_up_to_numel = int(1.01 * largest_layer) + 4096 * self._world.size
-        if isinstance(self._gather, MemoryGather) and isinstance(self._scatter_sum, MemoryScatterSum):
-            layer_bytes = self._pool.keep_up_to_numel * self._compute_dtype.itemsize
-            self._gather.shared_up_to_bytes = layer_bytes
-            self._scatter_sum.shared_up_to_bytes = layer_bytes * self._world.size
         parameters_before = sum(parameter.numel() for parameter in model.parameters())
 
         def group(modules: nn.Module | list[nn.Module]) -> None:
@@ -121,9 +103,6 @@ class ShardEngine:
 
         modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         install(modules, self._gather, self._scatter_sum)
-        if self._neighbours is not None:
-            # The loss needs most memory besides the last gradient; until then no weights of others are read.
-            parts.head.register_forward_pre_hook(self._make_room)
         first = parts.embedding
         if self._table is not None:
             first = model
@@ -132,10 +111,6 @@ class ShardEngine:
         materialise(model)
         self._model = model
 
-    def _make_room(self, *_: object) -> None:
-        assert self._neighbours is not None
-        self._neighbours.unmap_others()
-
     def _ask_for_rows(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before FSDP2's own hook asks for weights: behind these on the wire, rows would come late."""
         token_ids = kwargs.get("input_ids", args[0] if args else None)
@@ -143,10 +118,10 @@ class ShardEngine:
             self._table.ask(token_ids)
 
     def _row_table(self, parts: LayerMap, mesh: DeviceMesh) -> RowTable | None:
-        """Of an embedding that is a lookup and nothing else; None where the whole is near: shared memory, one rank."""
-        if parts.tied or self._wire is None or self._world.size == 1 or not has_plain_lookup(parts.embedding):
+        """Of an embedding that is a lookup and nothing else; None where there is one rank."""
+        if parts.tied or self._world.size == 1 or not has_plain_lookup(parts.embedding):
             return None
-        assert isinstance(parts.embedding, nn.Embedding) and isinstance(self._scatter_sum, ScatterSum)
+        assert isinstance(parts.embedding, nn.Embedding)
         return RowTable(
             parts.embedding,
             mesh,
@@ -163,7 +138,7 @@ class ShardEngine:
         Where all are kept through backward, for all at once, which takes no more memory: the wire never stands still
         between two layers, and no rank waits because another has not come as far."""
         forward_order = [first, *layers] if tied else [first, *layers, head]
-        ahead = len(forward_order) if self._keep_gathered and not self._through_memory else 1
+        ahead = len(forward_order) if self._keep_gathered else 1
         for index, module in enumerate(forward_order):
             module.set_modules_to_forward_prefetch(forward_order[index + 1 : index + 1 + ahead])  # type: ignore[operator]
         # A lookup's backward reads no weight; neither does a head whose gradients were made in forward.
@@ -209,13 +184,11 @@ class ShardEngine:
         """One micro-batch; gathered weights stay through accumulation where the plan keeps them."""
         assert isinstance(self._model, FSDPModule)
         if self._keep_gathered:
-            # Through memory, summing costs no more than adding to whole gradients in fp32, and these take no memory.
-            self._model.set_requires_gradient_sync(is_last or self._through_memory)
+            self._model.set_requires_gradient_sync(is_last)
             self._model.set_reshard_after_backward(is_last)
         loss = loss_function(self._model)
         loss.backward()
-        waits_whole = self._keep_gathered and not self._through_memory
-        if not waits_whole and not (is_last and self._earlier is None):
+        if not self._keep_gathered and not (is_last and self._earlier is None):
             self._set_aside()
         return float(loss.detach())
 
@@ -243,8 +216,6 @@ class ShardEngine:
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """Wait for the last sums; norms of all ranks' rows add up to the whole."""
         self._scatter_sum.flush()
-        if isinstance(self._gather, MemoryGather):
-            self._gather.release_dropped()
         if self._earlier is not None:
             gradients, self._earlier = self._earlier, None
         else:
