@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "replicate-narrow-two-passes": {"engine": "replicate", "wire_dtype": "auto", "passes": 2},
     "shard": {"engine": "shard", "wire_dtype": "fp32", "through_memory": False},
     "shard-in-memory": {"engine": "shard", "wire_dtype": "fp32"},
-    "shard-in-memory-keep-two-passes": {"engine": "shard", "wire_dtype": "fp32", "keep_gathered": True, "passes": 2},
+    "shard-in-memory-two-passes": {"engine": "shard", "wire_dtype": "fp32", "passes": 2},
     "shard-narrow-two-passes": {"engine": "shard", "wire_dtype": "auto", "passes": 2},
     "shard-narrower-checkpointing": {"engine": "shard", "wire_dtype": "bf16", "checkpointing": True},
     "shard-keep": {"engine": "shard", "wire_dtype": "fp32", "keep_gathered": True, "through_memory": False},

@@ -20,10 +20,10 @@ from coremill.model.build import LayerMap, find_layers
 from coremill.model.slices import RowSlice, keep_as, model_name, rows_of_rank
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import WireMeter
-from coremill.parallel.heap import LARGE_BYTES
 from coremill.parallel.neighbours import Neighbours
 from coremill.parallel.same_host import HostSums, HostWeight, HostWeights
 from coremill.plan.types import Choice
+from coremill.plan.wire import RESIDENT_UP_TO_BYTES
 from coremill.world import World
 
 
@@ -35,6 +35,11 @@ class _Group:
     is_layer: bool
     made: int = 0  # gradients in this pass
     has_left: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights."""
+        return sum(weight.whole.nbytes for weight in self.weights)
 
 
 class OneHostShardEngine:
@@ -59,8 +64,7 @@ class OneHostShardEngine:
         parameters = [group for group, _ in ordered]
         self._weights = HostWeights(self._neighbours, self._meter, parameters, self._compute_dtype)
         self._groups = [
-            _Group(weights, is_layer)
-            for weights, (_, is_layer) in zip(self._weights.groups, ordered, strict=True)
+            _Group(weights, is_layer) for weights, (_, is_layer) in zip(self._weights.groups, ordered, strict=True)
         ]
         by_parameter = dict(zip((each for group in parameters for each in group), self._weights.weights, strict=True))
         mesh = self._world.mesh()
@@ -74,12 +78,11 @@ class OneHostShardEngine:
                 weight.local.detach(), mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
             )
             keep_as(whole, nn.Parameter(rows, requires_grad=whole.requires_grad))
-        by_whole = {weight.whole: weight for weight in by_parameter.values()}
-        self._named = [(name, by_whole[whole]) for name, whole in model.named_parameters()]
-        layer_bytes = max(sum(weight.whole.nbytes for weight in group.weights) for group in self._groups if group.is_layer)
+        self._by_whole = {weight.whole: weight for weight in by_parameter.values()}
+        self._named = [(name, self._by_whole[whole]) for name, whole in model.named_parameters()]
+        layer_bytes = max(group.nbytes for group in self._groups if group.is_layer)
         self._sums = HostSums(self._neighbours, self._meter, whole_up_to_bytes=layer_bytes)
-        # Where it is much, what others fill is resident only while it is in use.
-        self._unmaps = sum(weight.whole.nbytes for weight in by_parameter.values()) >= LARGE_BYTES
+        self._unmaps = sum(group.nbytes for group in self._groups) > RESIDENT_UP_TO_BYTES
         self._hook(model, parts)
         self._model = model
 
@@ -92,11 +95,14 @@ class OneHostShardEngine:
                 if weight.whole.requires_grad:
                     weight.whole.register_post_accumulate_grad_hook(lambda _, place=place: engine._is_made(place))  # type: ignore[misc]
         if self._unmaps:
-            layers = [group for group in self._groups if group.is_layer]
-            for layer, group in zip(reversed(parts.layers), layers, strict=True):
-                layer.register_forward_hook(lambda *_, group=group: self._weights.unmap_others(group.weights))  # type: ignore[misc]
+            for module in (*parts.layers, parts.head):
+                module.register_forward_hook(self._unmap_used)
             # The loss needs most memory besides the last gradient; until then no gradients of others are read.
             parts.head.register_forward_pre_hook(lambda *_: self._neighbours.unmap_others())
+
+    def _unmap_used(self, module: nn.Module, *_: object) -> None:
+        """After its forward; the head's weights are the lookup's too where these are tied."""
+        self._weights.unmap_others([self._by_whole[whole] for whole in module.parameters()])
 
     def start(self) -> None:
         """Rows are filled: show them to all."""
@@ -194,13 +200,17 @@ class OneHostShardEngine:
 
 def _in_leaving_order(model: nn.Module, parts: LayerMap) -> list[tuple[list[nn.Parameter], bool]]:
     """Parameters by group and whether it is a layer, as backward ends with them; tied weights with the embedding."""
-    seen = {parameter for layer in parts.layers for parameter in layer.parameters()}
-    layers = [(list(layer.parameters()), True) for layer in reversed(parts.layers)]
-    lookup = [parameter for parameter in parts.embedding.parameters() if parameter not in seen]
-    seen.update(lookup)
-    head = [parameter for parameter in parts.head.parameters() if parameter not in seen]
-    seen.update(head)
-    # A final norm's gradient is made early, that of learned positions last.
-    rest = [parameter for parameter in model.parameters() if parameter not in seen]
-    ordered = [(head, False), *layers, (rest, False), (lookup, False)]
-    return [(group, is_layer) for group, is_layer in ordered if group]
+    seen: set[nn.Parameter] = set()
+
+    def group(module: nn.Module) -> list[nn.Parameter]:
+        fresh = [parameter for parameter in module.parameters() if parameter not in seen]
+        seen.update(fresh)
+        return fresh
+
+    layers = [
+        (group(layer), True) for layer in parts.layers
+    ]  # what layers share is the first one's: its backward is last
+    lookup, head = group(parts.embedding), group(parts.head)
+    # Of the rest, a final norm's gradient is made early, that of learned positions last.
+    ordered = [(head, False), *reversed(layers), (group(model), False), (lookup, False)]
+    return [(parameters, is_layer) for parameters, is_layer in ordered if parameters]

@@ -212,9 +212,7 @@ class HostSums:
         self._unsummed.append(take_in)
 
 
-def _announce(
-    neighbours: Neighbours, meter: WireMeter, kind: Kind, slot: Slot, read_bytes: int
-) -> Callable[[], None]:
+def _announce(neighbours: Neighbours, meter: WireMeter, kind: Kind, slot: Slot, read_bytes: int) -> Callable[[], None]:
     """This rank's part is written; what is returned waits until all are, of which so much is read."""
     began = time.monotonic()
     announcement = neighbours.announce(slot)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from coremill.plan.allocator import Habits
 from coremill.plan.card import ModelCard
-from coremill.plan.moments import Moment, gradient_bytes, moments_of_step, pooled, share
+from coremill.plan.moments import Moment, gradient_bytes, moments_of_step, quiet_moment, share
 from coremill.plan.types import Arrangement, MemoryPart, MemoryPlan
 
 __all__ = ["MemoryPlan", "Surroundings", "gradient_bytes", "memory_plan", "optimizer_bytes", "parameter_bytes"]
@@ -53,25 +53,22 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, surroundings: Surroun
             optimizer=optimizer,
             activations=moment.activations,
             logits=moment.logits,
-            buffers=moment.buffers,
+            buffers=moment.buffers + moment.shared,
             data=DATA_BYTES,
             base=surroundings.base_bytes,
             slack=int(
                 surroundings.slack_factor
-                * (runtime + habits.slack_bytes(state=parameters + optimizer, moving=moment.total))
+                * (runtime + habits.slack_bytes(state=parameters + optimizer, moving=moment.heap))
             ),
         )
 
     worst = max(moments, key=lambda moment: moment.total)
     # The optimizer's moments appear at the end of the first step, when the activations have gone.
     first_update = part(
-        Moment(name="update", gradients=gradient_bytes(card, arrangement), buffers=pooled(card, arrangement)),
-        optimizer=optimizer,
+        quiet_moment("update", card, arrangement, gradients=gradient_bytes(card, arrangement)), optimizer=optimizer
     )
     steady = part(worst, optimizer=optimizer)
-    exporting = part(
-        Moment(name="export", gradients=0, buffers=EXPORT_BYTES + pooled(card, arrangement)), optimizer=optimizer
-    )
+    exporting = part(quiet_moment("export", card, arrangement, buffers=EXPORT_BYTES), optimizer=optimizer)
     largest = min(4 * card.largest_tensor_parameters, LOAD_SLICE_BYTES)
     return MemoryPlan(
         load=part(Moment(name="load", gradients=0, buffers=largest)),
@@ -94,10 +91,10 @@ def _checkpoint(
 
 
 def parameter_bytes(card: ModelCard, arrangement: Arrangement) -> int:
-    """fp32 weights; under replicate in bf16 a bf16 copy beside the fp32 masters."""
+    """fp32 weights; in bf16 a copy to compute with beside these masters, where it is not gathered for each use."""
     own = share(card.parameters, arrangement)
-    copy = 2 * own if arrangement.engine == "replicate" and arrangement.dtype == "bf16" else 0
-    return 4 * own + copy
+    has_copy = arrangement.engine == "replicate" or arrangement.through_memory
+    return (6 if has_copy and arrangement.dtype == "bf16" else 4) * own
 
 
 def optimizer_bytes(card: ModelCard, arrangement: Arrangement) -> int:

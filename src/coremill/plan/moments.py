@@ -16,7 +16,13 @@ from coremill.plan.card import ModelCard
 from coremill.plan.logits import block_rows_for, chunk_rows_for
 from coremill.plan.traffic import fetched_parameters, table_parameters
 from coremill.plan.types import Arrangement
-from coremill.plan.wire import LEAST_IN_FLIGHT, PASSED_AT_ONCE_NUMEL, ROOM_IN_FLIGHT_BYTES, bucket_mib
+from coremill.plan.wire import (
+    LEAST_IN_FLIGHT,
+    PASSED_AT_ONCE_NUMEL,
+    RESIDENT_UP_TO_BYTES,
+    ROOM_IN_FLIGHT_BYTES,
+    bucket_mib,
+)
 
 # Numbers of parallel/: exchanges of DDP's buckets in flight.
 REPLICATE_EXCHANGES_IN_FLIGHT = 3
@@ -36,11 +42,17 @@ class Moment:
     activations: int = 0
     logits: int = 0
     buffers: int = 0
+    shared: int = 0  # what is resident of memory that ranks of one host share
+
+    @property
+    def heap(self) -> int:
+        """What comes and goes there, and leaves holes."""
+        return self.gradients + self.activations + self.logits + self.buffers
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.gradients + self.activations + self.logits + self.buffers
+        return self.heap + self.shared
 
 
 def share(parameters: int, arrangement: Arrangement) -> int:
@@ -48,11 +60,22 @@ def share(parameters: int, arrangement: Arrangement) -> int:
     return parameters if arrangement.engine == "replicate" else ceil(parameters / arrangement.world_size)
 
 
+def quiet_moment(
+    name: str, card: ModelCard, arrangement: Arrangement, *, gradients: int = 0, buffers: int = 0
+) -> Moment:
+    """Outside of forward and backward: buffers that wait for the next step, and what else is told."""
+    pool = pooled(card, arrangement)
+    if arrangement.through_memory:
+        return Moment(name=name, gradients=gradients, buffers=buffers, shared=pool)
+    return Moment(name=name, gradients=gradients, buffers=buffers + pool)
+
+
 def moments_of_step(card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool) -> list[Moment]:
     """The candidates for a step's peak."""
     loss = _Loss.of(card, arrangement, linear_copies_weight)
-    made = _replicate if arrangement.engine == "replicate" else _shard
-    return list(made(card, arrangement, loss))
+    if arrangement.engine == "replicate":
+        return list(_replicate(card, arrangement, loss))
+    return list((_one_host if arrangement.through_memory else _shard)(card, arrangement, loss))
 
 
 @dataclass(frozen=True)
@@ -146,12 +169,11 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
         return _exchanges(card, arrangement)
     layer = card.largest_layer_parameters
     if arrangement.through_memory:
+        # Resident at the moments that need most: what this rank fills.
         ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
-        lasting = [layer, *(end for end in ends if end <= layer)]
-        # Resident at the moments that need most: what this rank fills, a part of a gather or the layout of a reduction.
-        pages_per_parameter = SLOTS_IN_TURN * (1 / arrangement.world_size + 1)
-        pieces = 2 * SLOTS_IN_TURN * PASSED_AT_ONCE_NUMEL if max(ends) > layer else 0
-        return int(arrangement.compute_bytes * (sum(lasting) * pages_per_parameter + pieces))
+        lasting = layer + sum(end for end in ends if end <= layer)
+        pieces = PASSED_AT_ONCE_NUMEL if max(ends) > layer else 0
+        return SLOTS_IN_TURN * arrangement.compute_bytes * (lasting + pieces)
     # What others sent; and what is sent to them: the gradients as laid out, or from a place of its own.
     from_others = 1 - 1 / arrangement.world_size
     places = from_others + (1 if _is_sent_as_laid_out(arrangement) else from_others)
@@ -168,26 +190,19 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
     keep, pool = arrangement.keep_gathered, pooled(card, arrangement)
     own_head, own_all = 4 * share(head, arrangement), 4 * share(card.parameters, arrangement)
     earlier = 0
-    wait_whole = keep and not arrangement.through_memory
     if arrangement.accumulation_steps > 1:
         # Of earlier micro-batches: this rank's sums, or whole gradients where nothing is sent before the last one.
-        earlier = 4 * card.parameters if wait_whole else own_all
+        earlier = 4 * card.parameters if keep else own_all
     table, fetched = table_parameters(card, arrangement), fetched_parameters(card, arrangement)
     gathered = compute * (card.parameters - table)
-    # A group on its way needs its place, gloo's flat copy of it, and the group in use beside it. Through memory it is
-    # in the pool until it is in use.
-    on_its_way = 0 if keep or arrangement.through_memory else compute * 2 * layer
-    # Of the pool what the others filled is resident as well, except before the loss and before the table's gradient.
-    others_filled = 0
-    if arrangement.through_memory:
-        others_filled = int(SLOTS_IN_TURN * 2 * (1 - 1 / arrangement.world_size) * compute * layer)
-    while_gathering = compute * (head if arrangement.through_memory else layer + head)
+    # A group on its way needs its place, gloo's flat copy of it, and the group in use beside it.
+    on_its_way = 0 if keep else compute * 2 * layer
 
     yield Moment(
         name="gathering the head",
         gradients=earlier,
         activations=kept,
-        buffers=pool + (gathered + compute * head if keep else compute * head + while_gathering),
+        buffers=pool + (gathered + compute * head if keep else compute * (layer + 2 * head)),
     )
     yield Moment(
         name="loss",
@@ -211,8 +226,7 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         gradients=earlier + compute * layer + (compute * head if card.tied else own_head),
         activations=kept + backward,
         buffers=pool
-        + others_filled
-        + (0 if card.tied or arrangement.through_memory else leaving)
+        + (0 if card.tied else leaving)
         + (still_gathered if keep else on_its_way + compute * layer)
         + (compute * head if card.tied and keep else 0),
     )
@@ -222,7 +236,7 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         above = arrangement.tokens_per_forward * 4 * card.hidden
         yield Moment(
             name="the lookup table's gradient leaves",
-            gradients=(0 if wait_whole else earlier) + own_all + 4 * fetched,
+            gradients=(0 if keep else earlier) + own_all + 4 * fetched,
             activations=last_activations + above,
             buffers=pool + 2 * arrangement.sent_bytes(fetched),
         )
@@ -230,18 +244,14 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
     table_gradients = 2 if card.tied and not card.has_one_table_gradient else 1
     yield Moment(
         name="the lookup table's gradient leaves",
-        gradients=(0 if wait_whole else earlier) + own_all + compute * lookup * table_gradients,
+        gradients=(0 if keep else earlier) + own_all + compute * lookup * table_gradients,
         activations=last_activations,
         buffers=pool + _leaving(lookup, layer, arrangement),
     )
 
 
 def _leaving(parameters: int, layer: int, arrangement: Arrangement) -> int:
-    """A gradient laid out, and what is sent and received of it: all, or two pieces where it is large.
-
-    Through memory: laid out as computed, and read by the others from there."""
-    if arrangement.through_memory:
-        return arrangement.compute_bytes * parameters if parameters > layer else 0
+    """A gradient laid out, and what is sent and received of it: all, or two pieces where it is large."""
     whole = parameters <= max(layer, WHOLE_UP_TO_NUMEL)
     sent = arrangement.sent_bytes(parameters if whole else LEAST_IN_FLIGHT * PIECE_NUMEL)
     from_others = sent * (arrangement.world_size - 1) // arrangement.world_size
@@ -253,3 +263,57 @@ def _leaving(parameters: int, layer: int, arrangement: Arrangement) -> int:
 def _is_sent_as_laid_out(arrangement: Arrangement) -> bool:
     """Gradients are laid out in fp32, or as computed where that is how they travel."""
     return arrangement.gradient_form == "fp32" or arrangement.dtype == "bf16"
+
+
+# -- shard on one host
+
+
+def _one_host(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[Moment]:
+    """The weights are counted where each rank's rows are; what it reads of others' rows is resident beside them."""
+    compute, from_others = arrangement.compute_bytes, 1 - 1 / arrangement.world_size
+    kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
+    layer, lookup = card.largest_layer_parameters, card.embedding_parameters
+    head = lookup if card.tied else card.head_parameters
+    pool = pooled(card, arrangement)
+    own_head, own_all = 4 * share(head, arrangement), 4 * share(card.parameters, arrangement)
+    # Sums of earlier micro-batches, to which later ones are added.
+    earlier = own_all if arrangement.accumulation_steps > 1 else 0
+    gives_back = compute * card.parameters > RESIDENT_UP_TO_BYTES
+
+    # Of a table that is only looked up, a few rows are read.
+    always = 0 if gives_back else card.parameters - (0 if card.tied else lookup)
+
+    def read(parameters: int) -> int:
+        """Resident while so many weights are in use."""
+        return int(compute * from_others * (always or parameters))
+
+    # Of two groups' gradients what the others filled, except where room is made.
+    others_filled = int(SLOTS_IN_TURN * compute * from_others * layer)
+    pieces_read = int(SLOTS_IN_TURN * compute * from_others * PASSED_AT_ONCE_NUMEL)
+    yield Moment(
+        name="loss",
+        gradients=earlier + loss.head_gradient,
+        activations=kept,
+        logits=loss.chunk,
+        shared=pool + read(head) + (0 if gives_back else others_filled),
+    )
+    if not card.tied:
+        yield Moment(
+            name="the head's gradient leaves",
+            gradients=max(earlier, own_head) + compute * head,
+            activations=kept,
+            shared=pool + pieces_read + read(0),
+        )
+    yield Moment(
+        name="backward of the last layer",
+        gradients=max(earlier, 0 if card.tied else own_head) + compute * (layer + (head if card.tied else 0)),
+        activations=kept + backward,
+        shared=pool + others_filled + read(layer),
+    )
+    table_gradients = 2 if card.tied and not card.has_one_table_gradient else 1
+    yield Moment(
+        name="the lookup table's gradient leaves",
+        gradients=own_all + compute * lookup * table_gradients,
+        activations=arrangement.tokens_per_forward * compute * card.hidden,
+        shared=pool + (pieces_read if lookup > layer else others_filled) + read(0),
+    )

@@ -168,25 +168,25 @@ def _candidates(
     checkpointings = (False, True) if fixed_checkpointing == "auto" else (bool(fixed_checkpointing),)
     most_tokens = MOST_TOKENS_PER_FORWARD if fleet.node.has_bf16_units else MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS
     for engine in engines:
-        keeps = _keep_choices(config) if engine == "shard" and world_size > 1 else (False,)
         for checkpointing in checkpointings:
-            for keep in keeps:
-                for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens):
-                    arrangement = Arrangement(
-                        engine=engine,
-                        dtype=dtype,
-                        wire_dtype=wire_dtype,
-                        nodes=fleet.nodes,
-                        ranks_per_node=ranks_per_node,
-                        threads_per_rank=layout.threads_per_rank.value,
-                        sequence_length=length,
-                        micro_batch_rows=rows,
-                        accumulation_steps=ceil(rank_rows / rows),
-                        activation_checkpointing=checkpointing,
-                        keep_gathered=keep,
-                        attention=config.model.attention,
-                    )
-                    yield price(card, arrangement, fleet, limit, saving=saving, steps=config.train.steps)
+            for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens):
+                arrangement = Arrangement(
+                    engine=engine,
+                    dtype=dtype,
+                    wire_dtype=wire_dtype,
+                    nodes=fleet.nodes,
+                    ranks_per_node=ranks_per_node,
+                    threads_per_rank=layout.threads_per_rank.value,
+                    sequence_length=length,
+                    micro_batch_rows=rows,
+                    accumulation_steps=ceil(rank_rows / rows),
+                    activation_checkpointing=checkpointing,
+                    keep_gathered=False,
+                    attention=config.model.attention,
+                )
+                for keep in _keep_choices(config, arrangement):
+                    kept = replace(arrangement, keep_gathered=keep)
+                    yield price(card, kept, fleet, limit, saving=saving, steps=config.train.steps)
 
 
 def price(
@@ -221,7 +221,9 @@ def _due_before_the_end(saving: Interval, steps: int | None, seconds_per_step: f
     return saving.seconds is not None and (steps is None or saving.seconds < steps * seconds_per_step)
 
 
-def _keep_choices(config: RunConfig) -> tuple[bool, ...]:
+def _keep_choices(config: RunConfig, arrangement: Arrangement) -> tuple[bool, ...]:
+    if arrangement.engine == "replicate" or arrangement.world_size == 1 or arrangement.through_memory:
+        return (False,)
     fixed = config.parallel.keep_gathered
     return (False, True) if fixed == "auto" else (fixed,)
 
@@ -248,8 +250,7 @@ def _choose(candidates: list[Candidate]) -> Candidate:
     # Equal seconds go to the larger micro-batch: candidates come largest first, and min keeps the first.
     best = min(plain or fitting, key=lambda candidate: candidate.seconds.total)
     given_back = replace(best.arrangement, keep_gathered=False)
-    is_cheap = best.arrangement.accumulation_steps == 1 or best.arrangement.through_memory
-    for candidate in fitting if is_cheap else ():
+    for candidate in fitting if best.arrangement.accumulation_steps == 1 else ():
         if candidate.arrangement == given_back and candidate.seconds.total <= WORTH_KEEPING * best.seconds.total:
             return candidate
     return best
@@ -332,6 +333,8 @@ def _keep_reason(config: RunConfig, chosen: Candidate) -> str:
         return "replicate: weights are always whole"
     if arrangement.world_size == 1:
         return "one rank: nothing is gathered"
+    if arrangement.through_memory:
+        return "ranks of one host compute with one copy of the weights: nothing is gathered"
     if config.parallel.keep_gathered != "auto":
         return "set by you"
     if arrangement.keep_gathered:

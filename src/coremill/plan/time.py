@@ -28,13 +28,14 @@ OPTIMIZER_BYTES_PER_PARAMETER = 28 + 4 + 8
 OPTIMIZER_CORE_SECONDS_PER_PARAMETER = 2.6e-9
 # Adding a micro-batch's gradient to the sum: read both, write one, fp32.
 ACCUMULATE_BYTES_PER_PARAMETER = 12
-# Under replicate in bf16: the bf16 weights are written again from their masters.
+# Where a bf16 copy of the weights stands beside their masters: it is written again from them.
 PUBLISH_BYTES_PER_PARAMETER = 6
 
 # Bytes per second between ranks of one machine through gloo, counting only seconds that arithmetic does not hide: 1.6
 # to 2.2 GB/s on 16 Emerald Rapids cores, mostly 2 to 5 on two Neoverse-N1 cores.
 LOOPBACK_BYTES_PER_SECOND = 2.0e9
-# The same where ranks share memory, with what FSDP2 copies on either side of an exchange. Assumed, per rank.
+# The same where ranks share memory, of gradients: laid out, and read to be summed. Weights are read in place. Assumed,
+# per rank.
 MEMORY_BYTES_PER_SECOND = 4.0e9
 # Share of a network card's rate that TCP payload reaches.
 LINK_SHARE = 0.93
@@ -96,7 +97,7 @@ def optimizer_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -
     """The update of a rank's own parameters: as long as memory needs for it, or the cores."""
     own = card.parameters / (arrangement.world_size if arrangement.engine == "shard" else 1)
     per_parameter = OPTIMIZER_BYTES_PER_PARAMETER
-    if arrangement.engine == "replicate" and arrangement.dtype == "bf16":
+    if (arrangement.engine == "replicate" or arrangement.through_memory) and arrangement.dtype == "bf16":
         per_parameter += PUBLISH_BYTES_PER_PARAMETER
     in_memory = per_parameter / (fleet.calibration.copy_bytes_per_second * rank_share(arrangement, fleet))
     return own * max(in_memory, OPTIMIZER_CORE_SECONDS_PER_PARAMETER / rank_cores(arrangement, fleet))
@@ -108,11 +109,9 @@ def communication_seconds(arrangement: Arrangement, fleet: Fleet, traffic: Traff
         return 0.0
     if arrangement.nodes == 1:
         crowding = max(1.0, arrangement.ranks_per_node / max(1, fleet.node.usable_cores))
-        return (
-            traffic.total
-            * crowding
-            / (MEMORY_BYTES_PER_SECOND if traffic.through_memory else LOOPBACK_BYTES_PER_SECOND)
-        )
+        if traffic.through_memory:
+            return traffic.reduce_bytes * crowding / MEMORY_BYTES_PER_SECOND
+        return traffic.total * crowding / LOOPBACK_BYTES_PER_SECOND
     ring = traffic.gather_bytes + (traffic.reduce_bytes if traffic.reduce_is_ring else 0)
     spread = traffic.total - ring
     # A ring crosses each network card once whatever the number of ranks behind it; an exchange of pieces goes to all

@@ -65,10 +65,12 @@ def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
 
 
 def gathered_parameters(card: ModelCard, arrangement: Arrangement) -> int:
-    """Weights gathered in one step: forward needs all; backward the layers again, but no lookup table and no head."""
+    """Weights gathered in one step: forward needs all; backward the layers again, but no lookup table and no head.
+
+    Through memory: weights of others that are new after an update."""
     fetched = arrangement.accumulation_steps * fetched_parameters(card, arrangement)
     whole = card.parameters - table_parameters(card, arrangement)
-    if arrangement.keep_gathered:
+    if arrangement.keep_gathered or arrangement.through_memory:
         return whole + fetched
     again = sum(card.layer_parameters) + card.rest_parameters
     if not card.block.plain_logits:
@@ -78,10 +80,9 @@ def gathered_parameters(card: ModelCard, arrangement: Arrangement) -> int:
 
 def reduced_parameters(card: ModelCard, arrangement: Arrangement) -> int:
     """Gradients reduced in one step: after each micro-batch, or once where they wait whole."""
-    wait_whole = arrangement.keep_gathered and not arrangement.through_memory
     whole = card.parameters - table_parameters(card, arrangement)
     fetched = arrangement.accumulation_steps * fetched_parameters(card, arrangement)
-    return whole * (1 if wait_whole else arrangement.accumulation_steps) + fetched
+    return whole * (1 if arrangement.keep_gathered else arrangement.accumulation_steps) + fetched
 
 
 def table_parameters(card: ModelCard, arrangement: Arrangement) -> int:

@@ -30,6 +30,10 @@ ROOM_IN_FLIGHT_BYTES = 2**26
 # bytes to stay in the caches between who writes and who reads them.
 PASSED_AT_ONCE_NUMEL = 2**21
 
+# Weights that ranks of one host share: of more than that, rows of other ranks are resident only while they are in use.
+# Mapping them anew is felt where weights are large beside the arithmetic.
+RESIDENT_UP_TO_BYTES = 2**28
+
 
 def bucket_mib(gradient_bytes: int) -> int:
     """Of a model with so many bytes of gradients on each rank."""

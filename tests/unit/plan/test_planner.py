@@ -210,8 +210,11 @@ def test_a_slow_link_is_worth_the_memory_of_kept_weights() -> None:
 
 def test_keeping_gathered_weights_can_be_fixed() -> None:
     for fixed in (True, False):
-        made = plan(parallel={"ranks_per_node": 2, "engine": "shard", "keep_gathered": fixed})
+        parallel = {"ranks_per_node": 2, "engine": "shard", "keep_gathered": fixed}
+        made = plan(fleet(nodes=2), parallel=parallel)
         assert made.keep_gathered.value is fixed and made.keep_gathered.reason == "set by you"
+        on_one_host = plan(parallel=parallel).keep_gathered
+        assert not on_one_host.value and "one copy of the weights" in on_one_host.reason
 
 
 def test_what_does_not_fit_comes_with_remedies_that_do() -> None:
