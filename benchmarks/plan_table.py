@@ -220,7 +220,7 @@ def _outcome(
 ) -> Outcome:
     return Outcome(
         name=name,
-        parameters=plan["memory_by_phase"]["steady_step"]["optimizer"] // 8 * (plan["world_size"] if _shared(plan) else 1),
+        parameters=plan["memory_bytes_per_rank"]["optimizer"] // 8 * (plan["world_size"] if _shared(plan) else 1),
         engine=plan["engine"]["value"],
         ranks=plan["world_size"],
         threads=plan["threads_per_rank"]["value"],

@@ -48,6 +48,9 @@ class Codec(Protocol):
     def add(self, before: torch.Tensor, after: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
         """Add what other ranks sent to this rank's own, in fp32 and in rank order: rows of lower ranks, of higher."""
 
+    def sum(self, wires: Sequence[torch.Tensor], runs: Sequence[int], total: torch.Tensor) -> None:
+        """Of what all ranks have, as it is on the wire: in fp32 and in order."""
+
 
 def codec_of(form: GradientForm) -> Codec:
     """The codec of a form that the plan chose."""
@@ -106,6 +109,14 @@ class Plain:
             for wire in higher:
                 into += wire[part]
 
+    def sum(self, wires: Sequence[torch.Tensor], runs: Sequence[int], total: torch.Tensor) -> None:
+        """Chunk by chunk."""
+        for begin, rows, width in _chunks([total.numel()]):
+            part = slice(begin, begin + rows * width)
+            into = total[part].copy_(wires[0][part])
+            for wire in wires[1:]:
+                into += wire[part]
+
 
 class Roots:
     """The fp32 scale of each block; behind them, in the same buffer, 16-bit roots."""
@@ -154,6 +165,18 @@ class Roots:
                     earlier += _square(roots[part], scales[blocks], work)
                 into += earlier
             for scales, roots in higher:
+                into += _square(roots[part], scales[blocks], work)
+            block += rows
+
+    def sum(self, wires: Sequence[torch.Tensor], runs: Sequence[int], total: torch.Tensor) -> None:
+        """Chunk by chunk: each is read once and written once."""
+        first, *others = [_parts(wire, runs) for wire in wires]
+        values, block = _scratch(total), 0
+        for begin, rows, width in _chunks(runs):
+            part, blocks = slice(begin, begin + rows * width), slice(block, block + rows)
+            into, work = total[part].view(rows, width), values[: rows * width].view(rows, width)
+            _square(first[1][part], first[0][blocks], into)
+            for scales, roots in others:
                 into += _square(roots[part], scales[blocks], work)
             block += rows
 

@@ -267,9 +267,10 @@ def install(modules: Sequence[FSDPModule], gather: Any, scatter_sum: Any) -> Non
 class SumOverRanks:
     """An all-reduce of one fp32 buffer in stages, for gradients that every rank needs whole; `runs` are their lengths.
 
-    Two ranks on an fp32 wire: gloo's own ring. Else all-to-all, fp32 sum in rank order, gather of the sums: gloo's bf16
-    ring would round at every hop and sum at 1.3 GB/s on one thread. `advance` moves an exchange on by one stage; all
-    ranks call it in the same order.
+    Two ranks on an fp32 wire: gloo's own ring. Two on another: each sends the other all it has, as many bytes as in two
+    stages, and no sum is rounded. Else all-to-all, fp32 sum in rank order, gather of the sums: gloo's bf16 ring would
+    round at every hop and sum at 1.3 GB/s on one thread. `advance` moves an exchange on by one stage; all ranks call it
+    in the same order.
     """
 
     def __init__(
@@ -292,6 +293,13 @@ class SumOverRanks:
             self._flight = exchange.follow("all_reduce", work, sent)
             self._stages: list[Callable[[], None]] = [self._flight.wait]
             return
+        if self._ranks == 2:
+            self._shares, self._pieces = [list(runs)], (buffer,)
+            self._send, self._receive = (pool.take(codec.length(runs), codec.dtype) for _ in range(2))
+            codec.encode(buffer, runs, self._send)
+            self._flight = exchange.all_to_all("all_reduce", group, 2 * [self._receive], 2 * [self._send])
+            self._stages = [self._add_both]
+            return
         self._shares = shares_of(runs, self._ranks)  # what each rank sums
         self._pieces = buffer.split([sum(share) for share in self._shares])
         length = max(map(codec.length, self._shares))
@@ -303,16 +311,24 @@ class SumOverRanks:
         self._flight = exchange.all_to_all("all_reduce", group, list(incoming), list(outgoing))
         self._stages = [self._sum_and_gather, self._spread]
 
+    def _add_both(self) -> None:
+        """This rank's own as the other got it: both have the same sum."""
+        self._flight.wait()
+        self._codec.sum([self._send, self._receive], self._shares[0], self._pieces[0])
+        self._pool.give(self._send)
+        self._pool.give(self._receive)
+
     def _sum_and_gather(self) -> None:
         self._flight.wait()
         mine = self._group.rank()
         total, share = self._pieces[mine], self._shares[mine]
         wires = self._receive.view(self._ranks, -1)
-        # Rounded like the others': which rank sums a gradient depends on DDP's buckets, and its bits must not.
-        if not self._codec.exact:
+        if self._codec.exact:
+            self._codec.add(wires[:mine], wires[mine + 1 :], share, total)
+        else:
+            # Rounded like the others': which rank sums a gradient depends on DDP's buckets, and its bits must not.
             self._codec.encode(total, share, wires[mine])
-            self._codec.decode(wires[mine], share, total)
-        self._codec.add(wires[:mine], wires[mine + 1 :], share, total)
+            self._codec.sum(list(wires), share, total)
         self._codec.encode(total, share, wires[mine])
         self._flight = self._exchange.all_gather("all_reduce", self._group, self._receive, wires[mine])
 

@@ -86,6 +86,8 @@ def test_sums_are_those_of_what_was_sent_in_rank_order(codec: Codec) -> None:
             expected += total if rank == mine else sent[rank]
         codec.add(wires[:mine], wires[mine + 1 :], RUNS, total)
         assert torch.equal(total, expected)
+    codec.sum(list(wires), RUNS, total)
+    assert torch.equal(total, sum(sent, torch.zeros(sum(RUNS))))
 
 
 def test_bits_do_not_depend_on_neighbours_shares_or_threads() -> None:
