@@ -38,7 +38,7 @@ def exchange_here(world: Any, numel: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("interfaces", ["lo", "lo,lo,lo"])
-@pytest.mark.parametrize("numel", [1, 300_000])  # one to be sent whole, one to be cut for three flows, unevenly
+@pytest.mark.parametrize("numel", [1, 2_000_003])  # one to be sent whole, one to be cut for three flows, unevenly
 def test_pieces_arrive_in_place_and_are_counted(interfaces: str, numel: int) -> None:
     found = ranks.run_ranks(exchange_here, 3, environ={"GLOO_SOCKET_IFNAME": interfaces}, numel=numel)
     for rank in found:

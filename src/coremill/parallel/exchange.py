@@ -24,8 +24,9 @@ import torch.distributed as dist
 
 from coremill.launch.pulse import PULSE
 
-# Pieces are cut for several flows down to this: below, a message's own cost is what counts.
-LEAST_BYTES_PER_FLOW = 128 * 1024
+# Pieces are cut for several flows down to this. A flow more wakes a thread of gloo's more, on a core that computes; and
+# what is sent next takes another flow anyway.
+LEAST_BYTES_PER_FLOW = 2 * 2**20
 # Exchanges on the wire at once. One alone would leave it idle from each one's end to the next one's start; many would
 # share it, and the one that is needed first would come late.
 MOST_UNDER_WAY = 2
@@ -100,9 +101,10 @@ class Flight:
 class Exchange:
     """Sends and receives among the ranks of a group. All ranks start the same exchanges in the same order."""
 
-    def __init__(self, meter: WireMeter, flows: int = 1) -> None:
+    def __init__(self, meter: WireMeter, flows: int = 1, least_bytes_per_flow: int = LEAST_BYTES_PER_FLOW) -> None:
         self._meter = meter
         self._flows = flows
+        self._least_bytes_per_flow = least_bytes_per_flow
         self._count = 0
         self._lock = threading.Lock()
         self._under_way = 0
@@ -191,7 +193,7 @@ class Exchange:
         if not tensor.numel():
             return []
         first = self._count * self._flows
-        parts = min(self._flows, max(1, tensor.numel() * tensor.element_size() // LEAST_BYTES_PER_FLOW))
+        parts = min(self._flows, max(1, tensor.numel() * tensor.element_size() // self._least_bytes_per_flow))
         if parts == 1:
             return [(tensor, first + self._count % self._flows)]
         return [(part, first + index) for index, part in enumerate(tensor.view(-1).chunk(parts))]
