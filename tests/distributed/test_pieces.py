@@ -57,16 +57,16 @@ def losses_in_one_bucket_and_in_many(world: Any, cases: list[dict[str, Any]]) ->
         counts = []
         for mib in (64, 1):
             most = 0
-            end = replicate.ReplicateEngine._end
+            send_next = replicate.ReplicateEngine._send_next
 
-            def count(engine: Any, exchange: Any, end: Any = end) -> None:
+            def count(engine: Any, send_next: Any = send_next) -> None:
                 nonlocal most
-                most = max(most, len(engine._exchanges) + 1)
-                end(engine, exchange)
+                send_next(engine)
+                most = max(most, len(engine._under_way))
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(replicate, "bucket_mib", lambda _, mib=mib: mib)
-                patch.setattr(replicate.ReplicateEngine, "_end", count)
+                patch.setattr(replicate.ReplicateEngine, "_send_next", count)
                 result = train_here(world, **case)
             counts.append([most, result["losses"], result["norms"]])
         found.append(counts)

@@ -6,8 +6,7 @@ bf16 keeps 8, and one of a four-thousandth of it still 8. Like bf16 it halves th
 of fp32 arithmetic where it was (docs/benchmarks.md).
 
 Values go through in chunks that stay in the cache, each operation in place: a pass over memory, not seven. Blocks begin
-anew with every run of values that is named (a parameter, where DDP strings them together in an order that changes after
-the first step) and depend neither on chunks nor on threads, so the bits repeat.
+anew with every run of values that is named and depend neither on chunks nor on threads, so the bits repeat.
 """
 
 from __future__ import annotations
@@ -57,20 +56,20 @@ def codec_of(form: GradientForm) -> Codec:
     return Roots() if form == "roots" else Plain(torch.float32 if form == "fp32" else torch.bfloat16)
 
 
-def shares_of(runs: Sequence[int], ranks: int) -> list[list[int]]:
-    """Runs in as many nearly equal shares as there are ranks; no block is cut."""
-    whole = sum(runs)
-    shares: list[list[int]] = [[] for _ in range(ranks)]
+def shares_of(values: Sequence[torch.Tensor], ranks: int) -> list[list[torch.Tensor]]:
+    """Pieces of these, in order, in as many nearly equal shares as there are ranks; no block is cut."""
+    whole = sum(each.numel() for each in values)
+    shares: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
     rank = offset = 0
-    for run in runs:
-        begin = 0
-        while rank < ranks - 1 and whole * (rank + 1) // ranks < offset + run:
+    for each in values:
+        begin, numel = 0, each.numel()
+        while rank < ranks - 1 and whole * (rank + 1) // ranks < offset + numel:
             end = max(begin, (whole * (rank + 1) // ranks - offset) // ROOTS_BLOCK * ROOTS_BLOCK)
-            shares[rank].append(end - begin)
+            shares[rank].append(each[begin:end])
             begin, rank = end, rank + 1
-        shares[rank].append(run - begin)
-        offset += run
-    return shares
+        shares[rank].append(each[begin:])
+        offset += numel
+    return [[piece for piece in share if piece.numel()] for share in shares]
 
 
 class Plain:

@@ -8,7 +8,7 @@ peers at once, and backward goes on meanwhile. All sums are taken in rank order,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from coremill.parallel.codec import Codec, shares_of
 from coremill.parallel.exchange import Exchange, Flight, peers_of
 from coremill.parallel.heap import Backward
-from coremill.plan.wire import LEAST_IN_FLIGHT, RING_RANKS, ROOM_IN_FLIGHT_BYTES
+from coremill.plan.wire import LEAST_IN_FLIGHT, ROOM_IN_FLIGHT_BYTES
 
 # An embedding or a head above the first size leaves in pieces of the second, so that its send and receive buffers are
 # those of two pieces: 0.13 instead of 2.1 GB in bf16 for the 525 M parameters of Llama-3's head. All but the last two
@@ -265,18 +265,17 @@ def install(modules: Sequence[FSDPModule], gather: Any, scatter_sum: Any) -> Non
 
 
 class SumOverRanks:
-    """An all-reduce of one fp32 buffer in stages, for gradients that every rank needs whole; `runs` are their lengths.
+    """An all-reduce in stages, for fp32 gradients that every rank needs whole; the sums take their place.
 
-    Two ranks on an fp32 wire: gloo's own ring. Two on another: each sends the other all it has, as many bytes as in two
-    stages, and no sum is rounded. Else all-to-all, fp32 sum in rank order, gather of the sums: gloo's bf16 ring would
-    round at every hop and sum at 1.3 GB/s on one thread. `advance` moves an exchange on by one stage; all ranks call it
-    in the same order.
+    Two ranks send each other all they have: as many bytes as in two stages, and no sum is rounded. More: all-to-all,
+    fp32 sum in rank order, gather of the sums. gloo's own ring adds in an order that depends on a gradient's place; in
+    bf16 it rounds at every hop and sums at 1.3 GB/s on one thread. `advance` moves an exchange on by one stage; all
+    ranks call it in the same order.
     """
 
     def __init__(
         self,
-        buffer: torch.Tensor,
-        runs: Sequence[int],
+        gradients: Sequence[torch.Tensor],
         group: dist.ProcessGroup,
         exchange: Exchange,
         pool: BufferPool,
@@ -286,61 +285,66 @@ class SumOverRanks:
         self._exchange = exchange
         self._pool = pool
         self._codec = codec
-        self._ranks = group.size()
-        if codec.exact and self._ranks <= RING_RANKS:
-            work = dist.all_reduce(buffer, group=group, async_op=True)
-            sent = 2 * (self._ranks - 1) * buffer.numel() * 4 // self._ranks
-            self._flight = exchange.follow("all_reduce", work, sent)
-            self._stages: list[Callable[[], None]] = [self._flight.wait]
-            return
-        if self._ranks == 2:
-            self._shares, self._pieces = [list(runs)], (buffer,)
-            self._send, self._receive = (pool.take(codec.length(runs), codec.dtype) for _ in range(2))
-            codec.encode(buffer, runs, self._send)
+        ranks = group.size()
+        pieces = [gradient.view(-1) for gradient in gradients]
+        # By rank, what it sums: of two, each sums all.
+        self._shares = [pieces] if ranks == 2 else shares_of(pieces, ranks)
+        length = max(sum(codec.length([piece.numel()]) for piece in share) for share in self._shares)
+        self._send, self._receive = (pool.take(len(self._shares) * length, codec.dtype) for _ in range(2))
+        if ranks == 2:
+            self._encode(pieces, self._send)
             self._flight = exchange.all_to_all("all_reduce", group, 2 * [self._receive], 2 * [self._send])
-            self._stages = [self._add_both]
+            self._stages: list[Callable[[], None]] = [self._add_both]
             return
-        self._shares = shares_of(runs, self._ranks)  # what each rank sums
-        self._pieces = buffer.split([sum(share) for share in self._shares])
-        length = max(map(codec.length, self._shares))
-        self._send = pool.take(self._ranks * length, codec.dtype)
-        self._receive = pool.take(self._ranks * length, codec.dtype)
-        outgoing, incoming = self._send.view(self._ranks, -1), self._receive.view(self._ranks, -1)
+        outgoing, incoming = self._send.view(ranks, -1), self._receive.view(ranks, -1)
         for rank in peers_of(group):
-            codec.encode(self._pieces[rank], self._shares[rank], outgoing[rank])
+            self._encode(self._shares[rank], outgoing[rank])
         self._flight = exchange.all_to_all("all_reduce", group, list(incoming), list(outgoing))
         self._stages = [self._sum_and_gather, self._spread]
+
+    def _encode(self, pieces: Sequence[torch.Tensor], wire: torch.Tensor) -> None:
+        for piece, place in self._places(pieces):
+            self._codec.encode(piece, [piece.numel()], wire[place])
+
+    def _places(self, pieces: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, slice]]:
+        """Where each of them lies on the wire."""
+        begin = 0
+        for piece in pieces:
+            end = begin + self._codec.length([piece.numel()])
+            yield piece, slice(begin, end)
+            begin = end
 
     def _add_both(self) -> None:
         """This rank's own as the other got it: both have the same sum."""
         self._flight.wait()
-        self._codec.sum([self._send, self._receive], self._shares[0], self._pieces[0])
-        self._pool.give(self._send)
-        self._pool.give(self._receive)
+        for piece, place in self._places(self._shares[0]):
+            self._codec.sum([self._send[place], self._receive[place]], [piece.numel()], piece)
+        self._give_back()
 
     def _sum_and_gather(self) -> None:
         self._flight.wait()
         mine = self._group.rank()
-        total, share = self._pieces[mine], self._shares[mine]
-        wires = self._receive.view(self._ranks, -1)
-        if self._codec.exact:
-            self._codec.add(wires[:mine], wires[mine + 1 :], share, total)
-        else:
-            # Rounded like the others': which rank sums a gradient depends on DDP's buckets, and its bits must not.
-            self._codec.encode(total, share, wires[mine])
-            self._codec.sum(list(wires), share, total)
-        self._codec.encode(total, share, wires[mine])
+        wires = self._receive.view(len(self._shares), -1)
+        # Rounded like the others': which rank sums a gradient must not show in its bits.
+        self._encode(self._shares[mine], wires[mine])
+        for piece, place in self._places(self._shares[mine]):
+            self._codec.sum([wire[place] for wire in wires], [piece.numel()], piece)
+        self._encode(self._shares[mine], wires[mine])
         self._flight = self._exchange.all_gather("all_reduce", self._group, self._receive, wires[mine])
 
     def _spread(self) -> None:
         self._flight.wait()
-        for piece, share, wire in zip(self._pieces, self._shares, self._receive.view(self._ranks, -1), strict=True):
-            self._codec.decode(wire, share, piece)
+        for share, wire in zip(self._shares, self._receive.view(len(self._shares), -1), strict=True):
+            for piece, place in self._places(share):
+                self._codec.decode(wire[place], [piece.numel()], piece)
+        self._give_back()
+
+    def _give_back(self) -> None:
         self._pool.give(self._send)
         self._pool.give(self._receive)
 
     def advance(self) -> bool:
-        """One stage on; True once the buffer holds the sum."""
+        """One stage on; True once the sums are in place."""
         if self._stages:
             self._stages.pop(0)()
         return not self._stages

@@ -20,6 +20,7 @@ from coremill.model.build import LayerMap, find_layers
 from coremill.model.slices import RowSlice, keep_as, model_name, rows_of_rank
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import WireMeter
+from coremill.parallel.leaving import in_leaving_order
 from coremill.parallel.neighbours import Neighbours
 from coremill.parallel.same_host import HostSums, HostWeight, HostWeights
 from coremill.plan.types import Choice
@@ -60,11 +61,11 @@ class OneHostShardEngine:
     def place(self, model: nn.Module) -> None:
         """Give every parameter its place in the shared memory, and each rank room for its rows."""
         parts = find_layers(model)
-        ordered = _in_leaving_order(model, parts)
-        parameters = [group for group, _ in ordered]
+        ordered = in_leaving_order(model)
+        parameters = [group.parameters for group in ordered]
         self._weights = HostWeights(self._neighbours, self._meter, parameters, self._compute_dtype)
         self._groups = [
-            _Group(weights, is_layer) for weights, (_, is_layer) in zip(self._weights.groups, ordered, strict=True)
+            _Group(weights, group.is_layer) for weights, group in zip(self._weights.groups, ordered, strict=True)
         ]
         by_parameter = dict(zip((each for group in parameters for each in group), self._weights.weights, strict=True))
         mesh = self._world.mesh()
@@ -196,21 +197,3 @@ class OneHostShardEngine:
     def wire_use(self) -> WireUse:
         """Since the last call."""
         return WireUse(self._meter.take())
-
-
-def _in_leaving_order(model: nn.Module, parts: LayerMap) -> list[tuple[list[nn.Parameter], bool]]:
-    """Parameters by group and whether it is a layer, as backward ends with them; tied weights with the embedding."""
-    seen: set[nn.Parameter] = set()
-
-    def group(module: nn.Module) -> list[nn.Parameter]:
-        fresh = [parameter for parameter in module.parameters() if parameter not in seen]
-        seen.update(fresh)
-        return fresh
-
-    layers = [
-        (group(layer), True) for layer in parts.layers
-    ]  # what layers share is the first one's: its backward is last
-    lookup, head = group(parts.embedding), group(parts.head)
-    # Of the rest, a final norm's gradient is made early, that of learned positions last.
-    ordered = [(head, False), *reversed(layers), (group(model), False), (lookup, False)]
-    return [(parameters, is_layer) for parameters, is_layer in ordered if parameters]

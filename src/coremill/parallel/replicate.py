@@ -1,43 +1,44 @@
-"""Replicate: the whole model on every rank, gradients summed while backward runs (DDP with a hook of our own).
+"""Replicate: the whole model on every rank, gradients summed while backward runs.
 
-One rank needs no wrapper at all. In bf16 the module computes with bf16 weights while fp32 masters are what the
-optimizer moves, and gradients are added up in fp32 over micro-batches and ranks, so no update is lost to rounding.
+A hook on each parameter sees its gradient made; a bucket of them is sent as soon as it is whole. In bf16 the module
+computes with bf16 weights while fp32 masters are what the optimizer moves, and gradients are added up in fp32 over
+micro-batches and ranks, so no update is lost to rounding.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
+import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import nn
-from torch._C._distributed_c10d import GradBucket
-from torch.nn.parallel import DistributedDataParallel
 
 from coremill.model.slices import RowSlice, materialise, model_name
 from coremill.parallel.codec import Codec
 from coremill.parallel.collectives import BufferPool, SumOverRanks
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
+from coremill.parallel.leaving import in_leaving_order
 from coremill.plan.types import Choice
 from coremill.plan.wire import bucket_mib
 from coremill.world import World
 
 
-@dataclass(frozen=True)
-class _BucketExchange:
-    """A bucket of gradients on its way."""
+@dataclass(eq=False)
+class _Bucket:
+    """Gradients that are sent together."""
 
-    sum: SumOverRanks
     weights: list[nn.Parameter]
-    total: torch.Tensor  # fp32; the bucket itself where the arithmetic is fp32
-    bucket: torch.Tensor
-    done: torch.futures.Future[torch.Tensor]
+    made: int = 0  # in the pass that sends
+
+    @property
+    def is_whole(self) -> bool:
+        """All are made."""
+        return self.made == len(self.weights)
 
 
 class ReplicateEngine:
@@ -55,9 +56,10 @@ class ReplicateEngine:
         self.exchange: Choice[Literal["memory", "wire"]] = Choice("wire", "replicate: gradients go through gloo")
         self._masters: dict[nn.Parameter, nn.Parameter] = {}  # bf16 weight -> fp32 master
         self._folded: set[nn.Parameter] = set()  # masters whose gradient already holds part of this step
-        self._folding = True
-        self._buckets_are_final = False
-        self._exchanges: deque[_BucketExchange] = deque()
+        self._pass: Literal["adds", "sends", "is looked at"] = "adds"
+        self._buckets: list[_Bucket] = []  # in the order in which they are sent
+        self._sent = 0  # of these, in this pass
+        self._under_way: deque[SumOverRanks] = deque()
 
     def place(self, model: nn.Module) -> None:
         """Empty fp32 storage for every parameter."""
@@ -65,29 +67,26 @@ class ReplicateEngine:
         self._model = model
 
     def start(self) -> None:
-        """Masters where the arithmetic is bf16, DDP where there are peers."""
+        """Masters where the arithmetic is bf16, buckets where there are peers."""
         if self._compute_dtype != torch.float32:
-            self._keep_masters()
-        self._module: nn.Module = self._model
-        if self._world.size > 1:
-            with warnings.catch_warnings():
-                # torch 2.13 wants another name for broadcast_buffers that torch 2.11 does not know.
-                warnings.simplefilter("ignore", FutureWarning)
-                wrapped = DistributedDataParallel(
-                    self._model,
-                    bucket_cap_mb=bucket_mib(sum(weight.nbytes for weight in self._model.parameters())),
-                    gradient_as_bucket_view=True,
-                    broadcast_buffers=False,
-                    init_sync=False,  # every rank has read the same weights
-                )
-            # DDP compares annotations with classes, and ours are text: the lambda has none.
-            wrapped.register_comm_hook(None, lambda _, bucket: self._exchange_bucket(bucket))  # type: ignore[arg-type, return-value]
-            self._module = wrapped
+            for weight in self._model.parameters():
+                master = nn.Parameter(weight.data)
+                master.grad = torch.zeros_like(master)
+                weight.data = master.data.to(self._compute_dtype)
+                self._masters[weight] = master
+        self._buckets = _buckets(self._model) if self._world.size > 1 else []
+        # Autograd's side holds these where no garbage collector looks: they must not hold the engine.
+        engine = weakref.proxy(self)
+        self._bucket_of = {weight: bucket for bucket in self._buckets for weight in bucket.weights}
+        if self._masters or self._buckets:
+            for weight in self._model.parameters():
+                if weight.requires_grad:
+                    weight.register_post_accumulate_grad_hook(lambda weight: engine._is_made(weight))
 
     @property
     def module(self) -> nn.Module:
         """What to call for a forward pass."""
-        return self._module
+        return self._model
 
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The fp32 weights: the module's own, or the masters."""
@@ -101,12 +100,12 @@ class ReplicateEngine:
         ]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
-        """One micro-batch; DDP's hook sends buckets during the last one's backward."""
-        has_peers = self._world.size > 1
-        self._folding = not (is_last and has_peers)
-        with self._module.no_sync() if has_peers and not is_last else nullcontext():  # type: ignore[operator]
-            loss = loss_function(self._module)
-            loss.backward()
+        """One micro-batch; buckets are sent during the last one's backward."""
+        self._pass = "sends" if is_last and self._buckets else "adds"
+        loss = loss_function(self._model)
+        loss.backward()
+        if self._pass == "sends":
+            self._send_all()
         return float(loss.detach())
 
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
@@ -121,7 +120,7 @@ class ReplicateEngine:
 
     def examine(self, loss_function: LossFunction) -> bool:
         """On the bare model: nothing is exchanged."""
-        self._folding = False
+        self._pass = "is looked at"
         loss_function(self._model).backward()
         finite = all(bool(w.grad.isfinite().all()) for w in self._model.parameters() if w.grad is not None)
         self._model.zero_grad(set_to_none=True)
@@ -138,75 +137,77 @@ class ReplicateEngine:
             for weight, master in self._masters.items():
                 weight.copy_(master)
         self._folded.clear()
-        if not self._buckets_are_final:
-            # DDP arranges them anew after the first step: buffers of the old sizes would lie idle for ever.
-            self._pool.clear()
-            self._buckets_are_final = True
 
     def wire_use(self) -> WireUse:
         """Since the last call."""
         return WireUse(self._meter.take())
 
-    def _keep_masters(self) -> None:
-        for weight in self._model.parameters():
-            master = nn.Parameter(weight.data)
-            master.grad = torch.zeros_like(master)
-            weight.data = master.data.to(self._compute_dtype)
-            self._masters[weight] = master
-            weight.register_post_accumulate_grad_hook(self._fold)
-
-    def _fold(self, weight: torch.Tensor) -> None:
-        """Move a bf16 gradient into its master's fp32 one; freed at once."""
-        if not self._folding or weight.grad is None:
+    def _is_made(self, weight: nn.Parameter) -> None:
+        """Autograd has put a gradient in place."""
+        if self._pass == "is looked at":
             return
-        assert isinstance(weight, nn.Parameter)
-        self._add_to_master(weight, weight.grad)
+        if self._masters:
+            self._fold(weight)
+        if self._pass == "sends":
+            self._bucket_of[weight].made += 1
+            while self._sent < len(self._buckets) and self._buckets[self._sent].is_whole:
+                self._send_next()
+
+    def _fold(self, weight: nn.Parameter) -> None:
+        """Move a bf16 gradient into its master's fp32 one; freed at once."""
+        total = self._masters[weight].grad
+        assert total is not None and weight.grad is not None
+        if weight in self._folded:
+            total += weight.grad
+        else:
+            total.copy_(weight.grad)
+            self._folded.add(weight)
         weight.grad = None
 
-    def _master_gradient(self, weight: nn.Parameter) -> torch.Tensor:
-        gradient = self._masters[weight].grad
-        assert gradient is not None
-        return gradient
+    def _send_next(self) -> None:
+        """Start the exchange of a bucket and move the earlier ones on."""
+        gradients = [self._gradient(weight) for weight in self._buckets[self._sent].weights]
+        self._sent += 1
+        started = SumOverRanks(gradients, self._world.group, self._wire, self._pool, self._codec)
+        for earlier in self._under_way:
+            earlier.advance()
+        self._under_way.append(started)
 
-    def _add_to_master(self, weight: nn.Parameter, gradient: torch.Tensor) -> None:
-        master_gradient = self._master_gradient(weight)
-        if weight in self._folded:
-            master_gradient += gradient
-        else:
-            master_gradient.copy_(gradient)
-            self._folded.add(weight)
+    def _gradient(self, weight: nn.Parameter) -> torch.Tensor:
+        """In fp32; zeros where this rank had no use for the weight in the whole step."""
+        master = self._masters.get(weight)
+        if master is not None:
+            assert master.grad is not None
+            return master.grad if weight in self._folded else master.grad.zero_()
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        return weight.grad
 
-    def _exchange_bucket(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP's hook: start this bucket's exchange, move the earlier ones on, end them all with the last bucket."""
-        weights = cast(list[nn.Parameter], bucket.parameters())
-        runs = [weight.numel() for weight in weights]
-        total = bucket.buffer()
-        if self._masters:
-            for weight, gradient in zip(weights, bucket.gradients(), strict=True):
-                self._add_to_master(weight, gradient)
-            total = torch.cat([self._master_gradient(weight).view(-1) for weight in weights])
-        exchange = _BucketExchange(
-            sum=SumOverRanks(total, runs, self._world.group, self._wire, self._pool, self._codec),
-            weights=weights,
-            total=total,
-            bucket=bucket.buffer(),
-            done=torch.futures.Future(),
-        )
-        for earlier in self._exchanges:
-            earlier.sum.advance()
-        self._exchanges.append(exchange)
-        if bucket.is_last():
-            for each in self._exchanges:  # the second half of all of them under way before the first is waited for
-                each.sum.advance()
-            while self._exchanges:
-                self._end(self._exchanges.popleft())
-        return exchange.done
+    def _send_all(self) -> None:
+        """Backward is through: send what is left, and end every exchange."""
+        while self._sent < len(self._buckets):
+            self._send_next()
+        for exchange in self._under_way:  # the second half of all of them under way before the first is waited for
+            exchange.advance()
+        while self._under_way:
+            self._under_way.popleft().finish()
+        self._sent = 0
+        for bucket in self._buckets:
+            bucket.made = 0
 
-    def _end(self, exchange: _BucketExchange) -> None:
-        exchange.sum.finish()
-        if self._masters:
-            gradients = [self._master_gradient(weight) for weight in exchange.weights]
-            pieces = exchange.total.split([gradient.numel() for gradient in gradients])
-            for gradient, piece in zip(gradients, pieces, strict=True):
-                gradient.copy_(piece.view_as(gradient))
-        exchange.done.set_result(exchange.bucket)
+
+def _buckets(model: nn.Module) -> list[_Bucket]:
+    """As backward makes the gradients, each bucket so large (plan/wire.py) or one parameter; the same on every rank."""
+    most_bytes = 2**20 * bucket_mib(sum(weight.nbytes for weight in model.parameters()))
+    buckets: list[_Bucket] = []
+    room = 0
+    for group in in_leaving_order(model):
+        for weight in reversed(group.parameters):
+            if not weight.requires_grad:
+                continue
+            if weight.nbytes > room:
+                buckets.append(_Bucket([]))
+                room = most_bytes
+            buckets[-1].weights.append(weight)
+            room -= weight.nbytes
+    return buckets

@@ -24,8 +24,7 @@ from coremill.plan.wire import (
     bucket_mib,
 )
 
-# Numbers of parallel/: exchanges of DDP's buckets in flight.
-REPLICATE_EXCHANGES_IN_FLIGHT = 3
+# Numbers of parallel/.
 WHOLE_UP_TO_NUMEL = 2**26  # larger embeddings and heads leave in pieces
 PIECE_NUMEL = 2**24
 SLOTS_IN_TURN = 2  # of memory that ranks of one host share, for each size
@@ -105,11 +104,7 @@ class _Loss:
 
 def gradient_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     """Gradients once backward is through."""
-    own = 4 * share(card.parameters, arrangement)
-    if arrangement.engine == "replicate" and arrangement.dtype == "bf16" and arrangement.world_size > 1:
-        # fp32 sums beside DDP's bf16 buckets.
-        return own + 2 * card.parameters
-    return own
+    return 4 * share(card.parameters, arrangement)
 
 
 # -- replicate
@@ -119,8 +114,8 @@ def _replicate(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterat
     whole = gradient_bytes(card, arrangement)
     kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
     buffers = pooled(card, arrangement)
-    # One fp32 rank drops its gradients after each update; otherwise buckets or fp32 sums stay allocated.
-    lasting = arrangement.world_size > 1 or arrangement.dtype == "bf16" or arrangement.accumulation_steps > 1
+    # In fp32 gradients are dropped after each update; in bf16 their fp32 sums stay allocated.
+    lasting = arrangement.dtype == "bf16" or arrangement.accumulation_steps > 1
     standing = whole if lasting else 0
     yield Moment(
         name="loss", gradients=standing + loss.head_gradient, activations=kept, logits=loss.chunk, buffers=buffers
@@ -131,28 +126,26 @@ def _replicate(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterat
         activations=kept + backward,
         buffers=buffers,
     )
-    totals = 0
-    if arrangement.dtype == "bf16" and arrangement.world_size > 1:
-        totals = 4 * card.parameters  # fp32 sums of all buckets, until the last one has arrived
     makes_lookup = (lasting or card.tied) and not card.has_one_table_gradient
     lookup = arrangement.compute_bytes * card.embedding_parameters if makes_lookup else 0
     yield Moment(
         name="end of backward",
         gradients=whole,
         activations=max(lookup, one_layer_bytes(card, arrangement)),
-        buffers=buffers + totals,
+        buffers=buffers,
     )
 
 
 def _exchanges(card: ModelCard, arrangement: Arrangement) -> int:
-    """Send and receive buffers of the buckets in flight; gloo's ring works in place."""
-    if arrangement.world_size == 1 or arrangement.gradients_go_around:
+    """Send and receive buffers of the buckets in flight."""
+    if arrangement.world_size == 1:
         return 0
     ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
     in_layers = card.parameters - sum(ends)
     bucket_bytes = 2**20 * bucket_mib(arrangement.compute_bytes * card.parameters)
     bucket = max(bucket_bytes // arrangement.compute_bytes, card.largest_layer_parameters // 2)
-    layers = min(in_layers, REPLICATE_EXCHANGES_IN_FLIGHT * bucket)
+    # A sum has one stage between two ranks, else two; the one that starts has its buffers before the others go on.
+    layers = min(in_layers, min(arrangement.world_size, 3) * bucket)
     # Ends larger than a bucket have one of their own; equal ones share a buffer, as they leave at opposite ends.
     lone = max((end for end in ends if 4 * end > bucket_bytes), default=0)
     return int(2 * arrangement.sent_bytes(lone + layers) * POOL_ROUNDING)

@@ -36,6 +36,8 @@ MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
 # memory as the whole model. With several passes not keeping them would send everything once per pass; ranks that share
 # memory send nothing.
 WORTH_KEEPING = 1.03
+# A whole model on every rank is the plainer thing, but not at any price: on one host shard exchanges through memory.
+MUCH_SLOWER = 1.1
 
 # Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of their template ranks no
 # longer share with it (33 MB of 280).
@@ -74,7 +76,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
     plan = Plan(
         fleet=fleet.name,
         nodes=fleet.nodes,
-        engine=Choice(arrangement.engine, _engine_reason(config, card, chosen)),
+        engine=Choice(arrangement.engine, _engine_reason(config, card, chosen, candidates)),
         dtype=dtype,
         wire_dtype=wire_dtype,
         ranks_per_node=layout.ranks_per_node,
@@ -238,14 +240,18 @@ def _row_choices(rank_rows: int, length: int, fixed: int | None, most_tokens: in
 
 
 def _choose(candidates: list[Candidate]) -> Candidate:
-    """Replicate without recomputing where that fits; else the quickest that fits; else the smallest."""
+    """Replicate without recomputing where that fits and is not much slower; else the quickest that fits; else the
+    smallest."""
     fitting = [candidate for candidate in candidates if candidate.fits]
     if not fitting:
         return min(candidates, key=lambda candidate: candidate.memory.peak.total)
+    quickest = min(candidate.seconds.total for candidate in fitting)
     plain = [
         candidate
         for candidate in fitting
-        if candidate.arrangement.engine == "replicate" and not candidate.arrangement.activation_checkpointing
+        if candidate.arrangement.engine == "replicate"
+        and not candidate.arrangement.activation_checkpointing
+        and candidate.seconds.total <= MUCH_SLOWER * quickest
     ]
     # Equal seconds go to the larger micro-batch: candidates come largest first, and min keeps the first.
     best = min(plain or fitting, key=lambda candidate: candidate.seconds.total)
@@ -260,7 +266,7 @@ def _fixed(value: int | Literal["auto"]) -> int | None:
     return None if value == "auto" else value
 
 
-def _engine_reason(config: RunConfig, card: ModelCard, chosen: Candidate) -> str:
+def _engine_reason(config: RunConfig, card: ModelCard, chosen: Candidate, candidates: list[Candidate]) -> str:
     arrangement = chosen.arrangement
     if config.parallel.engine != "auto":
         return "set by you"
@@ -271,6 +277,16 @@ def _engine_reason(config: RunConfig, card: ModelCard, chosen: Candidate) -> str
     limit = size(chosen.memory.limit)
     if arrangement.engine == "replicate":
         return f"the whole model with gradients and moments, {size(state)}, fits into the {limit} of a rank"
+    whole_on_each = [
+        candidate.seconds.total
+        for candidate in candidates
+        if candidate.arrangement.engine == "replicate" and candidate.fits
+    ]
+    if whole_on_each:
+        return (
+            f"each rank holds 1/{arrangement.world_size}: {chosen.seconds.total:.1f} s per step against"
+            f" {min(whole_on_each):.1f} s with the whole model on each"
+        )
     return (
         f"the whole model with gradients and moments, {size(state)}, and its activations do not fit into the {limit}"
         f" of a rank: each holds 1/{arrangement.world_size}"

@@ -112,8 +112,7 @@ def communication_seconds(arrangement: Arrangement, fleet: Fleet, traffic: Traff
         if traffic.through_memory:
             return traffic.reduce_bytes * crowding / MEMORY_BYTES_PER_SECOND
         return traffic.total * crowding / LOOPBACK_BYTES_PER_SECOND
-    ring = traffic.gather_bytes + (traffic.reduce_bytes if traffic.reduce_is_ring else 0)
-    spread = traffic.total - ring
+    ring, spread = traffic.gather_bytes, traffic.reduce_bytes
     # A ring crosses each network card once whatever the number of ranks behind it; an exchange of pieces goes to all
     # peers elsewhere.
     elsewhere = arrangement.world_size - arrangement.ranks_per_node

@@ -18,8 +18,7 @@ class Traffic:
     """What one rank sends in one step, or reads where ranks share memory."""
 
     gather_bytes: int  # weights, around a ring
-    reduce_bytes: int  # gradients
-    reduce_is_ring: bool  # else all peers at once
+    reduce_bytes: int  # gradients, to all peers at once
     through_memory: bool = False
 
     @property
@@ -42,15 +41,11 @@ def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
     """Bytes by kind of collective; none for a single rank."""
     ranks = arrangement.world_size
     if ranks == 1:
-        return Traffic(gather_bytes=0, reduce_bytes=0, reduce_is_ring=False)
+        return Traffic(gather_bytes=0, reduce_bytes=0)
     if arrangement.engine == "replicate":
-        # One all-reduce: a ring, or an exchange of pieces and a gather of their sums; both send 2 (N-1)/N.
+        # An exchange of pieces and a gather of their sums, or of two ranks all at once: both send 2 (N-1)/N.
         whole = arrangement.sent_bytes(card.parameters)
-        return Traffic(
-            gather_bytes=0,
-            reduce_bytes=2 * (ranks - 1) * whole // ranks,
-            reduce_is_ring=arrangement.gradients_go_around,
-        )
+        return Traffic(gather_bytes=0, reduce_bytes=2 * (ranks - 1) * whole // ranks)
     reduced = reduced_parameters(card, arrangement)
     leaving = arrangement.compute_bytes * reduced if arrangement.through_memory else arrangement.sent_bytes(reduced)
     gathered = arrangement.gather_bytes * gathered_parameters(card, arrangement)
@@ -59,7 +54,6 @@ def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
     return Traffic(
         gather_bytes=(ranks - 1) * gathered // ranks,
         reduce_bytes=(ranks - 1) * leaving // ranks,
-        reduce_is_ring=False,
         through_memory=arrangement.through_memory,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from coremill.plan.wire import RING_RANKS, GradientForm, gradient_form, sent_bytes
+from coremill.plan.wire import GradientForm, gradient_form, sent_bytes
 
 T = TypeVar("T")
 
@@ -54,11 +54,6 @@ class Arrangement:
     def gradient_form(self) -> GradientForm:
         """How gradients travel."""
         return gradient_form(self.wire_dtype, self.dtype)
-
-    @property
-    def gradients_go_around(self) -> bool:
-        """Exact gradients of few ranks go around gloo's ring, in place."""
-        return self.gradient_form == "fp32" and self.world_size <= RING_RANKS
 
     def sent_bytes(self, gradients: int) -> int:
         """Of so many gradients on the wire."""

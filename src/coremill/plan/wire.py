@@ -10,11 +10,6 @@ GradientForm = Literal["fp32", "bf16", "roots"]
 ROOTS_BLOCK = 1024
 _SCALE_BYTES = 4
 
-# Exact gradients of so many ranks go around gloo's ring, in place. With more ranks a ring adds numbers in an order that
-# depends on their place in the buffer, and DDP arranges buffers anew after the first step: a run that goes on from a
-# checkpoint would differ in the last bit from one never stopped.
-RING_RANKS = 2
-
 # Replicated gradients leave a bucket at a time: large enough to be bandwidth, not latency, small enough that the first
 # leaves early in backward and little is left to do when the last one is there.
 MOST_BUCKET_MIB = 32

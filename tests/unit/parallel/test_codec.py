@@ -91,17 +91,14 @@ def test_sums_are_those_of_what_was_sent_in_rank_order(codec: Codec) -> None:
 
 
 def test_bits_do_not_depend_on_neighbours_shares_or_threads() -> None:
-    """DDP strings parameters together in another order after the first step; a restart has that step once more."""
     parameters = [values_of(run, run) for run in RUNS]
     threads = torch.get_num_threads()
     found = []
     try:
         for order, ranks, now in ((range(6), 1, 1), ([3, 5, 0, 4, 1, 2], 3, 2), ([5, 4, 3, 2, 1, 0], 7, 3)):
             torch.set_num_threads(now)
-            strung = torch.cat([parameters[index] for index in order])
-            shares = shares_of([RUNS[index] for index in order], ranks)
-            pieces = strung.split([sum(share) for share in shares])
-            back = torch.cat([there_and_back(Roots(), *each) for each in zip(pieces, shares, strict=True)])
+            shares = shares_of([parameters[index] for index in order], ranks)
+            back = torch.cat([there_and_back(Roots(), piece, [len(piece)]) for share in shares for piece in share])
             parts = back.split([RUNS[index] for index in order])
             found.append([part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])])
     finally:
@@ -113,9 +110,10 @@ def test_bits_do_not_depend_on_neighbours_shares_or_threads() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 50])
 @pytest.mark.parametrize("runs", [[5], RUNS, [10 * ROOTS_BLOCK] * 3])
 def test_shares_are_nearly_equal_and_leave_nothing_out(runs: list[int], ranks: int) -> None:
-    shares = shares_of(runs, ranks)
-    assert len(shares) == ranks and sum(map(sum, shares)) == sum(runs)
-    assert max(map(sum, shares)) <= sum(runs) / ranks + ROOTS_BLOCK + 1
+    values = torch.arange(sum(runs))
+    shares = shares_of(values.split(runs), ranks)
+    assert len(shares) == ranks and torch.equal(torch.cat([piece for share in shares for piece in share]), values)
+    assert max(sum(map(len, share)) for share in shares) <= sum(runs) / ranks + ROOTS_BLOCK + 1
 
 
 def test_forms_have_codecs() -> None:
