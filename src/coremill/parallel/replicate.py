@@ -22,7 +22,6 @@ from coremill.parallel.codec import Codec
 from coremill.parallel.collectives import BufferPool, SumOverRanks
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
-from coremill.parallel.leaving import in_leaving_order
 from coremill.plan.types import Choice
 from coremill.plan.wire import bucket_mib
 from coremill.world import World
@@ -197,17 +196,15 @@ class ReplicateEngine:
 
 
 def _buckets(model: nn.Module) -> list[_Bucket]:
-    """As backward makes the gradients, each bucket so large (plan/wire.py) or one parameter; the same on every rank."""
+    """Each so large (plan/wire.py) or one parameter, the same on every rank; backward makes gradients from the end of the
+    model to its beginning."""
     most_bytes = 2**20 * bucket_mib(sum(weight.nbytes for weight in model.parameters()))
     buckets: list[_Bucket] = []
     room = 0
-    for group in in_leaving_order(model):
-        for weight in reversed(group.parameters):
-            if not weight.requires_grad:
-                continue
-            if weight.nbytes > room:
-                buckets.append(_Bucket([]))
-                room = most_bytes
-            buckets[-1].weights.append(weight)
-            room -= weight.nbytes
+    for weight in reversed([weight for weight in model.parameters() if weight.requires_grad]):
+        if weight.nbytes > room:
+            buckets.append(_Bucket([]))
+            room = most_bytes
+        buckets[-1].weights.append(weight)
+        room -= weight.nbytes
     return buckets
