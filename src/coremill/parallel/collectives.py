@@ -37,8 +37,8 @@ all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gat
 class BufferPool:
     """Buffers by size and dtype, used again: fresh memory for every layer would cost a page fault every 4 KiB.
 
-    Sizes are rounded up by an eighth at most, so that nearly equal ones share: no two of DDP's buckets are equal, and
-    it arranges them anew after the first step; by exact size every bucket would leave buffers of each size it ever had.
+    Sizes are rounded up by an eighth at most, so that nearly equal ones share: no two of replicate's buckets are equal,
+    and by exact size each would have buffers of its own.
     Only up to `keep_up_to_numel` elements: an embedding's buffer is needed once a step and would lie idle for the rest.
     """
 

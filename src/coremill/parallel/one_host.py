@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers
 from coremill.model.slices import RowSlice, keep_as, model_name, rows_of_rank
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
@@ -143,7 +144,13 @@ class OneHostShardEngine:
     def _is_made(self, place: int) -> None:
         """Autograd has put a gradient of this group in place. On every rank groups leave in the same order."""
         group = self._groups[place]
-        assert not group.has_left, "a gradient came after its group had left"
+        if group.has_left:
+            raise InputError(
+                "a gradient was made after those of its layer had been sent",
+                where="parallel.engine",
+                why="the model uses weights in another order than its layers stand in",
+                do="set parallel.engine=replicate",
+            )
         group.made += 1
         if group.is_layer:
             # Backward is through with the layers above, also with what it found no use for (experts, say).

@@ -69,8 +69,9 @@ class ReplicateEngine:
         """Masters where the arithmetic is bf16, buckets where there are peers."""
         if self._compute_dtype != torch.float32:
             for weight in self._model.parameters():
-                master = nn.Parameter(weight.data)
-                master.grad = torch.zeros_like(master)
+                master = nn.Parameter(weight.data, requires_grad=weight.requires_grad)
+                if weight.requires_grad:
+                    master.grad = torch.zeros_like(master)
                 weight.data = master.data.to(self._compute_dtype)
                 self._masters[weight] = master
         self._buckets = _buckets(self._model) if self._world.size > 1 else []
@@ -109,6 +110,9 @@ class ReplicateEngine:
 
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """The exchange ended with backward; every rank holds the same gradients."""
+        for weight, master in self._masters.items():
+            if master.grad is not None and weight not in self._folded and not self._buckets:
+                master.grad.zero_()  # of the step before: this one had no use for the weight
         squares = sum_of_squares(weight.grad for _, weight in self.parameters() if weight.grad is not None)
         # The norms are equal unless a rank's memory fails it: what one of them cannot use, none does.
         total_loss, unusable, *total_votes = agree(

@@ -138,7 +138,7 @@ class HostSums:
         nbytes = sum(weight.whole.nbytes for weight in group)
         self._heap.lays_out(nbytes)
         if nbytes <= self._whole_up_to_bytes:
-            self._lay_out(group, _up(nbytes, mmap.PAGESIZE))
+            self._lay_out(group)
         else:
             # The moment that needs most, in a model with a large table.
             self._neighbours.unmap_others()
@@ -151,8 +151,9 @@ class HostSums:
         while self._unsummed:
             self._unsummed.popleft()()
 
-    def _lay_out(self, group: Sequence[HostWeight], stride_bytes: int) -> None:
-        slot, layouts = self._take(group[0].whole.dtype, stride_bytes)
+    def _lay_out(self, group: Sequence[HostWeight]) -> None:
+        """In slots of one size for groups of all sizes: what is not written takes no memory."""
+        slot, layouts = self._take(group[0].whole.dtype, _up(self._whole_up_to_bytes, mmap.PAGESIZE))
         reads: list[Callable[[], None]] = []
         read_numel = first = 0
         for weight in group:

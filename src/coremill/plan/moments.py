@@ -27,7 +27,7 @@ from coremill.plan.wire import (
 # Numbers of parallel/.
 WHOLE_UP_TO_NUMEL = 2**26  # larger embeddings and heads leave in pieces
 PIECE_NUMEL = 2**24
-SLOTS_IN_TURN = 2  # of memory that ranks of one host share, for each size
+SLOTS_IN_TURN = 2  # of memory that ranks of one host share
 # Sizes of pooled buffers are rounded up by an eighth at most, by a sixteenth on average.
 POOL_ROUNDING = 17 / 16
 
@@ -164,9 +164,8 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
     if arrangement.through_memory:
         # Resident at the moments that need most: what this rank fills.
         ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
-        lasting = layer + sum(end for end in ends if end <= layer)
         pieces = PASSED_AT_ONCE_NUMEL if max(ends) > layer else 0
-        return SLOTS_IN_TURN * arrangement.compute_bytes * (lasting + pieces)
+        return SLOTS_IN_TURN * arrangement.compute_bytes * (layer + pieces)
     # What others sent; and what is sent to them: the gradients as laid out, or from a place of its own.
     from_others = 1 - 1 / arrangement.world_size
     places = from_others + (1 if _is_sent_as_laid_out(arrangement) else from_others)

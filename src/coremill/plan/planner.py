@@ -280,12 +280,14 @@ def _engine_reason(config: RunConfig, card: ModelCard, chosen: Candidate, candid
     whole_on_each = [
         candidate.seconds.total
         for candidate in candidates
-        if candidate.arrangement.engine == "replicate" and candidate.fits
+        if candidate.fits
+        and candidate.arrangement.engine == "replicate"
+        and not candidate.arrangement.activation_checkpointing
     ]
     if whole_on_each:
         return (
-            f"each rank holds 1/{arrangement.world_size}: {chosen.seconds.total:.1f} s per step against"
-            f" {min(whole_on_each):.1f} s with the whole model on each"
+            f"each rank holds 1/{arrangement.world_size}: {chosen.seconds.total:.3g} s per step against"
+            f" {min(whole_on_each):.3g} s with the whole model on each"
         )
     return (
         f"the whole model with gradients and moments, {size(state)}, and its activations do not fit into the {limit}"

@@ -131,6 +131,9 @@ def chunked_loss(
     """Scaled sum of cross-entropies of `hidden @ weight.T + bias`; hidden is [rows, width], targets are [rows].
 
     With a handover the weight's gradient goes there instead of to autograd."""
+    if not torch.is_grad_enabled():
+        # Told that inputs require gradients, it would make them in an evaluation too.
+        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     result: torch.Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, targets, scale, handover
     )

@@ -101,3 +101,17 @@ def test_head_returns_the_loss_once_and_logits_otherwise():
     head_loss.expect(labels, 0.125)
     torch.testing.assert_close(head(hidden), logits_loss(logits, labels, 0.125))
     assert head(hidden).shape == (2, 5, 13)
+
+
+def test_an_evaluation_makes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise AssertionError("room was made for a gradient")
+
+    monkeypatch.setattr("coremill.train.loss.give_back_freed", fail)
+    hidden, weight = torch.randn(6, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
+    targets = torch.arange(6)
+    with torch.no_grad():
+        loss = chunked_loss(hidden, weight, None, targets, 1.0)
+    torch.testing.assert_close(loss, F.cross_entropy(hidden @ weight.t(), targets, reduction="sum").detach())
+    with pytest.raises(AssertionError, match="room was made"):
+        chunked_loss(hidden, weight, None, targets, 1.0)
