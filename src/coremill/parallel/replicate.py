@@ -200,8 +200,8 @@ class ReplicateEngine:
 
 
 def _buckets(model: nn.Module) -> list[_Bucket]:
-    """Each so large (plan/wire.py) or one parameter, the same on every rank; backward makes gradients from the end of the
-    model to its beginning."""
+    """Each so large (plan/wire.py) or one parameter, the same on every rank; backward makes gradients from the end of
+    the model to its beginning."""
     most_bytes = 2**20 * bucket_mib(sum(weight.nbytes for weight in model.parameters()))
     buckets: list[_Bucket] = []
     room = 0
