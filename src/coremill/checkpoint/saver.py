@@ -37,6 +37,9 @@ from coremill.world import World
 SHARE_OF_GRACE = 0.8
 # Training waits so long for an earlier save when the next is due, once; then it goes on without.
 PATIENCE_SECONDS = 10.0
+# At the end of a run, for the thread of a save that was given up: it hears of it within half a second and takes back
+# what it had put in place, unless it is the one that hangs.
+TAKING_BACK_SECONDS = 2.0
 STILL_HANGS = "the storage still hangs on an earlier save"
 
 
@@ -116,8 +119,11 @@ class Saver:
         elif issubclass(kind, NonFinite):
             self._wait()
             self._world.barrier()
-        if (kind is None or issubclass(kind, NonFinite | Stopped)) and self._stuck is None:
-            self._store.sweep_failed()
+        if kind is None or issubclass(kind, NonFinite | Stopped):
+            if self._stuck is not None:
+                self._stuck.join(TAKING_BACK_SECONDS)
+            if self._stuck is None or not self._stuck.is_alive():
+                self._store.sweep_failed()
 
     # --- what ranks agree on in every step ---
 
