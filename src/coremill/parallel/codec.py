@@ -33,7 +33,6 @@ class Codec(Protocol):
     """
 
     dtype: torch.dtype  # of wire buffers
-    exact: bool
 
     def length(self, runs: Sequence[int]) -> int:
         """Elements that these runs take on the wire."""
@@ -77,7 +76,6 @@ class Plain:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.exact = dtype == torch.float32
 
     def length(self, runs: Sequence[int]) -> int:
         """One for one."""
@@ -121,7 +119,6 @@ class Roots:
     """The fp32 scale of each block; behind them, in the same buffer, 16-bit roots."""
 
     dtype = torch.int16
-    exact = False
 
     def length(self, runs: Sequence[int]) -> int:
         """Two elements a scale, one a root, rounded up: the next row must lie where an fp32 number may."""

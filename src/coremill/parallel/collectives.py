@@ -62,10 +62,6 @@ class BufferPool:
         whole = torch.empty(0, dtype=buffer.dtype).set_(buffer.untyped_storage(), 0, (size,))  # type: ignore[call-overload]
         self._free.setdefault((size, buffer.dtype), []).append(whole)
 
-    def clear(self) -> None:
-        """Let go of all that is free."""
-        self._free.clear()
-
 
 def rounded_up(numel: int) -> int:
     """The next size of which there are eight between a power of two and the next."""

@@ -33,8 +33,7 @@ MOST_TOKENS_PER_FORWARD = 8192
 MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
 
 # With one pass per step gathered weights are kept only where that saves more of the step than this: they take as much
-# memory as the whole model. With several passes not keeping them would send everything once per pass; ranks that share
-# memory send nothing.
+# memory as the whole model. With several passes not keeping them would send everything once per pass.
 WORTH_KEEPING = 1.03
 # A whole model on every rank is the plainer thing, but not at any price: on one host shard exchanges through memory.
 MUCH_SLOWER = 1.1
