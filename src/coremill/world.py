@@ -260,10 +260,11 @@ def join_world(identity: RankIdentity, *, timeout_seconds: float = DEFAULT_TIMEO
     collectives still under way here end (torch would wait for them, up to the timeout, even when the process exits).
     """
     sockets_before = open_sockets()
-    added: list[str] = []
+    device = None
+    if not os.environ.get("GLOO_SOCKET_IFNAME"):
+        device = interface_towards(None if identity.is_one_host else identity.master_address)
     try:
-        added = _choose_interface(identity)
-        world = _meet(identity, timeout_seconds)
+        world = _meet(identity, timeout_seconds, device)
         yield world
         world.close()
     except BaseException as error:
@@ -273,28 +274,21 @@ def join_world(identity: RankIdentity, *, timeout_seconds: float = DEFAULT_TIMEO
             raise
         raise lost from error
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        if device is not None:
+            os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
 
-def _choose_interface(identity: RankIdentity) -> list[str]:
-    """Tell gloo which network device to use, unless the user did; returns the variables set."""
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
-        return []
-    name = interface_towards(None if identity.is_one_host else identity.master_address)
-    if name is None:
-        return []
-    os.environ["GLOO_SOCKET_IFNAME"] = interface_for_flows(name, identity.size // identity.local_size)
-    return ["GLOO_SOCKET_IFNAME"]
-
-
-def _meet(identity: RankIdentity, timeout_seconds: float) -> World:
+def _meet(identity: RankIdentity, timeout_seconds: float, device: str | None) -> World:
+    """`device`: for gloo to use, unless the user named one."""
     import torch.distributed as dist
 
     PULSE.enter("meet")
     deadline = time.monotonic() + timeout_seconds
     timeout = timedelta(seconds=timeout_seconds)
     store, roster = _meet_at_a_fresh_store(identity, deadline)
+    if device is not None:
+        hosts, fewest_cores = identity.size // identity.local_size, min(entry["cores"] for entry in roster)
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_for_flows(device, hosts, fewest_cores)
     with peer_errors():
         dist.init_process_group("gloo", store=store, rank=identity.rank, world_size=identity.size, timeout=timeout)
     let_compute_finish()

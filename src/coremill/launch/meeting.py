@@ -93,6 +93,7 @@ def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list
         "host": host,
         "machine": f"{host} {_network_namespace()}" if identity.node_rank is None else f"node {identity.node_rank}",
         "local_rank": identity.local_rank,
+        "cores": len(os.sched_getaffinity(0)),
     }
     with peer_errors():
         if store.add(f"claims/{identity.rank}", 1) > 1:

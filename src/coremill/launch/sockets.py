@@ -14,6 +14,9 @@ from coremill.launch.identity import LOOPBACK, RankIdentity, is_loopback
 # A cloud caps what one connection carries (AWS: 5 Gbit/s of a card's 12.5 and more), and one thread of gloo's serves
 # each. With so many connections to all peers together a card is full.
 FLOWS_TO_FILL_A_CARD = 4
+# That thread wakes a hundred times a second even when nothing comes: felt where a rank has few cores. Their cards are
+# small, too.
+CORES_PER_FLOW = 2
 # What ranks of one host call each other by (parallel/neighbours.py): abstract names, without a file.
 SAME_HOST_PREFIX = b"\0coremill-"
 _SOMEWHERE_ELSE = "198.51.100.1"  # reserved for documentation: asks the routing table only, nothing is sent
@@ -77,9 +80,14 @@ def interface_towards(host: str | None) -> str | None:
     return None
 
 
-def interface_for_flows(name: str, hosts: int) -> str:
-    """The device as often as there should be connections to each peer: gloo opens one for every time it is named."""
+def interface_for_flows(name: str, hosts: int, cores_per_rank: int | None = None) -> str:
+    """The device as often as there should be connections to each peer: gloo opens one for every time it is named.
+
+    Ranks must name it equally often: without `cores_per_rank` of the one that has fewest, by the number of hosts alone.
+    """
     flows = 1 if hosts == 1 else ceil(FLOWS_TO_FILL_A_CARD / (hosts - 1))
+    if cores_per_rank is not None:
+        flows = min(flows, max(1, cores_per_rank // CORES_PER_FLOW))
     return ",".join([name] * flows)
 
 

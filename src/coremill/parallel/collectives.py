@@ -42,8 +42,8 @@ class BufferPool:
     Only up to `keep_up_to_numel` elements: an embedding's buffer is needed once a step and would lie idle for the rest.
     """
 
-    def __init__(self) -> None:
-        self.keep_up_to_numel = 2**62
+    def __init__(self, keep_up_to_numel: int = 2**62) -> None:
+        self.keep_up_to_numel = keep_up_to_numel
         self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
 
     def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -266,7 +266,7 @@ class SumOverRanks:
     Two ranks send each other all they have: as many bytes as in two stages, and no sum is rounded. More: all-to-all,
     fp32 sum in rank order, gather of the sums. gloo's own ring adds in an order that depends on a gradient's place; in
     bf16 it rounds at every hop and sums at 1.3 GB/s on one thread. `advance` moves an exchange on by one stage; all
-    ranks call it in the same order.
+    ranks call it in the same order, but for the last one, which sends nothing.
     """
 
     def __init__(
@@ -339,9 +339,14 @@ class SumOverRanks:
         self._pool.give(self._send)
         self._pool.give(self._receive)
 
-    def advance(self) -> bool:
-        """One stage on; True once the sums are in place."""
-        if self._stages:
+    @property
+    def held_bytes(self) -> int:
+        """In its buffers."""
+        return self._send.nbytes + self._receive.nbytes if self._stages else 0
+
+    def advance(self, *, waits: bool = True) -> bool:
+        """One stage on; True once the sums are in place. Unless it `waits`, not to the last one before all is there."""
+        if len(self._stages) > 1 or (self._stages and (waits or self._flight.has_arrived)):
             self._stages.pop(0)()
         return not self._stages
 

@@ -84,10 +84,15 @@ class Flight:
         self._arrived.set()
         self._then()
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether nobody would have to wait."""
+        return self._arrived.is_set()
+
     def wait(self) -> None:
         """Until it has arrived; a lost peer is raised here."""
         exposed = 0.0
-        if not self._arrived.is_set():
+        if not self.has_arrived:
             waited_from = time.perf_counter()
             with PULSE.waiting():
                 self._arrived.wait()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,8 +22,9 @@ from coremill.parallel.codec import Codec
 from coremill.parallel.collectives import BufferPool, SumOverRanks
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
+from coremill.parallel.named_rows import NamedRows, SumOfNamedRows, lookups_of
 from coremill.plan.types import Choice
-from coremill.plan.wire import bucket_mib
+from coremill.plan.wire import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
 from coremill.world import World
 
 
@@ -53,12 +54,15 @@ class ReplicateEngine:
         self._pool = BufferPool()
         self._wire = Exchange(self._meter, world.flows)
         self.exchange: Choice[Literal["memory", "wire"]] = Choice("wire", "replicate: gradients go through gloo")
-        self._masters: dict[nn.Parameter, nn.Parameter] = {}  # bf16 weight -> fp32 master
-        self._folded: set[nn.Parameter] = set()  # masters whose gradient already holds part of this step
+        self._tables: dict[nn.Parameter, NamedRows] = {}  # of which not all rows are sent
+        # What the optimizer moves, where that is not the weight that is computed with: fp32 for bf16; the same memory
+        # for a table in fp32, whose gradient is added up here and arrives there.
+        self._masters: dict[nn.Parameter, nn.Parameter] = {}
+        self._folded: set[nn.Parameter] = set()  # weights whose master's gradient already holds part of this step
         self._pass: Literal["adds", "sends", "is looked at"] = "adds"
         self._buckets: list[_Bucket] = []  # in the order in which they are sent
         self._sent = 0  # of these, in this pass
-        self._under_way: deque[SumOverRanks] = deque()
+        self._under_way: deque[SumOverRanks | SumOfNamedRows] = deque()
 
     def place(self, model: nn.Module) -> None:
         """Empty fp32 storage for every parameter."""
@@ -67,14 +71,18 @@ class ReplicateEngine:
 
     def start(self) -> None:
         """Masters where the arithmetic is bf16, buckets where there are peers."""
-        if self._compute_dtype != torch.float32:
-            for weight in self._model.parameters():
+        if self._world.size > 1:
+            self._tables = {table: NamedRows(embedding) for table, embedding in lookups_of(self._model)}
+        for weight in self._model.parameters():
+            if self._compute_dtype != torch.float32:
                 master = nn.Parameter(weight.data, requires_grad=weight.requires_grad)
                 if weight.requires_grad:
                     master.grad = torch.zeros_like(master)
                 weight.data = master.data.to(self._compute_dtype)
                 self._masters[weight] = master
-        self._buckets = _buckets(self._model) if self._world.size > 1 else []
+            elif weight in self._tables:
+                self._masters[weight] = nn.Parameter(weight.data)
+        self._buckets = _buckets(self._model, tables=self._tables) if self._world.size > 1 else []
         # Autograd's side holds these where no garbage collector looks: they must not hold the engine.
         engine = weakref.proxy(self)
         self._bucket_of = {weight: bucket for bucket in self._buckets for weight in bucket.weights}
@@ -125,7 +133,8 @@ class ReplicateEngine:
         """On the bare model: nothing is exchanged."""
         self._pass = "is looked at"
         loss_function(self._model).backward()
-        finite = all(bool(w.grad.isfinite().all()) for w in self._model.parameters() if w.grad is not None)
+        gradients = [weight.grad for weight in self._model.parameters() if weight.grad is not None]
+        finite = all(bool((g._values() if g.is_sparse else g).isfinite().all()) for g in gradients)
         self._model.zero_grad(set_to_none=True)
         return finite
 
@@ -134,11 +143,14 @@ class ReplicateEngine:
         torch._foreach_mul_([weight.grad for _, weight in self.parameters() if weight.grad is not None], factor)
 
     def after_step(self) -> None:
-        """bf16 weights follow their masters; master gradients stay allocated and are overwritten by the next step."""
+        """bf16 weights follow their masters, whose gradients stay allocated and are overwritten by the next step."""
         self._model.zero_grad(set_to_none=True)
         with torch.no_grad():
             for weight, master in self._masters.items():
-                weight.copy_(master)
+                if weight.dtype == master.dtype:
+                    master.grad = None
+                else:
+                    weight.copy_(master)
         self._folded.clear()
 
     def wire_use(self) -> WireUse:
@@ -149,7 +161,7 @@ class ReplicateEngine:
         """Autograd has put a gradient in place."""
         if self._pass == "is looked at":
             return
-        if self._masters:
+        if weight in self._masters:
             self._fold(weight)
         if self._pass == "sends":
             self._bucket_of[weight].made += 1
@@ -157,41 +169,60 @@ class ReplicateEngine:
                 self._send_next()
 
     def _fold(self, weight: nn.Parameter) -> None:
-        """Move a bf16 gradient into its master's fp32 one; freed at once."""
-        total = self._masters[weight].grad
-        assert total is not None and weight.grad is not None
-        if weight in self._folded:
-            total += weight.grad
+        """Move a gradient into its master's fp32 one; freed at once."""
+        gradient, weight.grad = weight.grad, None
+        assert gradient is not None
+        if weight in self._tables:
+            self._tables[weight].add(gradient, self._gradient(weight))
         else:
-            total.copy_(weight.grad)
-            self._folded.add(weight)
-        weight.grad = None
+            total = self._masters[weight].grad
+            assert total is not None
+            if weight in self._folded:
+                total += gradient
+            else:
+                total.copy_(gradient)
+        self._folded.add(weight)
 
     def _send_next(self) -> None:
         """Start the exchange of a bucket and move the earlier ones on."""
-        gradients = [self._gradient(weight) for weight in self._buckets[self._sent].weights]
+        self._make_room()
+        weights = self._buckets[self._sent].weights
+        gradients = [self._gradient(weight) for weight in weights]
         self._sent += 1
-        started = SumOverRanks(gradients, self._world.group, self._wire, self._pool, self._codec)
+        group, wire = self._world.group, self._wire
+        started: SumOverRanks | SumOfNamedRows
+        if weights[0] in self._tables:
+            started = self._tables[weights[0]].sum(gradients[0], group, wire, self._codec)
+        else:
+            started = SumOverRanks(gradients, group, wire, self._pool, self._codec)
         for earlier in self._under_way:
-            earlier.advance()
+            earlier.advance(waits=False)
         self._under_way.append(started)
+
+    def _make_room(self) -> None:
+        """A rank that is ahead just now waits only where too many are under way. Of the newest, not all is sent yet: it
+        goes on where all ranks do the same."""
+        while len(self._under_way) > 1:
+            held = [exchange.held_bytes for exchange in self._under_way if exchange.held_bytes]
+            if len(held) < most_buckets_in_flight(max(held, default=0)):
+                return
+            self._under_way.popleft().finish()
 
     def _gradient(self, weight: nn.Parameter) -> torch.Tensor:
         """In fp32; zeros where this rank had no use for the weight in the whole step."""
-        master = self._masters.get(weight)
-        if master is not None:
-            assert master.grad is not None
-            return master.grad if weight in self._folded else master.grad.zero_()
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-        return weight.grad
+        owner = self._masters.get(weight, weight)
+        if owner.grad is None:
+            owner.grad = torch.zeros_like(owner)
+        elif owner is not weight and weight not in self._folded:
+            owner.grad.zero_()  # it was the step before's
+        return owner.grad
 
     def _send_all(self) -> None:
         """Backward is through: send what is left, and end every exchange."""
         while self._sent < len(self._buckets):
             self._send_next()
-        for exchange in self._under_way:  # the second half of all of them under way before the first is waited for
-            exchange.advance()
+        for exchange in self._under_way:  # what is still to be sent, before anything is waited for that is not
+            exchange.advance(waits=False)
         while self._under_way:
             self._under_way.popleft().finish()
         self._sent = 0
@@ -199,16 +230,23 @@ class ReplicateEngine:
             bucket.made = 0
 
 
-def _buckets(model: nn.Module) -> list[_Bucket]:
-    """Each so large (plan/wire.py) or one parameter, the same on every rank; backward makes gradients from the end of
-    the model to its beginning."""
+def _buckets(model: nn.Module, tables: Collection[nn.Parameter]) -> list[_Bucket]:
+    """Each so large (plan/wire.py) or one parameter, the same on every rank, in the order in which they are whole.
+
+    Backward makes gradients from the end of the model to its beginning, but a norm's after those of all products that
+    read it: in one bucket with these, it would keep back a layer. So vectors come behind the matrices, and lookups, of
+    which each is a bucket, last."""
     most_bytes = 2**20 * bucket_mib(sum(weight.nbytes for weight in model.parameters()))
+    trained = [weight for weight in reversed(list(model.parameters())) if weight.requires_grad and weight not in tables]
+    ordered = [weight for weight in trained if weight.dim() > 1] + [weight for weight in trained if weight.dim() <= 1]
+    left_bytes = sum(weight.nbytes for weight in ordered)
     buckets: list[_Bucket] = []
     room = 0
-    for weight in reversed([weight for weight in model.parameters() if weight.requires_grad]):
+    for weight in ordered:
         if weight.nbytes > room:
             buckets.append(_Bucket([]))
-            room = most_bytes
+            room = min(most_bytes, max(LEAST_BUCKET_BYTES, left_bytes // 2))
         buckets[-1].weights.append(weight)
         room -= weight.nbytes
-    return buckets
+        left_bytes -= weight.nbytes
+    return buckets + [_Bucket([table]) for table in tables]

@@ -22,6 +22,7 @@ from coremill.plan.wire import (
     RESIDENT_UP_TO_BYTES,
     ROOM_IN_FLIGHT_BYTES,
     bucket_mib,
+    most_buckets_in_flight,
 )
 
 # Numbers of parallel/.
@@ -144,8 +145,7 @@ def _exchanges(card: ModelCard, arrangement: Arrangement) -> int:
     in_layers = card.parameters - sum(ends)
     bucket_bytes = 2**20 * bucket_mib(arrangement.compute_bytes * card.parameters)
     bucket = max(bucket_bytes // arrangement.compute_bytes, card.largest_layer_parameters // 2)
-    # A sum has one stage between two ranks, else two; the one that starts has its buffers before the others go on.
-    layers = min(in_layers, min(arrangement.world_size, 3) * bucket)
+    layers = min(in_layers, most_buckets_in_flight(2 * arrangement.sent_bytes(bucket)) * bucket)
     # Ends larger than a bucket have one of their own; equal ones share a buffer, as they leave at opposite ends.
     lone = max((end for end in ends if 4 * end > bucket_bytes), default=0)
     return int(2 * arrangement.sent_bytes(lone + layers) * POOL_ROUNDING)

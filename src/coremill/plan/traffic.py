@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from coremill.plan.card import ModelCard
 from coremill.plan.types import Arrangement
+from coremill.plan.wire import LEAST_BUCKET_BYTES, sends_rows
 
 # Different tokens among so many: 306 of 1024, 847 of 4096, 1918 of 16384 in rows of the built-in corpus with a
 # vocabulary of 4096.
@@ -43,9 +44,7 @@ def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
     if ranks == 1:
         return Traffic(gather_bytes=0, reduce_bytes=0)
     if arrangement.engine == "replicate":
-        # An exchange of pieces and a gather of their sums, or of two ranks all at once: both send 2 (N-1)/N.
-        whole = arrangement.sent_bytes(card.parameters)
-        return Traffic(gather_bytes=0, reduce_bytes=2 * (ranks - 1) * whole // ranks)
+        return _replicated(card, arrangement)
     reduced = reduced_parameters(card, arrangement)
     leaving = arrangement.compute_bytes * reduced if arrangement.through_memory else arrangement.sent_bytes(reduced)
     gathered = arrangement.gather_bytes * gathered_parameters(card, arrangement)
@@ -56,6 +55,19 @@ def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
         reduce_bytes=(ranks - 1) * leaving // ranks,
         through_memory=arrangement.through_memory,
     )
+
+
+def _replicated(card: ModelCard, arrangement: Arrangement) -> Traffic:
+    """An exchange of pieces and a gather of their sums, or of two ranks all at once: both send 2 (N-1)/N."""
+    ranks, summed, asked_bytes = arrangement.world_size, card.parameters, 0
+    table = looked_up_parameters(card)
+    if 4 * table >= LEAST_BUCKET_BYTES:  # parallel/named_rows.py
+        asked_bytes = card.vocabulary_rows  # a byte a row: whether it is named
+        named = _named_rows(card, ranks * arrangement.accumulation_steps * arrangement.tokens_per_forward)
+        if sends_rows(named, card.vocabulary_rows):
+            summed += named * card.hidden - table
+    reduced = 2 * (ranks - 1) * arrangement.sent_bytes(summed) // ranks
+    return Traffic(gather_bytes=0, reduce_bytes=reduced + (ranks - 1) * asked_bytes)
 
 
 def gathered_parameters(card: ModelCard, arrangement: Arrangement) -> int:
@@ -82,15 +94,23 @@ def reduced_parameters(card: ModelCard, arrangement: Arrangement) -> int:
 def table_parameters(card: ModelCard, arrangement: Arrangement) -> int:
     """Of a lookup table that is never whole on a rank (parallel/rows.py); 0 where it is a group like others."""
     fetches = arrangement.engine == "shard" and arrangement.world_size > 1 and not arrangement.through_memory
-    if not fetches or card.tied or not card.block.plain_lookup:
+    return looked_up_parameters(card) if fetches else 0
+
+
+def looked_up_parameters(card: ModelCard) -> int:
+    """Of a lookup table that is nothing else; the rest of an embedding are learned positions."""
+    if card.tied or not card.block.plain_lookup:
         return 0
-    return min(card.embedding_parameters, card.vocabulary_rows * card.hidden)  # the rest are learned positions
+    return min(card.embedding_parameters, card.vocabulary_rows * card.hidden)
 
 
 def fetched_parameters(card: ModelCard, arrangement: Arrangement) -> int:
     """Of such a table's rows, those of a micro-batch."""
     if not table_parameters(card, arrangement):
         return 0
-    tokens = arrangement.tokens_per_forward
-    rows = min(DISTINCT_TOKENS * tokens**DISTINCT_TOKENS_POWER, tokens, card.vocabulary_rows)
-    return int(rows) * card.hidden
+    return _named_rows(card, arrangement.tokens_per_forward) * card.hidden
+
+
+def _named_rows(card: ModelCard, tokens: int) -> int:
+    """How many rows of a table so many tokens name."""
+    return int(min(DISTINCT_TOKENS * tokens**DISTINCT_TOKENS_POWER, tokens, card.vocabulary_rows))

@@ -20,6 +20,7 @@ from coremill.launch.preflight import Questions, _problem
 from coremill.launch.rank_shim import ShimOrder, start_of_rank
 from coremill.launch.request import Request, hosts_of, master_of
 from coremill.launch.settings import OpenMp, find_openmp, notes_on, script_settings
+from coremill.launch.sockets import interface_for_flows
 from coremill.plan.layout import lay_out
 from coremill.plan.types import Choice
 from unit.hardware.fake_machine import node_of
@@ -77,6 +78,11 @@ def test_on_several_hosts_the_interface_is_named_once_per_connection(monkeypatch
     assert value("ib0", "node1", 2) == "ib0,ib0,ib0,ib0"
     monkeypatch.setattr(settings_module, "interface_towards", lambda host: None)
     assert settings_module.choose_interface(None, "node1", 2) is None
+
+
+def test_ranks_with_few_cores_have_fewer_connections() -> None:
+    named = [interface_for_flows("ens5", 2, cores) for cores in (None, 1, 3, 4, 8, 64)]
+    assert [value.count("ens5") for value in named] == [4, 1, 1, 2, 4, 4]
 
 
 def test_binding_speaks_to_the_runtime_that_is_loaded() -> None:

@@ -167,15 +167,20 @@ def test_wire_bytes_by_engine_and_dtype() -> None:
     def wire(engine: str, wire_dtype: str, nodes: int = 1) -> int:
         return made(engine, wire_dtype, nodes).wire_bytes_per_step_per_rank
 
-    count = SMALL.parameters
-    assert wire("replicate", "fp32") == pytest.approx(2 * 3 / 4 * 4 * count)
+    count, table = SMALL.parameters, SMALL.vocabulary_rows * SMALL.hidden
     root = 2 + 4 / 1024  # 16 bits, and a scale for 1024 of them
-    assert wire("replicate", "auto", nodes=4) == pytest.approx(2 * 3 / 4 * root * count)
-    # Memory is plenty: gathered once in fp32, gradients once; of the lookup table only the rows that tokens name.
+    # Of the lookup table only the rows that tokens name.
+    for wire_dtype, nodes, each in (("fp32", 1, 4), ("auto", 4, root)):
+        least = 2 * 3 / 4 * each * (count - table)
+        assert least < wire("replicate", wire_dtype, nodes) < least + 2 * 3 / 4 * each * table / 2
+    # A step of many tokens names most of them: it is sent whole.
+    many = plan(fleet(), parallel={"ranks_per_node": 4, "engine": "replicate"}, train={"tokens_per_step": 2**20})
+    assert many.wire_bytes_per_step_per_rank == pytest.approx(2 * 3 / 4 * 4 * count, rel=1e-3)
+    # Memory is plenty: gathered once in fp32, gradients once.
     for wire_dtype, nodes, both in (("fp32", 4, 8), ("auto", 4, 4 + root), ("bf16", 1, 4)):
         sharded = made("shard", wire_dtype, nodes)
         tokens = sharded.rows_per_step // 4 * sharded.sequence_length
-        least = 3 / 4 * both * (count - SMALL.vocabulary_rows * SMALL.hidden)
+        least = 3 / 4 * both * (count - table)
         assert least < sharded.wire_bytes_per_step_per_rank < least + 3 / 4 * both * tokens * SMALL.hidden / 2
 
 

@@ -14,7 +14,7 @@ from coremill.plan.card import ModelCard, read_card
 from coremill.plan.memory import Surroundings, gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
 from coremill.plan.planner import make_plan
 from coremill.plan.time import step_seconds
-from coremill.plan.traffic import table_parameters, traffic_of
+from coremill.plan.traffic import looked_up_parameters, traffic_of
 from coremill.plan.types import Arrangement
 from unit.plan.shapes import TINY_CONFIGS, calibration, fleet, machine
 
@@ -95,7 +95,7 @@ def test_more_rows_never_need_less(card: ModelCard, arrangement: Arrangement) ->
     assert total(card, more) >= total(card, arrangement)
     machines = fleet(nodes=arrangement.nodes, rates=calibration(bf16=200e9))
     traffic = traffic_of(card, arrangement)
-    if table_parameters(card, arrangement):  # more tokens name more of its rows
+    if looked_up_parameters(card):  # more tokens name more of its rows
         assert traffic.total <= traffic_of(card, more).total
     else:
         assert traffic == traffic_of(card, more)
