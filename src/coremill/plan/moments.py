@@ -14,7 +14,7 @@ from math import ceil
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
 from coremill.plan.card import ModelCard
 from coremill.plan.logits import block_rows_for, chunk_rows_for
-from coremill.plan.traffic import fetched_parameters, table_parameters
+from coremill.plan.traffic import fetched_parameters, summed_rows, table_parameters
 from coremill.plan.types import Arrangement
 from coremill.plan.wire import (
     LEAST_IN_FLIGHT,
@@ -127,8 +127,14 @@ def _replicate(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterat
         activations=kept + backward,
         buffers=buffers,
     )
-    makes_lookup = (lasting or card.tied) and not card.has_one_table_gradient
-    lookup = arrangement.compute_bytes * card.embedding_parameters if makes_lookup else 0
+    if (rows := summed_rows(card, arrangement)) is not None:
+        # The gradient of a lookup alone is sparse; its rows are taken out to be sent, unless all of them are.
+        summed = rows * card.hidden
+        lookup = 2 * arrangement.sent_bytes(summed) + (4 * summed if rows < card.vocabulary_rows else 0)
+    elif (lasting or card.tied) and not card.has_one_table_gradient:
+        lookup = arrangement.compute_bytes * card.embedding_parameters
+    else:
+        lookup = 0
     yield Moment(
         name="end of backward",
         gradients=whole,
@@ -143,6 +149,8 @@ def _exchanges(card: ModelCard, arrangement: Arrangement) -> int:
         return 0
     ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
     in_layers = card.parameters - sum(ends)
+    if summed_rows(card, arrangement) is not None:
+        ends = [card.head_parameters]
     bucket_bytes = 2**20 * bucket_mib(arrangement.compute_bytes * card.parameters)
     bucket = max(bucket_bytes // arrangement.compute_bytes, card.largest_layer_parameters // 2)
     layers = min(in_layers, most_buckets_in_flight(2 * arrangement.sent_bytes(bucket)) * bucket)

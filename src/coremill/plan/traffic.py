@@ -60,14 +60,21 @@ def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
 def _replicated(card: ModelCard, arrangement: Arrangement) -> Traffic:
     """An exchange of pieces and a gather of their sums, or of two ranks all at once: both send 2 (N-1)/N."""
     ranks, summed, asked_bytes = arrangement.world_size, card.parameters, 0
-    table = looked_up_parameters(card)
-    if 4 * table >= LEAST_BUCKET_BYTES:  # parallel/named_rows.py
+    if (rows := summed_rows(card, arrangement)) is not None:
+        summed += rows * card.hidden - looked_up_parameters(card)
         asked_bytes = card.vocabulary_rows  # a byte a row: whether it is named
-        named = _named_rows(card, ranks * arrangement.accumulation_steps * arrangement.tokens_per_forward)
-        if sends_rows(named, card.vocabulary_rows):
-            summed += named * card.hidden - table
     reduced = 2 * (ranks - 1) * arrangement.sent_bytes(summed) // ranks
     return Traffic(gather_bytes=0, reduce_bytes=reduced + (ranks - 1) * asked_bytes)
+
+
+def summed_rows(card: ModelCard, arrangement: Arrangement) -> int | None:
+    """Of a lookup table whose gradient replicate sums apart (parallel/named_rows.py); None where it does not."""
+    apart = arrangement.engine == "replicate" and arrangement.world_size > 1
+    if not apart or 4 * looked_up_parameters(card) < LEAST_BUCKET_BYTES:
+        return None
+    tokens = arrangement.world_size * arrangement.accumulation_steps * arrangement.tokens_per_forward
+    named = _named_rows(card, tokens)
+    return named if sends_rows(named, card.vocabulary_rows) else card.vocabulary_rows
 
 
 def gathered_parameters(card: ModelCard, arrangement: Arrangement) -> int:
