@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from end_to_end.scene import RUN_FILE, make_cache, write_text
-from hosts.namespaces import Fleet, clean_environment, fake_hosts, why_not
+from hosts.namespaces import DEVICE, Fleet, clean_environment, fake_hosts, why_not
 from tiny_models import make_model, make_tokenizer
 
-FLOWS = 4  # between two hosts
+FLOWS = 4  # named by the user: by itself coremill opens one for every two cores
 WAIT_SECONDS = 240  # only a hang takes that long
 
 _reason = why_not()
@@ -59,7 +59,8 @@ def test_a_run_on_two_hosts_and_its_end_by_ctrl_c(fleet: Fleet) -> None:
     command = [sys.executable, "-m", "coremill", "train", "run.yaml", "--set", "train.steps=50000"]
     command += ["--set", "parallel.engine=shard", "--hostfile", str(fleet.hostfile()), "--ssh", fleet.ssh]
     debugging = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "GLOO_LOG_LEVEL": "DEBUG"}
-    environ = {**clean_environment(), **debugging, "COREMILL_CACHE": str(fleet.folder / "cache"), "MARK": mark}
+    named = {"GLOO_SOCKET_IFNAME": ",".join([DEVICE] * FLOWS)}
+    environ = {**clean_environment(), **debugging, **named, "COREMILL_CACHE": str(fleet.folder / "cache"), "MARK": mark}
     process = subprocess.Popen(
         fleet.hosts[0].command(command, fleet.folder),
         env=environ,
@@ -77,7 +78,7 @@ def test_a_run_on_two_hosts_and_its_end_by_ctrl_c(fleet: Fleet) -> None:
         pid = json.loads((run / "events" / "rank-00001.jsonl").read_text().splitlines()[0])["pid"]
         seen = dict(item.split("=", 1) for item in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in item)
         assert "MALLOC_TRIM_THRESHOLD_" in seen or "LD_PRELOAD" in seen
-        assert debugging.items() <= seen.items()
+        assert {**debugging, **named}.items() <= seen.items()
         process.send_signal(signal.SIGINT)  # nsenter became the launcher
         output, _ = process.communicate(timeout=WAIT_SECONDS)
     finally:
