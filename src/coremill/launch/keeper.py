@@ -28,9 +28,11 @@ import time
 from coremill.hardware.probe import environment_snapshot
 from coremill.launch.descendants import adopt_orphans, end_descendants
 from coremill.launch.process import wrapped
+from coremill.launch.waiting import end_of
 
 STOP_WORD = b"stop"
 _POLL_SECONDS = 0.1
+_LOOK_SECONDS = 0.5  # for signals and silence; the rest wakes it
 
 
 def keep(
@@ -60,10 +62,14 @@ def keep(
         return 127
     heard_at = time.monotonic()
     try:
-        with selectors.DefaultSelector() as selector:
+        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as opened:
             selector.register(stdin, selectors.EVENT_READ)
+            look_seconds = _POLL_SECONDS
+            with contextlib.suppress(AttributeError, OSError):  # not Linux, or one before 5.3
+                selector.register(end_of(process.pid, opened), selectors.EVENT_READ)
+                look_seconds = _LOOK_SECONDS
             while process.poll() is None and not stopped and not lost:
-                if selector.select(_POLL_SECONDS):
+                if any(key.fd == stdin for key, _ in selector.select(look_seconds)):
                     heard_at = time.monotonic()
                     heard = os.read(stdin, 4096)
                     if STOP_WORD in heard:  # one write of a few bytes: it comes whole

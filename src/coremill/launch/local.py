@@ -36,6 +36,7 @@ from coremill.launch.sockets import listen_on_loopback
 from coremill.launch.starting import RankStart, start_rank
 from coremill.launch.stuck import Stuck
 from coremill.launch.template import RankTemplate
+from coremill.launch.waiting import sleep_unless_ended
 from coremill.plan.layout import Layout
 from coremill.plan.types import Plan
 
@@ -44,7 +45,6 @@ __all__ = ["Outcome", "Setting", "describe_layout", "die_with_parent", "run_loca
 GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 # A rank that lost its peers may be gone before the rank that failed: unwinding torch takes up to a second or two.
 BLAME_SECONDS = 3.0
-POLL_SECONDS = 0.05
 TICK_SECONDS = 0.2
 
 
@@ -230,7 +230,6 @@ def _watch(
     """Wait for all ranks; returns the one to blame, if any failed."""
     culprit: RankProcess | None = None
     kill_at: float | None = None
-    next_tick = 0.0
     while True:
         for rank in ranks:
             rank.poll()
@@ -253,12 +252,10 @@ def _watch(
         if stop.at_once or (kill_at is not None and now >= kill_at):
             end_all(running)
             running = []
-        if now >= next_tick or not running:
-            on_tick()
-            next_tick = now + TICK_SECONDS
+        on_tick()
         if not running:
             return culprit
-        time.sleep(POLL_SECONDS)
+        sleep_unless_ended([rank.pid for rank in running if rank.pid is not None], TICK_SECONDS)
 
 
 def _blamed(ranks: list[RankProcess], now: float) -> RankProcess | None:

@@ -18,6 +18,7 @@ from coremill.errors import InputError, PeerLost
 from coremill.launch.across_hosts import HostCommand, HostRun, HostsOutcome, outcome_of
 from coremill.launch.hosts import Host, Remote
 from coremill.launch.supervise import is_worth_a_restart
+from coremill.launch.waiting import sleep_unless_ended
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
@@ -26,6 +27,7 @@ BEAT_SECONDS = 5.0
 # After so long without a beat a host ends its ranks: longer than an outage that heals (33 s, see hosts.py), and sooner
 # than the head's ssh gives the connection up (55 s), so that no rank is left when the head starts others in its place.
 SILENCE_SECONDS = 45.0
+_LOOK_SECONDS = 0.25  # at what no process's end tells
 _POLL_SECONDS = 0.1
 
 
@@ -143,7 +145,7 @@ class _Fleet:
             gone = [index for index, state in enumerate(self._states) if self._is_given_up(state, now)]
             if gone:
                 return self._without(gone)
-            time.sleep(_POLL_SECONDS)
+            sleep_unless_ended([run.process.pid for run in self._runs if run.process.poll() is None], _LOOK_SECONDS)
 
     def _has_decided(self, run: HostRun) -> bool:
         """Whether the run is over by the word of this host's launcher."""
