@@ -7,7 +7,6 @@ micro-batches and ranks, so no update is lost to rounding.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 
 from coremill.model.slices import RowSlice, materialise, model_name
-from coremill.parallel.codec import Codec
+from coremill.parallel.codec import Codec, shares_of
 from coremill.parallel.collectives import BufferPool, SumOverRanks
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
@@ -121,13 +120,11 @@ class ReplicateEngine:
         for weight, master in self._masters.items():
             if master.grad is not None and weight not in self._folded and not self._buckets:
                 master.grad.zero_()  # of the step before: this one had no use for the weight
-        squares = sum_of_squares(weight.grad for _, weight in self.parameters() if weight.grad is not None)
-        # The norms are equal unless a rank's memory fails it: what one of them cannot use, none does.
-        total_loss, unusable, *total_votes = agree(
-            self._world, [loss, float(not math.isfinite(squares)), *votes], self._meter
-        )
-        norm = math.nan if unusable else squares**0.5
-        return StepTotals(loss=total_loss, gradient_norm=norm, votes=tuple(total_votes))
+        gradients = [weight.grad.reshape(-1) for _, weight in self.parameters() if weight.grad is not None]
+        # They are the same everywhere: each rank takes the norm of a share, which all agree on.
+        squares = sum_of_squares(shares_of(gradients, self._world.size)[self._world.rank])
+        total_loss, squares, *total_votes = agree(self._world, [loss, squares, *votes], self._meter)
+        return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
 
     def examine(self, loss_function: LossFunction) -> bool:
         """On the bare model: nothing is exchanged."""
