@@ -42,6 +42,7 @@ class Contender:
     mark: str
     leader: subprocess.Popen[bytes]
     turns: list[Turn] = field(default_factory=list)
+    stolen: list[float] = field(default_factory=list)  # by turn: of the processor that neighbours took most of, a share
     awake: list[list[tuple[float, float]]] = field(default_factory=list)  # by reading and rank: ran, was kept waiting
 
     def pids(self) -> list[int]:
@@ -85,11 +86,16 @@ class Contender:
 
         The first and the last have a part of a step of which nobody knows how much was done when."""
         ends = self.step_ends()
-        known = [turn for turn in self.turns[1:] if all(turn[1] < each[-1] for each in ends)]
         return [
             ((since, to), [steps_done(each, self.turns, to) - steps_done(each, self.turns, since) for each in ends])
-            for since, to in known
+            for since, to in self.turns[1:]
+            if all(to < each[-1] for each in ends)
         ]
+
+    def stolen_by_turn(self) -> list[float]:
+        """Of the same turns."""
+        stolen = dict(zip(self.turns, self.stolen, strict=True))
+        return [stolen[turn] for turn, _ in self.steps_by_turn()]
 
     def tokens_per_second_by_turn(self, tokens_per_step: int) -> list[float]:
         """Of all its ranks together, a step being `tokens_per_step` of them."""
@@ -135,11 +141,13 @@ def take_turns(contenders: Sequence[Contender], seconds: float, turn_seconds: fl
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:
         for contender, mine in zip(contenders, pids, strict=True):
-            began = time.time()
+            began, stolen = time.time(), stolen_seconds()
             send(signal.SIGCONT, mine)
             time.sleep(turn_seconds)
             send(signal.SIGSTOP, mine)
             contender.turns.append((began, time.time()))
+            most = max(after - before for before, after in zip(stolen, stolen_seconds(), strict=True))
+            contender.stolen.append(most / (time.time() - began))
     for contender in contenders:
         contender.read_clocks()
 
@@ -154,6 +162,14 @@ def end(contender: Contender) -> None:
         while contender.pids() and time.monotonic() < deadline:
             time.sleep(0.2)
     contender.leader.wait()
+
+
+def stolen_seconds() -> list[float]:
+    """By processor of this process's, since the machine started: what its host let others compute on it."""
+    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
+    fields = {line[0]: line for line in lines}
+    ticks = [int(fields[f"cpu{cpu}"][8]) for cpu in sorted(os.sched_getaffinity(0))]
+    return [each / os.sysconf("SC_CLK_TCK") for each in ticks]
 
 
 def send(number: int, pids: Sequence[int]) -> None:

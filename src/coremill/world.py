@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from coremill.errors import CoremillError, PeerLost, Stopped
 from coremill.launch.followers import follower_line
-from coremill.launch.identity import NodeIdentity, RankIdentity, identify, identify_node
+from coremill.launch.identity import INTERFACE, NodeIdentity, RankIdentity, identify, identify_node
 from coremill.launch.lost import as_peer_lost, peer_errors
 from coremill.launch.meeting import (
     POLL_SECONDS,
@@ -260,9 +260,7 @@ def join_world(identity: RankIdentity, *, timeout_seconds: float = DEFAULT_TIMEO
     collectives still under way here end (torch would wait for them, up to the timeout, even when the process exits).
     """
     sockets_before = open_sockets()
-    device = None
-    if not os.environ.get("GLOO_SOCKET_IFNAME"):
-        device = interface_towards(None if identity.is_one_host else identity.master_address)
+    device = _device(identity)
     try:
         world = _meet(identity, timeout_seconds, device)
         yield world
@@ -276,6 +274,14 @@ def join_world(identity: RankIdentity, *, timeout_seconds: float = DEFAULT_TIMEO
     finally:
         if device is not None:
             os.environ.pop("GLOO_SOCKET_IFNAME", None)
+
+
+def _device(identity: RankIdentity) -> str | None:
+    """For gloo to use; None where its own variable says how often to use which, or none can be told."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return None
+    towards = None if identity.is_one_host else identity.master_address
+    return os.environ.get(INTERFACE) or interface_towards(towards)
 
 
 def _meet(identity: RankIdentity, timeout_seconds: float, device: str | None) -> World:

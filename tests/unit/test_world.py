@@ -7,7 +7,12 @@ import sys
 
 import pytest
 
+from coremill import world
 from coremill.errors import CoremillError, PeerLost
+from coremill.launch.hosts import Host
+from coremill.launch.identity import INTERFACE, identify
+from coremill.launch.node_command import node_commands
+from coremill.launch.request import Request
 from coremill.world import PeerFailed, as_peer_lost
 
 
@@ -68,3 +73,16 @@ def test_a_peer_that_failed_is_silent_and_has_its_code() -> None:
 def test_the_module_imports_no_torch() -> None:
     code = "import sys, coremill.world, coremill.launch.local; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_device_of_the_option_is_taken_unless_gloos_own_variable_says_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = (Host(name="a", ranks=1, is_here=True), Host(name="b", ranks=1, is_here=False))
+    request = Request(script="run.py", interface="eth7")
+    here, there = node_commands(request, hosts, 1234, {"GLOO_SOCKET_IFNAME": "ib0,ib0"}, is_first=True)
+    assert there.environ[INTERFACE] == here.environ[INTERFACE] == "eth7"
+    identity = identify({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1234"})
+    for name in ("GLOO_SOCKET_IFNAME", INTERFACE):
+        monkeypatch.setenv(name, there.environ[name])
+    assert world._device(identity) == "eth7"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0,ib0")
+    assert world._device(identity) is None

@@ -8,10 +8,9 @@ from pathlib import Path
 from coremill.launch.across_hosts import HostCommand
 from coremill.launch.forwarding import forwarded
 from coremill.launch.hosts import Host
-from coremill.launch.identity import HEAD
+from coremill.launch.identity import HEAD, INTERFACE
 from coremill.launch.reform import SILENCE_SECONDS
 from coremill.launch.request import Request, master_address
-from coremill.launch.sockets import interface_for_flows
 
 
 def node_commands(
@@ -21,7 +20,7 @@ def node_commands(
     words = [word for word in request.program if is_first or word not in request.only_first]
     told = forwarded(environ)
     if request.interface is not None:
-        told["GLOO_SOCKET_IFNAME"] = interface_for_flows(request.interface, len(hosts))
+        told |= {INTERFACE: request.interface, "GLOO_SOCKET_IFNAME": ""}  # also where a host has one of its own
     return [
         HostCommand(
             host=host,

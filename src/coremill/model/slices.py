@@ -14,6 +14,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+from coremill.errors import InputError
+
 # Where a parameter is something to compute with, what holds its values (parallel/one_host.py).
 _KEPT_AS = "_coremill_kept_as"
 
@@ -46,6 +48,17 @@ def rows_of_rank(rows: int, rank: int, size: int) -> tuple[int, int]:
     """First row and end of what one rank holds."""
     chunk = -(-rows // size)
     return min(rank * chunk, rows), min((rank + 1) * chunk, rows)
+
+
+def check_has_rows(model: nn.Module) -> None:
+    """Raise where a parameter cannot be cut by rows."""
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
+            raise InputError(
+                f"shard gives each rank rows of every parameter, and {model_name(name)} is a single number",
+                where="parallel.engine",
+                do="set parallel.engine=replicate",
+            )
 
 
 def keep_as(parameter: nn.Parameter, holder: nn.Parameter) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers
-from coremill.model.slices import RowSlice, keep_as, model_name, rows_of_rank
+from coremill.model.slices import RowSlice, check_has_rows, keep_as, model_name, rows_of_rank
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import WireMeter
 from coremill.parallel.leaving import in_leaving_order
@@ -61,6 +61,7 @@ class OneHostShardEngine:
 
     def place(self, model: nn.Module) -> None:
         """Give every parameter its place in the shared memory, and each rank room for its rows."""
+        check_has_rows(model)
         parts = find_layers(model)
         ordered = in_leaving_order(model)
         parameters = [group.parameters for group in ordered]

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from coremill.model.build import LayerMap, find_layers, has_plain_lookup
-from coremill.model.slices import RowSlice, materialise, model_name, rows_of_rank
+from coremill.model.slices import RowSlice, check_has_rows, materialise, model_name, rows_of_rank
 from coremill.parallel.codec import Codec
 from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, install
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
@@ -64,6 +64,7 @@ class ShardEngine:
 
     def place(self, model: nn.Module) -> None:
         """Cut the model into groups while it is still on the meta device, then give each rank its empty share."""
+        check_has_rows(model)
         parts = find_layers(model)
         # Gradients are laid out as backward made them where they travel like that, and summed in fp32 all the same.
         travel_as_made = self._gradient_codec.dtype == self._compute_dtype

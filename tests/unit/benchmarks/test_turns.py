@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from benchmarks.turns import Contender, active_seconds, steps_done
+from benchmarks.turns import Contender, active_seconds, steps_done, stolen_seconds
 
 TURNS = [(0.0, 3.0), (6.0, 9.0), (12.0, 15.0)]
 
@@ -29,7 +30,7 @@ def test_a_step_under_way_counts_by_the_share_of_its_turns() -> None:
 
 def test_steps_that_end_after_the_last_turn_do_not_count(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as leader:
-        contender = Contender("one", tmp_path, 1, "mark", leader, turns=list(TURNS))
+        contender = Contender("one", tmp_path, 1, "mark", leader, turns=list(TURNS), stolen=[0.3, 0.1, 0.2])
     (tmp_path / "events").mkdir()
     # Two steps a turn; asked to end at 20, it did one more in time that was nobody's turn.
     ends = [1.5, 3.0, 7.5, 9.0, 13.5, 14.9, 20.0]
@@ -37,3 +38,10 @@ def test_steps_that_end_after_the_last_turn_do_not_count(tmp_path: Path) -> None
     (tmp_path / "events" / "rank-00000.jsonl").write_text("\n".join(lines))
     assert contender.steps_by_turn() == [((6.0, 9.0), [2.0])]
     assert contender.tokens_per_second_by_turn(300) == [200.0]
+    assert contender.stolen_by_turn() == [0.1]
+
+
+def test_what_neighbours_took_only_grows() -> None:
+    before = stolen_seconds()
+    assert len(before) == len(os.sched_getaffinity(0))
+    assert all(later >= earlier for earlier, later in zip(before, stolen_seconds(), strict=True))

@@ -1,0 +1,43 @@
+"""A parameter that is a single number has no rows to share out: shard says so before anything is placed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from coremill.errors import InputError  # noqa: E402
+from coremill.parallel.codec import codec_of  # noqa: E402
+from coremill.parallel.one_host import OneHostShardEngine  # noqa: E402
+from coremill.parallel.shard import ShardEngine  # noqa: E402
+
+WORLD: Any = SimpleNamespace(rank=0, size=2, nodes=2, flows=1)
+
+
+def over_the_wire() -> ShardEngine:
+    return ShardEngine(
+        WORLD,
+        compute_dtype=torch.float32,
+        gradient_codec=codec_of("fp32"),
+        weight_wire_dtype=None,
+        keep_gathered=False,
+        head_in_backward=False,
+        why_wire="two hosts",
+    )
+
+
+def through_memory() -> OneHostShardEngine:
+    neighbours: Any = None  # it does not get that far
+    return OneHostShardEngine(WORLD, neighbours, compute_dtype=torch.float32)
+
+
+@pytest.mark.parametrize("make", [over_the_wire, through_memory])
+def test_it_is_named_with_a_way_out(make: Any) -> None:
+    model = torch.nn.Linear(2, 2, device="meta")
+    model.scale = torch.nn.Parameter(torch.ones((), device="meta"))
+    with pytest.raises(InputError, match="scale is a single number") as refused:
+        make().place(model)
+    assert "parallel.engine=replicate" in str(refused.value.do)
