@@ -46,6 +46,7 @@ GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 # A rank that lost its peers may be gone before the rank that failed: unwinding torch takes up to a second or two.
 BLAME_SECONDS = 3.0
 TICK_SECONDS = 0.2
+TOGETHER_SECONDS = 0.05  # ranks that fail alike do so within a moment: the lowest of them is named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +256,8 @@ def _watch(
         on_tick()
         if not running:
             return culprit
-        sleep_unless_ended([rank.pid for rank in running if rank.pid is not None], TICK_SECONDS)
+        if sleep_unless_ended([rank.pid for rank in running if rank.pid is not None], TICK_SECONDS):
+            time.sleep(TOGETHER_SECONDS)
 
 
 def _blamed(ranks: list[RankProcess], now: float) -> RankProcess | None:

@@ -13,8 +13,10 @@ from collections.abc import Iterable
 LOOK_AGAIN_SECONDS = 0.05  # where the kernel does not tell
 
 
-def sleep_unless_ended(pids: Iterable[int], seconds: float) -> None:
-    """At most so long; less where one of these processes ends, or has ended and nobody has waited for it yet."""
+def sleep_unless_ended(pids: Iterable[int], seconds: float) -> bool:
+    """At most so long; less where one of these processes ends, or has ended and nobody has waited for it yet.
+
+    Whether one is known to have."""
     ends = select.poll()
     with contextlib.ExitStack() as opened:
         try:
@@ -22,8 +24,8 @@ def sleep_unless_ended(pids: Iterable[int], seconds: float) -> None:
                 ends.register(end_of(pid, opened), select.POLLIN)
         except (AttributeError, OSError):  # not Linux, or one before 5.3
             time.sleep(min(seconds, LOOK_AGAIN_SECONDS))
-            return
-        ends.poll(1000 * seconds)
+            return False
+        return bool(ends.poll(1000 * seconds))
 
 
 def end_of(pid: int, opened: contextlib.ExitStack) -> int:
