@@ -46,7 +46,7 @@ GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 # A rank that lost its peers may be gone before the rank that failed: unwinding torch takes up to a second or two.
 BLAME_SECONDS = 3.0
 TICK_SECONDS = 0.2
-TOGETHER_SECONDS = 0.05  # ranks that fail alike do so within a moment: the lowest of them is named
+TOGETHER_SECONDS = 0.1  # ranks that fail alike, with the same exit code, do so within a moment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,11 +261,12 @@ def _watch(
 
 
 def _blamed(ranks: list[RankProcess], now: float) -> RankProcess | None:
-    """The first rank that failed for a reason of its own; one that only followed is blamed when no other turns up."""
-    failed = sorted((rank for rank in ranks if rank.failed), key=lambda rank: (rank.ended_at, rank.rank))
-    for rank in failed:
-        if not rank.only_followed:
-            return rank
+    """The first rank that failed for a reason of its own, of those that failed alike the lowest; one that only followed
+    is blamed when no other turns up."""
+    failed = sorted((rank for rank in ranks if rank.failed), key=lambda rank: rank.ended_at)
+    own = [rank for rank in failed if not rank.only_followed]
+    if own:
+        return min((rank for rank in own if rank.exit_code == own[0].exit_code), key=lambda rank: rank.rank)
     if failed and (now - failed[0].ended_at >= BLAME_SECONDS or not any(rank.is_running for rank in ranks)):
         return failed[0]
     return None
