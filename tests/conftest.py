@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -13,11 +12,7 @@ import ranks
 
 
 def pytest_configure() -> None:
-    """Before torch is imported, here or in what a test starts."""
-    # Three tests run at once, on machines of two cores perhaps: OpenMP's threads, waiting for each other, would spin
-    # away what the others need. An evaluation took 9 s beside two busy processes, and takes 1.6.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # Started with Ctrl-C ignored (nohup, `&` in a script), so would be every command that a test then interrupts.
+    """Started with Ctrl-C ignored (nohup, `&` in a script), so would be every command that a test then interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
