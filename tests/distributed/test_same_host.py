@@ -200,6 +200,13 @@ def lose_a_neighbour(world: Any) -> None:
         weights.wait()
     except PeerLost as lost:
         assert lost.why is not None and "rank 1" in lost.why
+        # Neither leaves before the other has heard: it would be heard of as well.
+        if world.rank == 0:  # whose store it is
+            world.store.set("heard by 0", "")
+            world.store.wait(["heard by 2"])
+        else:
+            world.store.wait(["heard by 0"])
+            world.store.set("heard by 2", "")
         raise ArithmeticError("heard of it") from lost
 
 
