@@ -3,8 +3,8 @@
 Two hosts as in the scale model, at 1 Gbit/s. coremill on single hosts, `shard` and `replicate` take turns of a few
 seconds there (`benchmarks/turns.py`), and ratios say what an exchange costs. One part is nobody's exchange: hosts that
 step together go at the pace of the slower one just then. How much that is can be seen on the single hosts: in each
-turn, the slower one's progress over that of both. Neighbours on the same machine make that pace, in bursts: turns in
-which they took little of either processor are told once more by themselves.
+turn, the slower one's progress over that of both. Neighbours on the same machine have a part in that, in bursts: turns
+in which they took little of either processor are told once more by themselves.
 Needs root, iproute2 and openssh-server (`make hosts-setup`). Prints figures and targets; asserts nothing.
 """
 
