@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Images of containers often have it set, and then every process that a test starts compiles every module it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup hosts-setup demo test check bench chaos soak clean
 

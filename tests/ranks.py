@@ -10,6 +10,7 @@ pickled between these processes only.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import os
@@ -173,8 +174,11 @@ def _serve(descriptor: int, parent_pid: int) -> None:
     from coremill.launch.process import die_with_parent
 
     die_with_parent(parent_pid)
+    gc.disable()  # as in coremill's own template (rank_template.py)
     for name in PRELOADED:
         importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
     connection = Connection(descriptor)
     while True:
         try:

@@ -80,8 +80,8 @@ def _read(connection: socket.socket, size: int) -> bytes:
 def serve(connection: socket.socket, launcher_pid: int) -> ForkOrder | None:
     """Say that this process is ready, then fork a rank per order. Returns in each rank with its order, everything in
     place; in the template it returns None, when the launcher wants no more."""
-    gc.collect()
     gc.freeze()  # what is there now is never looked at again: its pages stay shared with the ranks
+    gc.enable()
     send(connection, {"ready": True})
     while (message := receive(connection)) is not None:
         order, (log, *descriptors) = ForkOrder(**message[0]), message[1]
