@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Images of containers often have it set, and then every process that a test starts compiles every module it imports.
+# Images of containers often have it set: then processes compile anew, each for itself, what one could have kept for all.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup hosts-setup demo test check bench chaos soak clean

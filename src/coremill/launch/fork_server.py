@@ -81,7 +81,7 @@ def serve(connection: socket.socket, launcher_pid: int) -> ForkOrder | None:
     """Say that this process is ready, then fork a rank per order. Returns in each rank with its order, everything in
     place; in the template it returns None, when the launcher wants no more."""
     gc.freeze()  # what is there now is never looked at again: its pages stay shared with the ranks
-    gc.enable()
+    gc.enable()  # the template imports without (rank_template.py)
     send(connection, {"ready": True})
     while (message := receive(connection)) is not None:
         order, (log, *descriptors) = ForkOrder(**message[0]), message[1]
