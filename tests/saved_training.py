@@ -47,7 +47,7 @@ def change_storage(folder: Path, what: str) -> None:
 def pretend_hosts(world: Any, disks: list[int] | None) -> None:
     """Make every rank believe in a host of its own."""
     if disks is not None:
-        world.nodes, world.node_rank = world.size, world.rank
+        world.nodes, world.node_rank, world.node_of_rank = world.size, world.rank, tuple(range(world.size))
         world.hostnames = tuple(f"host-{rank}" for rank in range(world.size))
 
 

@@ -68,8 +68,8 @@ def train(
     Under torchrun, mpirun or in a Kubeflow pod the same command acts as one rank (or starts one node's ranks).
     A run that was stopped or killed goes on from its newest whole checkpoint with the same command; ranks that die or
     hang are started again from there by themselves (section supervise of the run file).
-    Exit codes: 0 done, 69 a peer was lost, 70 non-finite numbers, 74 storage, 75 stopped on request and saved, 78 bad
-    config or input, 130 ended at once by a second Ctrl-C.
+    Exit codes: 0 done, 69 a peer was lost, 70 numbers not to be trusted, 74 storage, 75 stopped on request and saved,
+    78 bad config or input, 130 ended at once by a second Ctrl-C.
     """
     if hostfile is not None:
         from coremill.hardware.probe import environment_snapshot

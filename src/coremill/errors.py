@@ -5,6 +5,7 @@
     |  `- ConfigError      78   one or more problems in the run file, all at once
     |- PeerLost            69   another rank died or stopped answering
     |- NonFinite           70   the loss or a gradient is not a number
+    |- Drifted             70   ranks that should hold the same weights do not
     |- StorageError        74   disk full, not writable, gone
     |- Stopped             75   ended on request
     `- Interrupted        130   ended at once by a second Ctrl-C
@@ -63,6 +64,12 @@ class PeerLost(CoremillError):
 
 class NonFinite(CoremillError):
     """The loss or a gradient is not a number."""
+
+    exit_code = 70
+
+
+class Drifted(CoremillError):
+    """Ranks that should hold the same weights do not."""
 
     exit_code = 70
 

@@ -18,6 +18,15 @@ from coremill.errors import CoremillError, InputError, Stopped
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import affinity_mask, cache_folder, environment_snapshot, probe_node
+from coremill.launch.fingerprint import (
+    Fact,
+    Facts,
+    disagreement,
+    facts_from_json,
+    facts_of_settings,
+    facts_of_versions,
+    facts_to_json,
+)
 from coremill.launch.run_folder import RunFolder
 from coremill.launch.spot import spot_notices
 from coremill.launch.stop import forget_request
@@ -60,7 +69,11 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
     """
     if world.identity.launcher == "coremill":
         orders = Orders.read(folder.orders_of(world.node_rank))
+        require_alike(world, orders.facts)
         return orders if world.nodes == 1 else _with_one_plan(loaded, orders, folder, world)
+    # Before anything that all ranks do together or not at all, as the run file says.
+    flags = {"--dry-run": Fact("given" if options.dry_run else "not given")}
+    require_alike(world, {**facts_of_versions(), **facts_of_settings(loaded.config.model_dump(mode="json")), **flags})
     cpus = _cpus_of_node(world)
     # One rank speaks for the run; off the terminal, for its output travels through the launcher's pipes.
     console = Console(force_terminal=False, quiet=world.rank != 0)
@@ -102,6 +115,7 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
         return orders.to_json()
 
     document = world.once_per_node(prepare_node)
+    require_alike(world, facts_from_json(document["facts"]))
     document["plan"] = world.broadcast(document["plan"])
     orders = Orders.from_json(document)
     if options.dry_run:
@@ -110,11 +124,32 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
     return orders
 
 
+def require_alike(world: World, facts: Facts) -> None:
+    """Compare what the first rank of each host says of its host; where hosts differ, all ranks end with 78.
+
+    The first rank of each host says why, for each may have a screen of its own; under mpirun there is one.
+    """
+    if world.nodes == 1:
+        return
+    told = world.gather(facts_to_json(facts) if world.local_rank == 0 else None)
+    by_host = {world.hostnames[rank]: facts_from_json(each) for rank, each in enumerate(told) if each is not None}
+    problem = disagreement(by_host)
+    if problem is None:
+        return
+
+    def refuse() -> None:
+        if world.rank == 0 or world.identity.launcher not in ("open-mpi", "hydra"):
+            raise problem
+
+    world.once_per_node(refuse)
+
+
 def _cpus_of_node(world: World) -> set[int]:
     """What the ranks of this node may use together: each may be bound to cores of its own, by us or by Open MPI."""
-    here = world.hostnames[world.rank]
     masks = world.gather(sorted(affinity_mask()))
-    return {cpu for host, mask in zip(world.hostnames, masks, strict=True) if host == here for cpu in mask}
+    return {
+        cpu for node, mask in zip(world.node_of_rank, masks, strict=True) if node == world.node_rank for cpu in mask
+    }
 
 
 def _with_one_plan(loaded: LoadedConfig, orders: Orders, folder: RunFolder, world: World) -> Orders:

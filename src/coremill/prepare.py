@@ -6,21 +6,37 @@ node.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coremill.config.schema import RunConfig
-from coremill.data.packed import PackedData, Progress
+from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.data.packed import BOUNDARIES_FILE, TOKENS_FILE, PackedData, Progress
 from coremill.data.prepare import check_sources, prepare_data, require_rows_for_ranks
+from coremill.data.tokenizer_files import tokenizer_identity
 from coremill.hardware.facts import Fleet
+from coremill.launch.fingerprint import (
+    Fact,
+    Facts,
+    digest_of_files,
+    facts_from_json,
+    facts_of_settings,
+    facts_of_versions,
+    facts_to_json,
+)
 from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
 from coremill.plan.card import ModelCard, read_card
+from coremill.plan.headers import weight_files
 from coremill.plan.planner import make_plan
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Plan
+
+# In a config.json, and of no consequence: who saved it, and under which name.
+WRITTEN_BY_TRANSFORMERS = ("transformers_version", "_name_or_path", "_commit_hash")
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,7 @@ class Orders:
     data: PackedData
     steps: int
     plan: Plan
+    facts: Facts  # what has to be the same on all hosts; none where there is one host
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for orders.json and for sending between ranks."""
@@ -41,6 +58,7 @@ class Orders:
             "data": self.data.to_json(),
             "steps": self.steps,
             "plan": self.plan.to_json(),
+            "facts": facts_to_json(self.facts),
         }
 
     @staticmethod
@@ -52,6 +70,7 @@ class Orders:
             data=PackedData.from_json(document["data"]),
             steps=document["steps"],
             plan=plan_from_json(document["plan"]),
+            facts=facts_from_json(document["facts"]),
         )
 
     @staticmethod
@@ -94,7 +113,37 @@ def prepare(
         progress=on_tokens,
     )
     steps = count_steps(config, data, plan)
-    return Orders(model=model, tokenizer=tokenizer, data=data, steps=steps, plan=replace(plan, steps=steps))
+    facts = facts_of(config, model, tokenizer, data, steps) if plan.nodes > 1 else {}
+    return Orders(
+        model=model, tokenizer=tokenizer, data=data, steps=steps, plan=replace(plan, steps=steps), facts=facts
+    )
+
+
+def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: PackedData, steps: int) -> Facts:
+    """What this host found, for comparison with the others: of files a few words and a hash."""
+    shape = {key: value for key, value in model.config.items() if key not in WRITTEN_BY_TRANSFORMERS}
+    shape_hash = hashlib.blake2b(json.dumps([shape, model.code_sha256], sort_keys=True).encode(), digest_size=6)
+    weights = "made from the seed"
+    if model.weights == "pretrained":
+        files = [model.folder / name for name in weight_files(model.folder)]
+        weights = f"{sum(file.stat().st_size for file in files):,} bytes, hash {digest_of_files(files)}"
+    folders = [folder for folder in (data.folder, data.evaluation_folder) if folder is not None]
+    rows_hash = digest_of_files([folder / name for folder in folders for name in (TOKENS_FILE, BOUNDARIES_FILE)])
+    rows = f"{data.train_rows:,} rows to train and {data.evaluation_rows:,} to evaluate on"
+    source = config.data.source
+    if source == BUILT_IN:
+        source = f"the files of Python {platform.python_version()}"
+    found = {
+        "the model's config.json": Fact(
+            f"{model.config['model_type']}, hash {shape_hash.hexdigest()}", model.description
+        ),
+        "the model's weights": Fact(weights, str(model.folder)),
+        "the tokenizer": Fact(f"hash {tokenizer_identity(tokenizer)[:12]}", str(tokenizer)),
+        "the data": Fact(f"{rows}, {data.documents:,} documents, hash {data.key[:12]}-{rows_hash}", source),
+    }
+    if config.train.steps is None:
+        found["the number of steps"] = Fact(f"{steps:,}")
+    return {**facts_of_versions(), **facts_of_settings(config.model_dump(mode="json")), **found}
 
 
 def count_steps(config: RunConfig, data: PackedData, plan: Plan) -> int:

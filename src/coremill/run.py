@@ -66,9 +66,7 @@ def train_rank(
     began = time.perf_counter()
     events.write(
         "start",
-        world_size=world.size,
-        local_rank=world.local_rank,
-        hostname=world.hostnames[world.rank],
+        **world.whereabouts(),
         pid=os.getpid(),
         threads=set_threads(orders, world),
         cpus=sorted(affinity_mask()),

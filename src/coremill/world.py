@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from coremill.launch.meeting import (
     SLOWEST_POLL_SECONDS,
     ClaimedTwice,
     call_the_roll,
+    names_of,
     nodes_of,
     open_store,
 )
@@ -79,7 +81,8 @@ class World:
     identity: RankIdentity
     node_rank: int
     nodes: int
-    hostnames: tuple[str, ...]  # by rank
+    node_of_rank: tuple[int, ...]  # what tells hosts apart
+    hostnames: tuple[str, ...]  # by rank, for people: no two nodes have the same
     store: Store
     timeout_seconds: float
     flows: int = 1  # connections to each peer
@@ -105,6 +108,11 @@ class World:
     def local_size(self) -> int:
         """Ranks on this host."""
         return self.identity.local_size
+
+    def whereabouts(self) -> dict[str, Any]:
+        """For an event: which rank of how many, and where. Hosts of one name have different nodes."""
+        where = {"hostname": socket.gethostname(), "node": self.node_rank}
+        return {"world_size": self.size, "local_rank": self.local_rank, **where}
 
     @property
     def group(self) -> ProcessGroup:
@@ -304,7 +312,8 @@ def _meet(identity: RankIdentity, timeout_seconds: float, device: str | None) ->
         identity=identity,
         node_rank=nodes[identity.rank],
         nodes=len(set(nodes)),
-        hostnames=tuple(entry["host"] for entry in roster),
+        node_of_rank=tuple(nodes),
+        hostnames=names_of(roster, nodes),
         store=store,
         timeout_seconds=timeout_seconds,
         flows=flows_of(os.environ.get("GLOO_SOCKET_IFNAME", "")),

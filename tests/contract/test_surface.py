@@ -73,6 +73,7 @@ EXIT_CODES = {
     "ConfigError": 78,
     "PeerLost": 69,
     "NonFinite": 70,
+    "Drifted": 70,
     "StorageError": 74,
     "Stopped": 75,
     "Interrupted": 130,

@@ -78,6 +78,7 @@ class Saver:
         self._stuck: threading.Thread | None = None  # of a save that was given up
         self._limit_seconds = seconds_of(config.supervise.save_deadline)
         self._last_saved = origin.step  # the newest checkpoint that is whole
+        self._equal_after = -1  # the step after which replicas were last compared
         self._last_failure: str | None = None
         self._last_occasion = time.monotonic()
         self._stop_agreed = self._save_agreed = self._disk_full = self._late = self._hangs = self._slow = False
@@ -113,6 +114,8 @@ class Saver:
         """Wait for the save under way where all ranks are still there to finish it."""
         if kind is None:
             self._wait()
+            if self._equal_after != self._steps:
+                self._training.engine.require_equal("after the last step")
             if self._world.sum(float(self._requests.reason is not None)):
                 self._save_and_stop(self._steps)
             self._requests.at_once()
@@ -224,6 +227,8 @@ class Saver:
             self._tell_failure(step, STILL_HANGS)
             return
         began = time.perf_counter()
+        self._training.engine.require_equal(f"after step {step}")
+        self._equal_after = step
         self._number += 1
         world = self._world
         snapshot = take_snapshot(self._training, rank=world.rank, world_size=world.size, copy=in_background)

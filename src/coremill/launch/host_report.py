@@ -22,7 +22,7 @@ from coremill import __version__
 from coremill.hardware.probe import probe_node, read_interfaces
 from coremill.launch.sockets import interface_towards
 
-PACKAGES = ("torch", "transformers", "accelerate")  # ranks of different versions differ in what they send
+PACKAGES = ("torch", "transformers", "tokenizers", "accelerate")  # ranks of different versions differ in what they send
 
 
 def report(questions: dict[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,14 @@ Torch is imported only inside functions.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coremill.errors import InputError, PeerLost
@@ -91,7 +93,7 @@ def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list
     entry = {
         "size": identity.size,
         "host": host,
-        "machine": f"{host} {_network_namespace()}" if identity.node_rank is None else f"node {identity.node_rank}",
+        "machine": machine_id() if identity.node_rank is None else f"node {identity.node_rank}",
         "local_rank": identity.local_rank,
         "cores": len(os.sched_getaffinity(0)),
     }
@@ -152,8 +154,8 @@ def _pass_on(store: Store, identity: RankIdentity) -> None:
 def nodes_of(roster: Sequence[Mapping[str, Any]]) -> list[int]:
     """The node of every rank, counted in the order ranks name them.
 
-    Launchers that do not number nodes leave the name of the machine. Two containers may share one; a local rank that
-    comes twice gives them away.
+    Launchers that do not number nodes leave what the machine is known by. Two containers may share that; a local rank
+    that comes twice gives them away.
     """
     seen: dict[tuple[str, int], int] = {}
     numbers: dict[tuple[str, int], int] = {}
@@ -165,11 +167,29 @@ def nodes_of(roster: Sequence[Mapping[str, Any]]) -> list[int]:
     return nodes
 
 
-def _network_namespace() -> int:
-    try:
-        return os.stat("/proc/self/ns/net").st_ino
-    except OSError:
-        return 0
+def names_of(roster: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> tuple[str, ...]:
+    """The host of every rank by name, for people; with the number of its node where hosts share a name."""
+    named: dict[str, set[int]] = {}
+    for entry, node in zip(roster, nodes, strict=True):
+        named.setdefault(entry["host"], set()).add(node)
+    return tuple(
+        entry["host"] if len(named[entry["host"]]) == 1 else f"{entry['host']} (node {node})"
+        for entry, node in zip(roster, nodes, strict=True)
+    )
+
+
+def machine_id() -> str:
+    """Tells this machine from others, also from its clones and from containers beside this one.
+
+    A name alone does not: clones share it, and containers may all be called localhost. A kernel has another boot id at
+    every start; a container usually has a network of its own.
+    """
+    boot, network = "", 0
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with contextlib.suppress(OSError):
+        network = os.stat("/proc/self/ns/net").st_ino
+    return f"{socket.gethostname()} {boot} {network}"
 
 
 def _collect(store: Store, size: int, deadline: float) -> dict[str, Any]:

@@ -95,6 +95,11 @@ class Engine(Protocol):
     def after_step(self) -> None:
         """The optimizer has moved the parameters: publish them, drop the gradients."""
 
+    def require_equal(self, moment: str) -> None:
+        """Weights that ranks hold in common are the same on all; else Drifted is raised on every rank, naming `moment`.
+
+        Every rank calls it, between two steps."""
+
     def wire_use(self) -> WireUse:
         """Since the last call."""
 

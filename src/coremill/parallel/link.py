@@ -22,7 +22,7 @@ def measure_link(world: World) -> float:
     """Bits per second that a host gets through to the others while all hosts send; the same number on every rank."""
     exchange = Exchange(WireMeter(), world.flows, FIRST_BYTES // 2)  # all flows, however little is sent
     ranks = world.size
-    elsewhere = sum(hostname != world.hostnames[world.rank] for hostname in world.hostnames)
+    elsewhere = sum(node != world.node_rank for node in world.node_of_rank)
     size = FIRST_BYTES
     while True:
         piece = max(1, size // max(1, ranks - 1))

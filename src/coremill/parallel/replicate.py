@@ -22,6 +22,7 @@ from coremill.parallel.collectives import BufferPool, SumOverRanks
 from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
 from coremill.parallel.named_rows import NamedRows, SumOfNamedRows, lookups_of
+from coremill.parallel.replicas import require_equal_replicas
 from coremill.plan.types import Choice
 from coremill.plan.wire import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
 from coremill.world import World
@@ -69,7 +70,8 @@ class ReplicateEngine:
         self._model = model
 
     def start(self) -> None:
-        """Masters where the arithmetic is bf16, buckets where there are peers."""
+        """Masters where the arithmetic is bf16, buckets where there are peers; all have loaded the same."""
+        self.require_equal("after loading")
         if self._world.size > 1:
             self._tables = {table: NamedRows(embedding) for table, embedding in lookups_of(self._model)}
         for weight in self._model.parameters():
@@ -149,6 +151,10 @@ class ReplicateEngine:
                 else:
                     weight.copy_(master)
         self._folded.clear()
+
+    def require_equal(self, moment: str) -> None:
+        """To the bit, in fp32."""
+        require_equal_replicas(self._world, self.parameters(), moment)
 
     def wire_use(self) -> WireUse:
         """Since the last call."""

@@ -137,7 +137,7 @@ class RunConsole:
     def _ranks_line(self) -> str:
         starts = [rank.start for rank in self.tally.ranks.values()]
         first = starts[0]
-        hosts = {start.get("hostname") for start in starts}
+        hosts = {self.tally.host_of(rank) for rank in self.tally.ranks}
         count, threads = len(starts), first.get("threads")
         where = f" on {len(hosts)} machines" if len(hosts) > 1 else ""
         each = " each" if count > 1 else ""

@@ -66,7 +66,7 @@ def summarise(run_folder: Path | str) -> dict[str, Any]:
         "faults": timeline(tally.faults, tally.restarts, tally.first_time),
         "choices": _choices(tally),
         **_findings(tally),
-        "ranks": [_rank_row(tally.ranks.get(rank, RankTally(rank))) for rank in range(tally.world_size)],
+        "ranks": [_rank_row(tally, rank) for rank in range(tally.world_size)],
         "wall_seconds_split": _wall_split(tally),
         "environment": _environment(tally),
         "series": _series(tally),
@@ -276,11 +276,12 @@ def _ranks(ranks: Iterable[int]) -> str:
     return ", ".join(str(rank) for rank in sorted(set(ranks)))
 
 
-def _rank_row(rank: RankTally) -> dict[str, Any]:
+def _rank_row(tally: RunTally, number: int) -> dict[str, Any]:
+    rank = tally.ranks.get(number, RankTally(number))
     load = rank.load or {}
     return {
         "rank": rank.rank,
-        "hostname": rank.start.get("hostname"),
+        "hostname": tally.host_of(number) if number in tally.ranks else None,
         "local_rank": rank.start.get("local_rank"),
         "threads": rank.start.get("threads"),
         "cpus": rank.start.get("cpus"),
@@ -323,7 +324,7 @@ def _environment(tally: RunTally) -> dict[str, Any]:
     first = starts[0] if starts else {}
     return {
         "fleet": tally.plan.get("fleet"),
-        "hosts": sorted({str(start["hostname"]) for start in starts if start.get("hostname")}),
+        "hosts": sorted({host for rank in tally.ranks if (host := tally.host_of(rank))}),
         "world_size": tally.world_size,
         "engine": first.get("engine"),
         "dtype": first.get("dtype"),

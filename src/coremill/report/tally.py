@@ -131,6 +131,13 @@ class RunTally:
             handler(self, rank, event)
             self._forget()
 
+    def host_of(self, rank: int) -> str | None:
+        """By name, for people; with the number of its node where several hosts have the same name."""
+        start = self.ranks[rank].start
+        name, node = start.get("hostname"), start.get("node")
+        nodes = {other.start.get("node") for other in self.ranks.values() if other.start.get("hostname") == name}
+        return name if name is None or len(nodes) == 1 else f"{name} (node {node})"
+
     def _forget(self) -> None:
         """Let the oldest go where only so many are kept."""
         if self.keep is None:
