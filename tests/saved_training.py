@@ -80,6 +80,8 @@ def train_saved(
     deadline: str = "15m",
     storage: dict[int, str] | None = None,  # by step: "hide" or "show" the folder, "fill" or "free" its disk
     poison_at: int | None = None,  # weights stop being numbers before this step
+    drift_at: int | None = None,  # on the last rank one weight changes by one bit after this step
+    model_folder_of_last: str | None = None,  # the last rank loads this one
     bad_loss_at: tuple[int, ...] = (),  # in these steps the last rank's loss is not a number
     bad_gradient_at: tuple[int, ...] = (),  # in these steps the last rank's gradients are not, its loss is
     on_non_finite: str = "stop",
@@ -100,7 +102,7 @@ def train_saved(
     from coremill.config.schema import CheckpointSection, NumericsSection, RunConfig, SuperviseSection, TrainSection
     from coremill.data.loader import RowLoader
     from coremill.data.packed import PackedData
-    from coremill.errors import NonFinite, Stopped, StorageError
+    from coremill.errors import Drifted, NonFinite, Stopped, StorageError
     from coremill.launch.stop import StopRequests
     from coremill.model.build import build_on_meta
     from coremill.model.lean import make_lean
@@ -144,7 +146,7 @@ def train_saved(
 
     store.Store.write_tensors = write  # type: ignore[method-assign]
     store.Store.put = put_here  # type: ignore[method-assign]
-    source_folder = Path(model_folder)
+    source_folder = Path(model_folder_of_last if last and model_folder_of_last else model_folder)
     source = ModelFolder(
         source_folder, json.loads((source_folder / "config.json").read_text()), "pretrained", str(source_folder)
     )
@@ -241,7 +243,9 @@ def train_saved(
                     with torch.no_grad():
                         for _, weight in made.parameters():
                             weight.fill_(float("nan"))
-    except (Stopped, NonFinite, StorageError) as error:
+                if last and result.step == drift_at:
+                    made.parameters()[3][1].detach().view(torch.int32).view(-1)[7] ^= 1
+    except (Stopped, NonFinite, StorageError, Drifted) as error:
         ended = str(error)
     pieces = sorted((piece.name, piece.local.detach().numpy().tobytes()) for piece in made.slices())
     return {
