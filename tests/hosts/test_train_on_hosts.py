@@ -1,8 +1,10 @@
-"""`coremill train --hostfile` while it runs: its connections, its environment, torch's debugging, Ctrl-C."""
+"""`coremill train --hostfile` while it runs: its connections, its environment, torch's debugging, Ctrl-C; and hosts
+that differ, or have the same name, under every launcher."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from end_to_end.scene import RUN_FILE, make_cache, write_text
-from hosts.namespaces import DEVICE, Fleet, clean_environment, fake_hosts, why_not
+from hosts.namespaces import DEVICE, Fleet, clean_environment, fake_hosts, free_port, why_not
 from tiny_models import make_model, make_tokenizer
 
 FLOWS = 4  # named by the user: by itself coremill opens one for every two cores
@@ -95,4 +97,116 @@ def test_a_run_on_two_hosts_and_its_end_by_ctrl_c(fleet: Fleet) -> None:
     use = steps_of(run, 0)[-1]["collectives"]
     assert set(use) == {"gather", "reduce_scatter", "agreement"}
     assert all(0 <= one["exposed_seconds"] <= one["seconds"] and one["bytes"] > 0 for one in use.values())
+    fleet.assert_nothing_left(mark)
+
+
+# --- hosts that differ, hosts of one name
+
+TRAIN = [sys.executable, "-m", "coremill", "train", "run.yaml"]
+LONG = pytest.mark.skipif(
+    not os.environ.get("COREMILL_LONG_TESTS"), reason="the other launchers: COREMILL_LONG_TESTS=1 runs them"
+)
+
+
+@pytest.fixture
+def other_word(fleet: Fleet) -> Iterator[None]:
+    """On the second host one word of the text is another."""
+    text = fleet.folder / "text" / "part.jsonl"
+    other = fleet.folder / "other.jsonl"
+    other.write_text(text.read_text().replace("wheel", "wheat", 1))
+    host = fleet.hosts[1]
+    subprocess.run(host.command(["mount", "--bind", str(other), str(text)]), check=True)
+    yield
+    subprocess.run(host.command(["umount", str(text)]), check=True)
+
+
+def on_each(
+    fleet: Fleet, commands: list[list[str]], environs: list[dict[str, str]]
+) -> list[subprocess.CompletedProcess[str]]:
+    """A command on each host at the same time, as people or pods start them."""
+    processes = [
+        subprocess.Popen(
+            host.command(command, fleet.folder),
+            env={**clean_environment(), "COREMILL_CACHE": str(fleet.folder / "cache"), **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for host, command, environ in zip(fleet.hosts, commands, environs, strict=True)
+    ]
+    try:
+        told = [process.communicate(timeout=WAIT_SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [
+        subprocess.CompletedProcess(command, process.returncode, text)
+        for command, process, text in zip(commands, processes, told, strict=True)
+    ]
+
+
+def said_of_the_data(text: str) -> bool:
+    return "node2 and node1 differ in the data" in text and bool(
+        re.search(r"the data: .+ 60 documents, hash \S+ on node1 .+; .+ hash \S+ on node2", text)
+    )
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("other_word")
+@pytest.mark.parametrize(
+    "via",
+    [
+        pytest.param((), id="coremill"),
+        pytest.param(("--via", "torchrun"), id="torchrun", marks=LONG),
+        pytest.param(("--via", "mpirun", "--mpirun", "mpirun.openmpi"), id="Open MPI", marks=LONG),
+    ],
+)
+def test_hosts_with_different_data_are_refused(fleet: Fleet, via: tuple[str, ...]) -> None:
+    mark, words = uuid.uuid4().hex, ["--hostfile", str(fleet.hostfile()), "--ssh", fleet.ssh, *via]
+    started = ["--set", "run.folder=differ", "--set", "parallel.engine=replicate", "--ppn", "1"]
+    done = fleet.run([*TRAIN, *started, *words], COREMILL_CACHE=str(fleet.folder / "cache"), MARK=mark)
+    assert done.returncode == 78, done.stdout + done.stderr
+    assert said_of_the_data(done.stdout + done.stderr), done.stdout + done.stderr
+    assert not list((fleet.folder / "differ").glob("checkpoints/step-*"))
+    fleet.assert_nothing_left(mark)
+
+
+@LONG
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("other_word")
+def test_pods_with_different_data_are_refused(fleet: Fleet) -> None:
+    mark, port = uuid.uuid4().hex, str(free_port())
+    node = {"PET_NNODES": "2", "PET_MASTER_ADDR": "node1", "PET_MASTER_PORT": port, "PET_NPROC_PER_NODE": "1"}
+    environs = [{**node, "PET_NODE_RANK": str(rank), "MARK": mark} for rank in (0, 1)]
+    command = [*TRAIN, "--set", "run.folder=pods", "--set", "parallel.engine=replicate"]
+    for done in on_each(fleet, [command, command], environs):
+        assert done.returncode == 78 and said_of_the_data(done.stdout), done.stdout
+    fleet.assert_nothing_left(mark)
+
+
+@LONG
+@pytest.mark.timeout(900)
+def test_hosts_of_one_name_are_two(fleet: Fleet) -> None:
+    """Two ranks on each under torchrun: a network between them is measured, and each plans with its own cores."""
+    mark, port = uuid.uuid4().hex, str(free_port())
+    run = fleet.folder / "clones"
+    words = ["-m", "coremill", "train", "run.yaml", "--set", f"run.folder={run}"]
+    commands = [
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}", "--nproc-per-node=2"]
+        + ["--master-addr=node1", f"--master-port={port}", *words]
+        for rank in (0, 1)
+    ]
+    for host in fleet.hosts:
+        subprocess.run(host.command(["hostname", "localhost"]), check=True)
+    try:
+        first, second = on_each(fleet, commands, [{"MARK": mark}] * 2)
+    finally:
+        for host in fleet.hosts:
+            subprocess.run(host.command(["hostname", host.name]), check=True)
+    assert (first.returncode, second.returncode) == (0, 0), first.stdout + second.stdout
+    measured = re.search(r"network between 2 hosts: ([\d.e+-]+) Gbit/s", first.stdout)
+    assert measured and float(measured[1]) > 0, first.stdout
+    assert "4 ranks started on 2 machines" in first.stdout
+    report = json.loads((run / "report.json").read_text())
+    assert report["environment"]["hosts"] == ["localhost (node 0)", "localhost (node 1)"]
     fleet.assert_nothing_left(mark)
