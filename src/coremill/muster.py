@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +71,9 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
     if world.identity.launcher == "coremill":
         orders = Orders.read(folder.orders_of(world.node_rank))
         require_alike(world, orders.facts)
-        return orders if world.nodes == 1 else _with_one_plan(loaded, orders, folder, world)
+        if world.nodes == 1:
+            return orders
+        return with_cpus_told(_with_one_plan(loaded, orders, folder, world), folder, world)
     # Before anything that all ranks do together or not at all, as the run file says.
     flags = {"--dry-run": Fact("given" if options.dry_run else "not given")}
     require_alike(world, {**facts_of_versions(), **facts_of_settings(loaded.config.model_dump(mode="json")), **flags})
@@ -121,7 +124,26 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
     if options.dry_run:
         say_dry_run(orders, folder, console)
         return None
-    return orders
+    return with_cpus_told(orders, folder, world)
+
+
+def with_cpus_told(orders: Orders, folder: RunFolder, world: World) -> Orders:
+    """Where replicas sit on CPUs that may round differently, the plan says so: they are compared at every save."""
+    from torch.backends.cpu import get_cpu_capability
+
+    if world.nodes == 1 or orders.plan.engine.value != "replicate":
+        return orders
+    # AVX2 and AVX512 give the same bits in fused AdamW and in random numbers (torch 2.13), plain x86 gives others.
+    capability = get_cpu_capability().replace("AVX512", "AVX2")
+    kinds = dict.fromkeys(world.gather(f"{platform.machine()} {capability}"))
+    if len(kinds) == 1:
+        return orders
+    note = f"that CPUs of different kinds round alike ({', '.join(kinds)}): replicas that drift apart end with 70"
+    plan = replace(orders.plan, assumptions=(*orders.plan.assumptions, note))
+    if world.rank == 0:
+        Console(force_terminal=False).print(f"assumed: {note}", highlight=False, soft_wrap=True)
+        write_whole(folder.plan, json.dumps(plan.to_json(), indent=2) + "\n")
+    return replace(orders, plan=plan)
 
 
 def require_alike(world: World, facts: Facts) -> None:

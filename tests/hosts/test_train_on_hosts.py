@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from coremill.launch.fingerprint import digest_of_files
+from coremill.plan.headers import read_file_header
 from end_to_end.scene import RUN_FILE, make_cache, write_text
 from hosts.namespaces import DEVICE, Fleet, clean_environment, fake_hosts, free_port, why_not
 from tiny_models import make_model, make_tokenizer
@@ -181,6 +183,44 @@ def test_pods_with_different_data_are_refused(fleet: Fleet) -> None:
     command = [*TRAIN, "--set", "run.folder=pods", "--set", "parallel.engine=replicate"]
     for done in on_each(fleet, [command, command], environs):
         assert done.returncode == 78 and said_of_the_data(done.stdout), done.stdout
+    fleet.assert_nothing_left(mark)
+
+
+def with_a_changed_weight(folder: Path) -> Path:
+    """Weights beside tensors that no model has, so large that the hosts' comparison takes samples; and a copy of which
+    one bit, of a weight, is another, where no sample was taken."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file, changed = folder / "model.safetensors", folder / "changed" / "model.safetensors"
+    weights = load_file(file)
+    save_file({**weights, "a.unused": torch.zeros(6_000_000), "z.unused": torch.zeros(6_000_000)}, file)
+    changed.parent.mkdir()
+    header = read_file_header(file)["model.layers.0.mlp.up_proj.weight"]
+    content = bytearray(file.read_bytes())
+    for place in range(header.start, header.end, 4):
+        content[place] ^= 1
+        changed.write_bytes(content)
+        if digest_of_files([changed]) == digest_of_files([file]):
+            return changed
+        content[place] ^= 1
+    raise AssertionError("all of it is sampled")
+
+
+@LONG
+@pytest.mark.timeout(900)
+def test_replicas_that_read_different_weights_end_with_70(fleet: Fleet) -> None:
+    mark, model = uuid.uuid4().hex, make_tokenizer(make_model(fleet.folder / "padded", "llama"))
+    changed = with_a_changed_weight(model)
+    mount = ["mount", "--bind", str(changed), str(model / "model.safetensors")]
+    subprocess.run(fleet.hosts[1].command(mount), check=True)
+    words = ["--set", "run.folder=drift", "--set", "model=padded", "--set", "parallel.engine=replicate", "--ppn", "1"]
+    words += ["--hostfile", str(fleet.hostfile()), "--ssh", fleet.ssh]
+    done = fleet.run([*TRAIN, *words], COREMILL_CACHE=str(fleet.folder / "cache"), MARK=mark)
+    assert done.returncode == 70, done.stdout + done.stderr
+    told = "rank 0 on node1 and rank 1 on node2 hold different weights after loading"
+    assert told in done.stdout + done.stderr and "model.layers.0.mlp.up_proj.weight" in done.stdout + done.stderr
+    assert not list((fleet.folder / "drift").glob("checkpoints/step-*"))
     fleet.assert_nothing_left(mark)
 
 

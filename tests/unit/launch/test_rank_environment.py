@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ from coremill.launch.environment import (
 from coremill.launch.followers import follower_line, is_follower
 from coremill.launch.fork_server import renumbered
 from coremill.launch.identity import STORE_FD, NodeIdentity, identify
-from coremill.launch.meeting import nodes_of
+from coremill.launch.meeting import machine_id, names_of, nodes_of
 from coremill.launch.memory_kills import memory_kills
 from coremill.launch.pulse import PULSE_FD
 from coremill.launch.template import why_no_template
@@ -116,6 +117,13 @@ def test_layout_is_described_only_where_ranks_share() -> None:
 def test_nodes_are_counted_from_the_roll(machines: str, local_ranks: list[int], nodes: list[int]) -> None:
     roster = [{"machine": name, "local_rank": rank} for name, rank in zip(machines, local_ranks, strict=True)]
     assert nodes_of(roster) == nodes
+
+
+def test_machines_of_one_name_get_the_number_of_their_node() -> None:
+    roster = [{"host": name} for name in ("localhost", "localhost", "other", "localhost")]
+    assert names_of(roster, [0, 0, 1, 2]) == ("localhost (node 0)", "localhost (node 0)", "other", "localhost (node 2)")
+    assert names_of(roster[:3], [0, 0, 1]) == ("localhost", "localhost", "other")
+    assert machine_id() == machine_id() and Path("/proc/sys/kernel/random/boot_id").read_text().strip() in machine_id()
 
 
 def test_followers_are_recognised_by_their_line() -> None:
