@@ -15,12 +15,13 @@ from typing import Any
 from coremill.config.schema import RunConfig
 from coremill.data.packed import PackedData, Progress
 from coremill.data.prepare import check_sources, prepare_data, require_rows_for_ranks
+from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
 from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.planner import make_plan
 from coremill.plan.stored import plan_from_json
-from coremill.plan.types import Plan
+from coremill.plan.types import Choice, Plan
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def prepare(
     on_plan: Callable[[Plan], None],
     on_tokens: Callable[[Progress], None] | None = None,
     on_model: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> Orders:
     """Resolve the model, plan, tokenise; `on_plan` may refuse before the data is touched.
 
@@ -81,7 +83,8 @@ def prepare(
     model = resolve_model(config.model, cache=cache, progress=on_model)
     card = card_for(config, model)
     check_sources(config.data, max_positions=card.max_positions)
-    plan = make_plan(config, find_fleet(), card)
+    fleet = find_fleet()
+    plan = make_plan(config, fleet, card)
     on_plan(plan)
     tokenizer = resolve_tokenizer(config, model, cache=cache, progress=on_model, training_progress=on_tokens)
     data = prepare_data(
@@ -93,14 +96,48 @@ def prepare(
         cache=cache,
         progress=on_tokens,
     )
+    require_rows_for_ranks(data, plan.world_size)
+    if data.train_rows < plan.rows_per_step:
+        plan = plan_for_rows(config, fleet, card, data)
+        if on_note is not None:
+            on_note(smaller_step(config, data))
     steps = count_steps(config, data, plan)
     return Orders(model=model, tokenizer=tokenizer, data=data, steps=steps, plan=replace(plan, steps=steps))
 
 
+def plan_for_rows(config: RunConfig, fleet: Fleet, card: ModelCard, data: PackedData) -> Plan:
+    """The plan once the rows are known: where a step would hold some of them twice, it takes all of them once."""
+    if data.train_rows >= config.train.tokens_per_step // data.sequence_length:
+        return make_plan(config, fleet, card)
+    train = config.train.model_copy(update={"tokens_per_step": data.train_rows * data.sequence_length})
+    plan = make_plan(config.model_copy(update={"train": train}), fleet, card)
+    accumulation = plan.accumulation_steps
+    reason = f"{accumulation.reason}; {smaller_step(config, data)}"
+    return replace(plan, accumulation_steps=Choice(accumulation.value, reason))
+
+
+def smaller_step(config: RunConfig, data: PackedData) -> str:
+    """What was done about a step of more rows than there are."""
+    rows, tokens = data.train_rows, config.train.tokens_per_step
+    return (
+        f"the text fills {rows:,} row{'s' if rows != 1 else ''}, fewer than the {tokens // data.sequence_length:,} of a"
+        f" step (train.tokens_per_step {tokens:,}): a step takes each once, {rows * data.sequence_length:,} tokens"
+    )
+
+
 def count_steps(config: RunConfig, data: PackedData, plan: Plan) -> int:
-    """Optimizer steps of the run; whole steps only, at least one."""
-    require_rows_for_ranks(data, plan.world_size)
+    """Optimizer steps of the run; whole steps only, at least one, and more than its warm-up has."""
     if config.train.steps is not None:
         return config.train.steps
-    assert config.train.epochs is not None
-    return max(1, int(config.train.epochs * data.train_rows / plan.rows_per_step))
+    epochs, warmup = config.train.epochs, config.train.warmup_steps
+    assert epochs is not None
+    steps = max(1, int(epochs * data.train_rows / plan.rows_per_step))
+    if warmup >= steps:  # of train.steps the rules of the run file say it
+        raise InputError(
+            f"train.warmup_steps ({warmup}) is not below the {steps:,} steps of the run",
+            where=f"train.warmup_steps: {warmup}",
+            why=f"{epochs:g} epochs of {data.train_rows:,} rows, {plan.rows_per_step:,} a step: the learning rate would"
+            " never reach its peak",
+            do=f"set train.warmup_steps to at most {steps - 1}, or train for more epochs",
+        )
+    return steps

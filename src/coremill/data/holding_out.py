@@ -25,7 +25,7 @@ Ends = npt.NDArray[np.int64]
 
 
 def hold_out(whole: Path, destination: Path, *, fraction: float, seed: int) -> dict[str, Any]:
-    """Write the packings `train` and `evaluation` into `destination`; for each the counts that differ from the whole."""
+    """Write the packings `train` and `evaluation` into `destination`; by name what each holds."""
     manifest = read_manifest(whole)
     if manifest is None:
         raise StorageError("the packed data is gone or damaged", where=str(whole), do="run again: it will be made anew")

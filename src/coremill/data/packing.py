@@ -1,8 +1,8 @@
 """Documents to packed rows: tokenised in batches, each document closed with the end token, cut into full rows.
 
-No token is padding and none is computed twice; the tail that fills no row is not trained on, and counted. In front of a
-document and behind it stands what the tokenizer itself puts around a text (data.special_tokens: auto), once: a text that
-spells a special token is read as that token, as everywhere in Hugging Face, and gets no second one.
+No token is padding and none is computed twice; the tail that fills no row is not trained on, and counted. In front of
+a document and behind it stands what the tokenizer itself puts around a text (data.special_tokens: auto), once: a text
+that spells a special token is read as that token, as everywhere in Hugging Face, and gets no second one.
 """
 
 from __future__ import annotations

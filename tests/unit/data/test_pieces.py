@@ -65,4 +65,3 @@ def test_what_is_no_utf8_stays_in_long_pieces(tmp_path: Path, monkeypatch: pytes
     path.write_bytes(b"\x80" * (1 << 16))
     bad = BadRows("skip")
     assert len(list(read_txt(path, bad))) == 64 and bad.count == 64
-
