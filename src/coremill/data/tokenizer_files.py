@@ -119,11 +119,12 @@ def _ids_around_a_text(encode: Callable[[str, bool], list[int]], folder: Path) -
         return SpecialIds()
     for text in PROBES:
         plain, whole = encode(text, False), encode(text, True)
-        if plain and not set(plain) & set(added):
-            starts = range(len(whole) - len(plain) + 1)
-            start = next((at for at in starts if whole[at : at + len(plain)] == plain), None)
-            if start is not None:
-                return SpecialIds(tuple(whole[:start]), tuple(whole[start + len(plain) :]))
+        if not plain or set(plain) & set(added):
+            continue
+        for start in range(len(whole) - len(plain) + 1):
+            begin, middle, end = whole[:start], whole[start : start + len(plain)], whole[start + len(plain) :]
+            if middle == plain and begin + end == added:
+                return SpecialIds(tuple(begin), tuple(end))
     raise InputError(
         "the tokenizer changes a text when it adds its special tokens",
         where=f"tokenizer: {folder}",
