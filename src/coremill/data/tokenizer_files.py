@@ -108,11 +108,11 @@ def load_tokenizer(
         token_of=lambda token_id: str(tokenizer.id_to_token(token_id)),
         eos_id=eos_id,
         highest_id=max(tokenizer.get_vocab(with_added_tokens=True).values()),
-        around=_ids_around_a_text(encode_one, folder) if special_tokens == "auto" else None,
+        around=ids_around_a_text(encode_one, folder) if special_tokens == "auto" else None,
     )
 
 
-def _ids_around_a_text(encode: Callable[[str, bool], list[int]], folder: Path) -> SpecialIds:
+def ids_around_a_text(encode: Callable[[str, bool], list[int]], folder: Path) -> SpecialIds:
     """What the tokenizer's rule for one text adds in front and behind, asked once and not of every text."""
     added = encode("", True)
     if not added:
@@ -189,5 +189,5 @@ def _through_transformers(
         token_of=lambda token_id: str(tokenizer.convert_ids_to_tokens(token_id)),
         eos_id=int(tokenizer.eos_token_id),
         highest_id=max(tokenizer.get_vocab().values()),
-        around=_ids_around_a_text(encode_one, folder) if special_tokens == "auto" else None,
+        around=ids_around_a_text(encode_one, folder) if special_tokens == "auto" else None,
     )
