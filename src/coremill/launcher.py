@@ -37,7 +37,7 @@ from coremill.launch.output import Failure
 from coremill.launch.run_folder import RunFolder
 from coremill.launch.stop import REQUESTS, ask_to_stop, forget_request
 from coremill.plan.types import Plan
-from coremill.prepare import Orders, prepare
+from coremill.prepare import Orders, prepare, words_of_smaller_step
 from coremill.report.console import AmountProgress, show_error
 from coremill.report.events import EventWriter, read_events, reset_events
 from coremill.report.plan_screen import render_plan_short
@@ -246,12 +246,12 @@ def prepare_with_progress(
             on_plan=show_plan,
             on_tokens=on_tokens,
             on_model=lambda text: say(console, text),
-            on_note=lambda text: say(console, text),
         )
     finally:
         for bar in bars.values():
             bar.close(done=orders is not None)
-    for words in (orders.data.bad_rows_words, orders.data.evaluation_words):
+    data = orders.data
+    for words in (data.bad_rows_words, data.evaluation_words, words_of_smaller_step(config, data)):
         if words:
             say(console, words)
     return orders

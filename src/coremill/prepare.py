@@ -74,7 +74,6 @@ def prepare(
     on_plan: Callable[[Plan], None],
     on_tokens: Callable[[Progress], None] | None = None,
     on_model: Callable[[str], None] | None = None,
-    on_note: Callable[[str], None] | None = None,
 ) -> Orders:
     """Resolve the model, plan, tokenise; `on_plan` may refuse before the data is touched.
 
@@ -99,26 +98,26 @@ def prepare(
     require_rows_for_ranks(data, plan.world_size)
     if data.train_rows < plan.rows_per_step:
         plan = plan_for_rows(config, fleet, card, data)
-        if on_note is not None:
-            on_note(smaller_step(config, data))
     steps = count_steps(config, data, plan)
     return Orders(model=model, tokenizer=tokenizer, data=data, steps=steps, plan=replace(plan, steps=steps))
 
 
 def plan_for_rows(config: RunConfig, fleet: Fleet, card: ModelCard, data: PackedData) -> Plan:
     """The plan once the rows are known: where a step would hold some of them twice, it takes all of them once."""
-    if data.train_rows >= config.train.tokens_per_step // data.sequence_length:
+    words = words_of_smaller_step(config, data)
+    if not words:
         return make_plan(config, fleet, card)
     train = config.train.model_copy(update={"tokens_per_step": data.train_rows * data.sequence_length})
     plan = make_plan(config.model_copy(update={"train": train}), fleet, card)
-    accumulation = plan.accumulation_steps
-    reason = f"{accumulation.reason}; {smaller_step(config, data)}"
-    return replace(plan, accumulation_steps=Choice(accumulation.value, reason))
+    passes = plan.accumulation_steps
+    return replace(plan, accumulation_steps=Choice(passes.value, f"{passes.reason}; {words}"))
 
 
-def smaller_step(config: RunConfig, data: PackedData) -> str:
-    """What was done about a step of more rows than there are."""
+def words_of_smaller_step(config: RunConfig, data: PackedData) -> str:
+    """What is done about a step of more rows than there are; empty where there are enough."""
     rows, tokens = data.train_rows, config.train.tokens_per_step
+    if rows >= tokens // data.sequence_length:
+        return ""
     return (
         f"the text fills {rows:,} row{'s' if rows != 1 else ''}, fewer than the {tokens // data.sequence_length:,} of a"
         f" step (train.tokens_per_step {tokens:,}): a step takes each once, {rows * data.sequence_length:,} tokens"
