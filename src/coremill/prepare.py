@@ -135,8 +135,8 @@ def count_steps(config: RunConfig, data: PackedData, plan: Plan) -> int:
         raise InputError(
             f"train.warmup_steps ({warmup}) is not below the {steps:,} steps of the run",
             where=f"train.warmup_steps: {warmup}",
-            why=f"{epochs:g} epochs of {data.train_rows:,} rows, {plan.rows_per_step:,} a step: the learning rate would"
-            " never reach its peak",
+            why=f"train.epochs is {epochs:g}, an epoch has {data.train_rows:,} rows and a step {plan.rows_per_step:,}:"
+            " the learning rate would never reach its peak",
             do=f"set train.warmup_steps to at most {steps - 1}, or train for more epochs",
         )
     return steps
