@@ -77,7 +77,7 @@ def pack_text(
         "bad_rows_words": text.bad.words() if text.bad.count else "",
         "highest_id": writer.highest_id,
         "highest_token": tokenizer.token_of(writer.highest_id),
-        "begin_ids": writer.begin.tolist(),
+        "begin_ids": list(writer.begin),
         "is_plain": writer.is_plain,
     }
 
@@ -105,23 +105,24 @@ class _Writer:
         self._vocabulary_rows = vocabulary_rows
         around, eos_id = tokenizer.around or SpecialIds(), tokenizer.eos_id
         self._never_twice = tokenizer.around is not None
-        self.begin = np.array(around.begin, dtype=np.uint32)
-        self._end = np.array([*around.end, *([] if around.end[-1:] == (eos_id,) else [eos_id])], dtype=np.uint32)
-        self.is_plain = len(self.begin) == 0 and len(self._end) == 1
-        self._open: npt.NDArray[np.uint32] | None = None  # the last ids of the document that is not closed yet
+        self.begin = around.begin
+        self._end = around.end if around.end[-1:] == (eos_id,) else (*around.end, eos_id)
+        self.is_plain = not self.begin and self._end == (eos_id,)
+        self._open: tuple[int, ...] | None = None  # the last ids of the document that is not closed yet
         self.documents = 0
         self.empty_documents = 0
         self.tokens = 0
         self.source_bytes = 0
         self.highest_id = 0
-        for part, place in ((self._end, "its end token"), (self.begin, "its begin token")):
-            if len(part):
-                self._check(part, place)
+        for ids, place in ((self._end, "its end token"), (self.begin, "its begin token")):
+            if ids:
+                self._check(np.array(ids, dtype=np.uint32), place)
 
     def add(self, batch: list[Piece]) -> None:
         encoded = self._tokenizer.encode([piece.text for piece in batch])
         parts: list[npt.NDArray[np.uint32]] = []
         ends: list[int] = []
+        begin, end = (np.array(ids, dtype=np.uint32) for ids in (self.begin, self._end))
 
         def append(part: npt.NDArray[np.uint32]) -> None:
             parts.append(part)
@@ -133,23 +134,22 @@ class _Writer:
             if ids and not blank:
                 part = np.asarray(ids, dtype=np.uint32)
                 self._check(part, piece.where)
-                if self._open is None:
-                    if not np.array_equal(part[: len(self.begin)], self.begin):
-                        append(self.begin)
-                    self._open = part[:0]
+                if self._open is None and tuple(ids[: len(begin)]) != self.begin:
+                    append(begin)
                 append(part)
-                self._open = np.concatenate([self._open, part[-len(self._end) :]])[-len(self._end) :]
-            if piece.ends_document:
-                if self._open is None:
-                    self.empty_documents += 1
-                else:
-                    if self._never_twice and np.array_equal(self._open, self._end):
-                        self.is_plain = False
-                    else:
-                        append(self._end)
-                    self.documents += 1
-                    ends.append(self.tokens)
-                self._open = None
+                self._open = (*(self._open or ()), *ids[-len(end) :])[-len(end) :]
+            if not piece.ends_document:
+                continue
+            if self._open is None:
+                self.empty_documents += 1
+                continue
+            if self._never_twice and self._open == self._end:
+                self.is_plain = False
+            else:
+                append(end)
+            self.documents += 1
+            ends.append(self.tokens)
+            self._open = None
         if parts:
             self._stream.write(np.concatenate(parts).astype(self._dtype, copy=False).tobytes())
         if ends:
