@@ -253,7 +253,7 @@ def _unreachable(
 
     missing = "the dataset is not on this machine"
     if revision is not None:
-        missing = f"which commit '{revision}' means cannot be told; on this machine are {', '.join(here)}"
+        missing = f"of its revisions this machine has not '{revision}' but {', '.join(here)}"
     if constants.HF_HUB_OFFLINE:
         why = f"HF_HUB_OFFLINE is set, and {missing}"
         do = "unset HF_HUB_OFFLINE, or download the dataset first"
