@@ -182,6 +182,17 @@ def test_seed_and_fraction_choose_documents_without_tokenising_again(
     assert PackedData.from_json(json.loads(json.dumps(split.to_json()))) == split
 
 
+def test_of_one_long_text_the_tail_is_held_out_and_said(
+    run_config: MakeConfig, tokenizer_folder: Path, tmp_path: Path, in_process: list[str]
+) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("\n".join(DOCUMENTS))
+    data = prepared(run_config(path, evaluation_fraction=0.1), tokenizer_folder, tmp_path / "cache")
+    share = f"{data.evaluation_rows} of {data.train_rows + data.evaluation_rows} rows (10."
+    words = f"held out for evaluation: the tail of the text, which is one document: {share}"
+    assert data.evaluation_words.startswith(words) and data.documents == 1
+
+
 def test_evaluation_source_is_packed_apart(
     texts: Texts, run_config: MakeConfig, tokenizer_folder: Path, tmp_path: Path, in_process: list[str]
 ) -> None:
