@@ -43,7 +43,6 @@ def make_packed(folder: Path, *, rows: int, length: int, vocabulary: int, seed: 
         key="test",
         train_rows=rows,
         evaluation_rows=0,
-        split_seed=0,
         sequence_length=length,
         tokens=rows * length,
         dropped_tokens=0,

@@ -13,7 +13,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coremill.checkpoint.continuation import clear_checkpoints, fixed_keys, newest_checkpoint, refuse_another_run
+from coremill.checkpoint.continuation import (
+    clear_checkpoints,
+    fixed_keys,
+    newest_checkpoint,
+    refuse_another_run,
+    refuse_other_data,
+    words_of_another_end,
+    written_config,
+)
 from coremill.config.load import LoadedConfig, load_config
 from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
@@ -29,7 +37,7 @@ from coremill.launch.output import Failure
 from coremill.launch.run_folder import RunFolder
 from coremill.launch.stop import REQUESTS, ask_to_stop, forget_request
 from coremill.plan.types import Plan
-from coremill.prepare import Orders, prepare
+from coremill.prepare import Orders, prepare, words_of_smaller_step
 from coremill.report.console import AmountProgress, show_error
 from coremill.report.events import EventWriter, read_events, reset_events
 from coremill.report.plan_screen import render_plan_short
@@ -45,6 +53,7 @@ WORDS_OF_STAGE = {
     "wait": "waiting for another process that prepares the same data",
     "download": "downloading the data",
     "tokenise": "tokenising",
+    "hold out": "holding out documents for evaluation",
     "train tokenizer": "making the tokenizer",
 }
 
@@ -91,7 +100,8 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     if outcome.exit_code == Stopped.exit_code:
         REQUESTS.leave()  # ranks have saved: what is left is to say so
     if outcome.exit_code == 0 and config.sample.prompt and config.run.export and leads:
-        write_sample(folder.export, config.sample, folder.path, environ, code_sha256=orders.model.code_sha256)
+        begin_ids, code = orders.data.begin_ids, orders.model.code_sha256
+        write_sample(folder.export, config.sample, folder.path, environ, begin_ids=begin_ids, code_sha256=code)
     record_failure(outcome, folder, since=ending.since)
     if leads:
         summary = write_report(folder.path)
@@ -110,7 +120,7 @@ def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, 
     On several hosts this one may have a part of a checkpoint only, or none: what it says then leaves that open.
     """
     finished = folder.is_finished()
-    if finished and (differing := fixed_keys(load_config(folder.config).config.model_dump(mode="json"), config)):
+    if finished and (differing := fixed_keys(written_config(load_config(folder.config)), config)):
         raise InputError(
             f"{folder.path} holds a finished run of another config",
             where=", ".join(differing),
@@ -128,6 +138,8 @@ def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, 
             say(console, f"this host has its part of step {checkpoint.step}: all hosts agree where the run goes on")
         else:
             say(console, f"continuing from step {checkpoint.step}: {checkpoint.folder}")
+        if words := words_of_another_end(config, checkpoint):
+            say(console, words)
     elif folder.config.is_file() and nodes > 1:
         say(console, f"{folder.path} holds an unfinished run, no checkpoint is here: all hosts agree where it goes on")
     elif folder.config.is_file():
@@ -238,8 +250,10 @@ def prepare_with_progress(
     finally:
         for bar in bars.values():
             bar.close(done=orders is not None)
-    if orders.data.bad_rows:
-        say(console, orders.data.bad_rows_words)
+    data = orders.data
+    for words in (data.bad_rows_words, data.evaluation_words, words_of_smaller_step(config, data)):
+        if words:
+            say(console, words)
     return orders
 
 
@@ -254,7 +268,10 @@ def write_orders(
     if leads:
         if fresh:
             clear_checkpoints(loaded.config, folder.path)
-        goes_on = newest_checkpoint(loaded.config, folder.path) is not None
+        checkpoint = newest_checkpoint(loaded.config, folder.path)
+        goes_on = checkpoint is not None
+        if checkpoint is not None:
+            refuse_other_data(loaded.config, checkpoint, orders.data)
         folder.clear(keep_events=goes_on, keep_logs=node is not None and node.nodes > 1)
         if not goes_on:
             reset_events(folder.path)

@@ -39,10 +39,9 @@ from coremill.launcher import (
     say_dry_run,
     write_orders,
 )
-from coremill.plan.planner import make_plan
 from coremill.plan.stored import plan_from_json
 from coremill.plan.time import LINK_SHARE
-from coremill.prepare import Orders, card_for
+from coremill.prepare import Orders, card_for, plan_for_rows
 from coremill.report.console import RunConsole
 from coremill.report.events import EventFollower, EventWriter
 from coremill.report.summary import write_report, write_whole
@@ -189,7 +188,8 @@ def _with_one_plan(loaded: LoadedConfig, orders: Orders, folder: RunFolder, worl
         ranks = {"parallel": loaded.config.parallel.model_copy(update={"ranks_per_node": world.local_size})}
         config = loaded.config.model_copy(update=ranks)
         fleet = this_machine(node, rates, nodes=world.nodes, link_bits_per_second=link)
-        plan = replace(make_plan(config, fleet, card_for(config, orders.model)), steps=orders.steps)
+        plan = plan_for_rows(config, fleet, card_for(config, orders.model), orders.data)
+        plan = replace(plan, steps=orders.steps)
         write_whole(folder.plan, json.dumps(plan.to_json(), indent=2) + "\n")
     plan = plan_from_json(world.broadcast(plan.to_json()))
     mine = {"threads_per_rank": orders.plan.threads_per_rank, "cpus_of_rank": orders.plan.cpus_of_rank}
@@ -261,6 +261,7 @@ def close_run(loaded: LoadedConfig, orders: Orders, world: World, folder: RunFol
     if world.identity.launcher == "coremill" or world.rank != 0:
         return
     if loaded.config.sample.prompt and loaded.config.run.export:
-        code = orders.model.code_sha256
-        write_sample(folder.export, loaded.config.sample, folder.path, environment_snapshot(), code_sha256=code)
+        begin_ids, code = orders.data.begin_ids, orders.model.code_sha256
+        sample, environ = loaded.config.sample, environment_snapshot()
+        write_sample(folder.export, sample, folder.path, environ, begin_ids=begin_ids, code_sha256=code)
     render_summary(write_report(folder.path), Console(force_terminal=False))

@@ -18,6 +18,7 @@ from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.data.packed import BOUNDARIES_FILE, TOKENS_FILE, PackedData, Progress
 from coremill.data.prepare import check_sources, prepare_data, require_rows_for_ranks
 from coremill.data.tokenizer_files import tokenizer_identity
+from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
 from coremill.launch.fingerprint import (
     Fact,
@@ -33,7 +34,7 @@ from coremill.plan.card import ModelCard, read_card
 from coremill.plan.headers import weight_files
 from coremill.plan.planner import make_plan
 from coremill.plan.stored import plan_from_json
-from coremill.plan.types import Plan
+from coremill.plan.types import Choice, Plan
 
 # In a config.json, and of no consequence: who saved it, and under which name.
 WRITTEN_BY_TRANSFORMERS = ("transformers_version", "_name_or_path", "_commit_hash")
@@ -100,7 +101,8 @@ def prepare(
     model = resolve_model(config.model, cache=cache, progress=on_model)
     card = card_for(config, model)
     check_sources(config.data, max_positions=card.max_positions)
-    plan = make_plan(config, find_fleet(), card)
+    fleet = find_fleet()
+    plan = make_plan(config, fleet, card)
     on_plan(plan)
     tokenizer = resolve_tokenizer(config, model, cache=cache, progress=on_model, training_progress=on_tokens)
     data = prepare_data(
@@ -112,6 +114,9 @@ def prepare(
         cache=cache,
         progress=on_tokens,
     )
+    require_rows_for_ranks(data, plan.world_size)
+    if data.train_rows < plan.rows_per_step:
+        plan = plan_for_rows(config, fleet, card, data)
     steps = count_steps(config, data, plan)
     facts = facts_of(config, model, tokenizer, data, steps) if plan.nodes > 1 else {}
     return Orders(
@@ -146,10 +151,41 @@ def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Packe
     return {**facts_of_versions(), **facts_of_settings(config.model_dump(mode="json")), **found}
 
 
+def plan_for_rows(config: RunConfig, fleet: Fleet, card: ModelCard, data: PackedData) -> Plan:
+    """The plan once the rows are known: where a step would hold some of them twice, it takes all of them once."""
+    words = words_of_smaller_step(config, data)
+    if not words:
+        return make_plan(config, fleet, card)
+    train = config.train.model_copy(update={"tokens_per_step": data.train_rows * data.sequence_length})
+    plan = make_plan(config.model_copy(update={"train": train}), fleet, card)
+    passes = plan.accumulation_steps
+    return replace(plan, accumulation_steps=Choice(passes.value, f"{passes.reason}; {words}"))
+
+
+def words_of_smaller_step(config: RunConfig, data: PackedData) -> str:
+    """What is done about a step of more rows than there are; empty where there are enough."""
+    rows, tokens = data.train_rows, config.train.tokens_per_step
+    if rows >= tokens // data.sequence_length:
+        return ""
+    return (
+        f"the text fills {rows:,} row{'s' if rows != 1 else ''}, fewer than the {tokens // data.sequence_length:,} of a"
+        f" step (train.tokens_per_step {tokens:,}): a step takes each once, {rows * data.sequence_length:,} tokens"
+    )
+
+
 def count_steps(config: RunConfig, data: PackedData, plan: Plan) -> int:
-    """Optimizer steps of the run; whole steps only, at least one."""
-    require_rows_for_ranks(data, plan.world_size)
+    """Optimizer steps of the run; whole steps only, at least one, and more than its warm-up has."""
     if config.train.steps is not None:
         return config.train.steps
-    assert config.train.epochs is not None
-    return max(1, int(config.train.epochs * data.train_rows / plan.rows_per_step))
+    epochs, warmup = config.train.epochs, config.train.warmup_steps
+    assert epochs is not None
+    steps = max(1, int(epochs * data.train_rows / plan.rows_per_step))
+    if warmup >= steps:  # of train.steps the rules of the run file say it
+        raise InputError(
+            f"train.warmup_steps ({warmup}) is not below the {steps:,} steps of the run",
+            where=f"train.warmup_steps: {warmup}",
+            why=f"train.epochs is {epochs:g}, an epoch has {data.train_rows:,} rows and a step {plan.rows_per_step:,}:"
+            " the learning rate would never reach its peak",
+            do=f"set train.warmup_steps to at most {steps - 1}, or train for more epochs",
+        )
+    return steps

@@ -176,6 +176,10 @@ CASES = {
         words=("--nproc", "2"),
         prepare=short_text,
     ),
+    "a warm-up longer than the epochs": Case(
+        r"train.warmup_steps \(99\) is not below the 28 steps...--set train.warmup_steps=99...231 rows...at most 27",
+        ("train.steps=null", "train.epochs=1", "train.warmup_steps=99"),
+    ),
     "token ids beyond the embedding": Case(
         "embedding...60", ("model.name=small", "model.weights=random"), prepare=small_vocabulary
     ),

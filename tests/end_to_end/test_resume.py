@@ -117,6 +117,7 @@ def test_stopped_killed_and_damaged_the_run_ends_with_the_same_bits(scene: Scene
     done = scene.run([*more, "--nproc", "1", "--set", "parallel.engine=shard"])
     assert done.code == 0, str(done)
     assert f"continuing from step {steps}" in done.out
+    assert f"train.steps: {steps:,} -> {steps + 5:,}: the learning rate stays as it was" in done.out
     assert sorted(losses(peace)) == list(range(1, steps + 6))
     assert json.loads((peace / "report.json").read_text())["state"] == "finished"
     assert "holds this run, finished" in scene.run(more).out

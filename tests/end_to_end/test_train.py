@@ -74,6 +74,7 @@ def test_the_screen_is_plain_lines(either: Finished) -> None:
     for start in ("ranks: ", "engine: ", "dtype: ", "memory: ", "speed: ", "step 1/8  loss ", "step 8/8  loss "):
         assert sum(line.startswith(start) for line in lines) == 1, either.screen
     assert any(line.startswith("evaluation at step 8: loss ") for line in lines)
+    assert any(line.startswith("held out for evaluation: 6 of 60 documents, ") for line in lines)
     assert f"exported to {either.export}" in either.screen
     assert any(line.startswith("finished  8 steps in ") for line in lines)
 
@@ -89,6 +90,8 @@ def test_the_report_has_every_number(either: Finished) -> None:
     assert all(math.isfinite(report[name]) for name in NUMBERS)
     assert (report["steps"], report["tokens"], report["padding_fraction"]) == (8, 8 * 256, 0)
     assert 0 < report["goodput"] <= 1
+    data = report["data"]
+    assert (data["documents"], data["evaluation_documents"]) == (60, 6) and 0 < data["evaluation_rows"] < 40
     assert report["utilization"] == pytest.approx(
         report["model_flops_per_second"] / report["matmul_flops_per_second"], rel=1e-9
     )

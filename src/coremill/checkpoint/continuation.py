@@ -5,14 +5,19 @@ What decides is the checkpoint folder, not the run folder: where that was lost w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from coremill.checkpoint.manifest import Checkpoint, Unusable, refuse_writable_by_others, survey
 from coremill.checkpoint.store import Store
+from coremill.config.layers import DEFAULT
+from coremill.config.load import LoadedConfig
 from coremill.config.schema import RunConfig
+from coremill.data.packed import PackedData
 from coremill.errors import InputError
 from coremill.launch.run_folder import differing_keys
+from coremill.train.schedule import learning_rate_at
 
 # A run is the same run with other machines, another end and another rhythm of saving; with other data it is not.
 MAY_CHANGE = ("train.steps", "checkpoint.", "parallel.", "fleet.", "run.", "supervise.", "numerics.")
@@ -53,11 +58,90 @@ def refuse_another_run(config: RunConfig, checkpoint: Checkpoint) -> None:
         )
 
 
-def fixed_keys(earlier: dict[str, object], config: RunConfig) -> list[str]:
-    """Keys that differ although they may not; one that was not there yet had its default."""
+def fixed_keys(earlier: dict[str, Any], config: RunConfig) -> list[str]:
+    """Keys that differ although they may not; one that was not there yet had its default.
+
+    `data.special_tokens` had none: whether its value now changes what such a run reads is for its data to say.
+    """
     had = _with_defaults(earlier, RunConfig().model_dump(mode="json"))
+    if _is_without_special_tokens(earlier):
+        had["data"] = {**had["data"], "special_tokens": config.data.special_tokens}
     differing = differing_keys(had, config.model_dump(mode="json"))
     return [key for key in differing if not f"{key}.".startswith(tuple(_dotted(name) for name in MAY_CHANGE))]
+
+
+def written_config(loaded: LoadedConfig) -> dict[str, Any]:
+    """The config in the folder of a run, which has every key written out, less those that are newer than the run."""
+    tree: dict[str, Any] = loaded.config.model_dump(mode="json")
+    for key, origin in loaded.origins.items():
+        section, _, name = key.partition(".")
+        if origin is DEFAULT and name and isinstance(tree.get(section), dict):
+            tree[section].pop(name, None)
+    return tree
+
+
+def refuse_other_data(config: RunConfig, checkpoint: Checkpoint, data: PackedData) -> None:
+    """Rows that are not those the run began with: some would be left out, others seen twice."""
+    try:
+        state = checkpoint.state()
+        earlier, key = state["config"], state["loader"]["key"]
+    except (Unusable, ValueError, KeyError):
+        return  # the ranks will pass it over by name
+    if key == data.key:
+        return
+    what = f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: its data is another now"
+    anew = "start anew with --fresh, or set run.folder to a new folder"
+    older = _is_without_special_tokens(earlier)
+    if older and config.data.evaluation_fraction:
+        raise InputError(
+            what,
+            where="data.evaluation_fraction",
+            why="it was begun by coremill 0.1.0, which held out rows; now whole documents are held out, so that none is"
+            " trained and evaluated on",
+            do=f"{anew}; or finish this one with coremill 0.1.0",
+        )
+    if older and not data.is_plain:
+        raise InputError(
+            what,
+            where="data.special_tokens",
+            why="it was begun by coremill 0.1.0, which left out the special tokens that this tokenizer puts around a"
+            " text",
+            do=f"go on as before with --set data.special_tokens=none; or {anew}",
+        )
+    raise InputError(
+        what,
+        where="data",
+        why="the text, the tokenizer or the packing of its rows has changed since",
+        do=f"bring the old text and tokenizer back; or {anew}",
+    )
+
+
+def words_of_another_end(config: RunConfig, checkpoint: Checkpoint) -> str | None:
+    """What a changed `train.steps` does to the learning rate, old and new; None where it is as it was."""
+    try:
+        old = checkpoint.state()["config"]["train"]["steps"]
+    except (Unusable, ValueError, KeyError):
+        return None
+    train, done = config.train, checkpoint.step
+    new = train.steps
+    if new is None or old is None or new == old:
+        return None
+    text = f"train.steps: {old:,} -> {new:,}"
+    if new == done:
+        return f"{text}: no step is left"
+    if train.schedule == "constant":
+        return f"{text}: the learning rate stays as it was"
+    before, after = learning_rate_at(done, old, train), learning_rate_at(done + 1, new, train)
+    as_it_was = f", where it would have been {learning_rate_at(done + 1, old, train):.3g}" if done < old else ""
+    return (
+        f"{text}: the {train.schedule} decay ends there now; the learning rate goes from {before:.3g} in step {done:,}"
+        f" to {after:.3g} in step {done + 1:,}{as_it_was}"
+    )
+
+
+def _is_without_special_tokens(earlier: Mapping[str, Any]) -> bool:
+    """A config of 0.1.0: it put the end token behind every document, and nothing else."""
+    return "special_tokens" not in earlier.get("data", {})
 
 
 def clear_checkpoints(config: RunConfig, run_folder: Path) -> None:

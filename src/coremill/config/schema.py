@@ -67,13 +67,20 @@ class DataSection(Section):
     evaluation_source: str | None = Field(None, description="files to evaluate on, in the form of source")
     evaluation_split: str | None = Field(None, description="the split of an hf:// source to evaluate on")
     evaluation_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="share of the rows kept for evaluation where no evaluation source or split is named"
+        0.0,
+        description="share of the text held out for evaluation where no evaluation source or split is named: whole"
+        " documents, chosen by train.seed; of a text that is one document its tail",
     )
     sequence_length: PositiveInt = Field(512, description="tokens per row")
     on_bad_rows: Literal["stop", "skip"] = Field(
         "stop",
         description="stop: end with 78 at the first row that cannot be used (not UTF-8, broken JSON, no text);"
         " skip: leave such rows out, count and list them",
+    )
+    special_tokens: Literal["auto", "none"] = Field(
+        AUTO,
+        description="auto: around each document what its tokenizer puts around a text (Llama-3, Gemma, Mistral: BOS in"
+        " front), once; none: no such tokens; the end token between documents is there either way",
     )
     attention_across_documents: bool = Field(
         True, description="false: a token attends only to its own document, at some cost in speed"

@@ -8,10 +8,12 @@ settings, for over a minute on a silent one.
 
 from __future__ import annotations
 
+import glob
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from coremill.data.bad_rows import BadRows
@@ -27,6 +29,7 @@ BATCH_ROWS = 1024
 T = TypeVar("T")
 
 _NAME = re.compile(r"hf://(?P<repository>[^:@]+?)(?::(?P<config>[^@]+))?(?:@(?P<revision>.+))?")
+_SHORT_COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{4,}|(?<=//)[^/@\s]+(?=@)|(?<=[Bb]earer )\S+")
 
 
@@ -70,10 +73,11 @@ def resolve_dataset(name: str, *, split: str, setting: str) -> Dataset:
         problem = _explain(error, repository, revision, where)
         if problem is not None:
             raise problem from None
-        cached = _commit_in_cache(repository, revision)
-        if cached is None:
-            raise _unreachable(error, repository, where) from None
-        commit, offline = cached, True
+        here = _commits_in_cache(repository)
+        found = [commit for commit, names in here.items() if revision is None or _is_named(revision, commit, names)]
+        if not found or (revision is not None and len(found) > 1):
+            raise _unreachable(error, repository, where, revision if here else None, list(here)) from None
+        commit, offline = found[0], True
     return Dataset(repository=repository, config=config, split=split, commit=commit, offline=offline)
 
 
@@ -83,12 +87,14 @@ def open_dataset(dataset: Dataset, *, column: str, where: str, bad: BadRows) -> 
 
     datasets.disable_progress_bars()
     try:
-        rows = datasets.load_dataset(
-            dataset.repository,
-            dataset.config,
-            split=dataset.split,
-            revision=None if dataset.offline else dataset.commit,
-        )
+        if dataset.offline:
+            rows = _prepared_earlier(dataset, where)
+        else:
+            rows = datasets.load_dataset(
+                dataset.repository, dataset.config, split=dataset.split, revision=dataset.commit
+            )
+    except InputError:
+        raise
     except Exception as error:
         raise _load_problem(error, dataset, where) from None
     if column not in rows.column_names:
@@ -125,21 +131,51 @@ def _commit_on_hub(repository: str, revision: str | None) -> str:
     return _within(DEADLINE_SECONDS, ask)
 
 
-def _commit_in_cache(repository: str, revision: str | None) -> str | None:
-    """The commit that is on this machine: the one asked for, or the newest."""
+def _commits_in_cache(repository: str) -> dict[str, frozenset[str]]:
+    """The commits that are on this machine, the newest first, with the branches and tags known to mean them."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
         repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
-        return None
+        return {}
     found = [repo for repo in repos if repo.repo_type == "dataset" and repo.repo_id == repository]
     commits = [commit for repo in found for commit in repo.revisions]
-    if revision is not None:
-        commits = [commit for commit in commits if revision in commit.refs or commit.commit_hash.startswith(revision)]
-    newest = max(commits, key=lambda commit: float(commit.last_modified), default=None)
-    return None if newest is None else str(newest.commit_hash)
+    commits.sort(key=lambda commit: float(commit.last_modified), reverse=True)
+    return {str(commit.commit_hash): frozenset(commit.refs) for commit in commits}
+
+
+def _is_named(revision: str, commit: str, names: frozenset[str]) -> bool:
+    return revision in names or (_SHORT_COMMIT.fullmatch(revision) is not None and commit.startswith(revision))
+
+
+def _prepared_earlier(dataset: Dataset, where: str) -> Any:
+    """What `datasets` made of exactly this commit; its own way of going offline takes the newest of any commit."""
+    import datasets
+    from datasets.naming import camelcase_to_snakecase
+    from datasets.packaged_modules.cache.cache import Cache
+
+    owner, slash, name = dataset.repository.rpartition("/")
+    folder = Path(datasets.config.HF_DATASETS_CACHE, f"{owner}{'___' if slash else ''}{camelcase_to_snakecase(name)}")
+    prepared = sorted(folder.glob(f"{glob.escape(dataset.config or '*')}/*/*"))
+    by_config = {path.parts[-3]: path for path in prepared if path.name == dataset.commit}
+    if not by_config:
+        others = sorted({path.name for path in prepared if _SHORT_COMMIT.fullmatch(path.name)})
+        raise InputError(
+            f"the dataset {dataset.repository} is not on this machine at commit {dataset.commit}",
+            where=where,
+            why=f"the hub cannot be asked for it, and of its commits were prepared here: {', '.join(others) or 'none'}",
+            do="let it be downloaded once, or name one of those after @",
+        )
+    config = next(iter(by_config)) if len(by_config) == 1 else "default"
+    if config not in by_config:
+        raise ValueError(f"its configs are {', '.join(by_config)}")
+    version = by_config[config].parts[-2]
+    builder = Cache(
+        dataset_name=name, repo_id=dataset.repository, config_name=config, version=version, hash=dataset.commit
+    )
+    return builder.as_dataset(split=dataset.split)
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
@@ -209,15 +245,23 @@ def _explain(error: Exception, repository: str, revision: str | None, where: str
     return None
 
 
-def _unreachable(error: Exception, repository: str, where: str) -> InputError:
+def _unreachable(
+    error: Exception, repository: str, where: str, revision: str | None = None, here: Sequence[str] = ()
+) -> InputError:
+    """`revision` where the dataset is on this machine, `here`, but not that one."""
     from huggingface_hub import constants
 
+    missing = "the dataset is not on this machine"
+    if revision is not None:
+        missing = f"of its revisions this machine has not '{revision}' but {', '.join(here)}"
     if constants.HF_HUB_OFFLINE:
-        why = "HF_HUB_OFFLINE is set, and the dataset is not on this machine"
+        why = f"HF_HUB_OFFLINE is set, and {missing}"
         do = "unset HF_HUB_OFFLINE, or download the dataset first"
     else:
-        why = f"{type(error).__name__}: {_plain(error)}; and the dataset is not on this machine"
+        why = f"{type(error).__name__}: {_plain(error)}; and {missing}"
         do = "check the network and its proxy, or use local files: data.source: texts/*.jsonl"
+    if revision is not None:
+        do = f"{do}, or name a whole commit after @"
     return InputError(f"cannot reach the Hugging Face hub for the dataset {repository}", where=where, why=why, do=do)
 
 

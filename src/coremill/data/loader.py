@@ -22,7 +22,7 @@ from coremill.errors import InputError, StorageError
 
 IGNORED = -100
 FILLER = -1  # row id of a row that is there only to keep all ranks in step
-SPLIT_ORDER, EPOCH_ORDER = 1, 2  # purposes of an order: no two share a key
+EPOCH_ORDER = 2  # purpose of an order: no two share a key
 
 Split = Literal["train", "evaluation"]
 
@@ -55,8 +55,6 @@ class PackedRows:
     """The rows of one split, memory-mapped: ranks on a machine share the pages."""
 
     def __init__(self, data: PackedData, split: Split) -> None:
-        self._held_out = data.evaluation_rows if data.evaluation_folder is None else 0
-        self._split, self._split_key = split, order_key(data.split_seed, SPLIT_ORDER)
         folder = data.folder
         if split == "evaluation" and data.evaluation_folder is not None:
             folder = data.evaluation_folder
@@ -65,19 +63,11 @@ class PackedRows:
             raise StorageError(
                 "the packed data is gone or damaged", where=str(folder), do="start the run again: it will be made anew"
             )
-        self._total = manifest.rows
         self.count = data.train_rows if split == "train" else data.evaluation_rows
         self._tokens = np.memmap(
             folder / TOKENS_FILE, manifest.dtype, mode="r", shape=(manifest.rows, manifest.sequence_length)
         )
         self._boundaries = np.memmap(folder / BOUNDARIES_FILE, np.uint32, mode="r", shape=(manifest.rows,))
-
-    def row_ids(self, positions: Positions) -> Positions:
-        """Rows of the file that are rows `positions` of this split."""
-        if not self._held_out:
-            return positions
-        offset = self._held_out if self._split == "train" else 0
-        return shuffled(positions + offset, self._total, self._split_key)
 
     def tokens(self, row_ids: Positions) -> npt.NDArray[np.int64]:
         """Their token ids."""
@@ -216,7 +206,7 @@ class RowLoader:
             taken = min(count, self._rows.count - position)
             positions = np.arange(position, position + taken, dtype=np.int64)
             key = order_key(self._seed, EPOCH_ORDER, epoch)
-            parts.append(self._rows.row_ids(shuffled(positions, self._rows.count, key)))
+            parts.append(shuffled(positions, self._rows.count, key))
             first += taken
             count -= taken
         return np.concatenate(parts)
@@ -255,8 +245,7 @@ def evaluation_batches(
     """At most `max_rows` rows, spread evenly over the evaluation split, the same every time, each on one rank only."""
     rows = PackedRows(data, "evaluation") if data.evaluation_rows else PackedRows(data, "train")
     count = min(max_rows, data.evaluation_rows)
-    positions = np.arange(count, dtype=np.int64) * data.evaluation_rows // max(1, count)
-    row_ids = rows.row_ids(positions) if count else positions
+    row_ids = np.arange(count, dtype=np.int64) * data.evaluation_rows // max(1, count)
     maker = _BatchMaker(rows, data, attention_across_documents)
     return EvaluationBatches(
         valid_targets=maker.valid_targets(row_ids),

@@ -1,10 +1,13 @@
 """The values of the data stage: what is being prepared, and what packed rows look like on disk.
 
-A packing is a folder with three files:
+A packing is a folder with these files:
 
-    tokens.bin      rows x sequence_length token ids, uint16 or uint32, row after row
+    tokens.bin      rows x sequence_length token ids, uint16 or uint32, row after row; then the tail that fills no row
     boundaries.bin  uint32 per row: how many targets a row loses when documents may not see each other
-    manifest.json   `Manifest`: the sizes of the other two, and what they were made from
+    documents.bin   uint64 per document of a whole source: how many tokens there are up to its end
+    manifest.json   `Manifest`: the sizes of the others, and what they were made from
+
+Documents held out for evaluation make a folder of two packings, `train` and `evaluation` (holding_out.py).
 
 Positions inside a document need no file: a document ends with the end token, so they follow from the ids.
 """
@@ -18,13 +21,14 @@ from typing import Any, Literal
 
 from coremill.errors import InputError
 
-FORMAT_VERSION = 1  # part of every cache key: raise it when the meaning of the files changes
+FORMAT_VERSION = 2  # part of every cache key: raise it when the meaning of the files changes
 TOKENS_FILE = "tokens.bin"
 BOUNDARIES_FILE = "boundaries.bin"
+DOCUMENTS_FILE = "documents.bin"
 MANIFEST_FILE = "manifest.json"
-BOUNDARY_BYTES = 4
+BOUNDARY_BYTES, DOCUMENT_BYTES = 4, 8
 
-Stage = Literal["hash", "wait", "download", "tokenise", "train tokenizer"]
+Stage = Literal["hash", "wait", "download", "tokenise", "hold out", "train tokenizer"]
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,18 @@ class Manifest:
     highest_token: str
     bad_rows: int = 0  # left out
     bad_rows_words: str = ""  # how many and why
+    begin_ids: tuple[int, ...] = ()  # put in front of every document
+    is_plain: bool = True  # special tokens made no difference: the tokens are those of data.special_tokens: none
+
+    @property
+    def all_tokens(self) -> int:
+        """With the tail."""
+        return self.tokens + self.dropped_tokens
 
     @property
     def tokens_bytes(self) -> int:
         """Size of tokens.bin."""
-        return self.tokens * (2 if self.dtype == "uint16" else 4)
+        return self.all_tokens * (2 if self.dtype == "uint16" else 4)
 
     def write(self, folder: Path) -> None:
         """Leave the manifest in its folder."""
@@ -89,14 +100,11 @@ def read_manifest(folder: Path) -> Manifest | None:
 class PackedData:
     """Rows ready to be read by any number of ranks."""
 
-    folder: Path  # the packing of data.source
-    evaluation_folder: (
-        Path | None
-    )  # the packing of the evaluation source; None: rows are held out of `folder`, or there are none
+    folder: Path  # the packing to train on
+    evaluation_folder: Path | None  # the packing to evaluate on, where there is one
     key: str  # changes with text, tokenizer, length and split
     train_rows: int
     evaluation_rows: int
-    split_seed: int  # which rows are held out
     sequence_length: int
     tokens: int  # both splits together
     dropped_tokens: int
@@ -106,11 +114,16 @@ class PackedData:
     seconds: float
     bad_rows: int = 0  # left out of both
     bad_rows_words: str = ""  # how many, why, and where they are listed
+    evaluation_documents: int = 0  # of `documents`
+    evaluation_words: str = ""  # what was held out of the training text
+    begin_ids: tuple[int, ...] = ()  # the special tokens in front of every document; a sample's prompt gets them too
+    is_plain: bool = True  # special tokens made no difference
 
     def counts(self) -> dict[str, Any]:
         """What is known of the data, for an event."""
-        names = ("train_rows", "evaluation_rows", "tokens", "dropped_tokens", "documents", "bad_rows", "bad_rows_words")
-        return {name: getattr(self, name) for name in names}
+        rows = ("train_rows", "evaluation_rows", "tokens", "dropped_tokens", "documents", "evaluation_documents")
+        words = ("bad_rows", "bad_rows_words", "evaluation_words")
+        return {name: getattr(self, name) for name in (*rows, *words)}
 
     def to_json(self) -> dict[str, Any]:
         """For handing to a rank: `PackedData.from_json` there costs no hashing."""
@@ -124,6 +137,7 @@ class PackedData:
         """The inverse of `to_json`."""
         values = {field.name: document[field.name] for field in fields(cls)}
         values["folder"] = Path(values["folder"])
+        values["begin_ids"] = tuple(values["begin_ids"])
         if values["evaluation_folder"] is not None:
             values["evaluation_folder"] = Path(values["evaluation_folder"])
         return cls(**values)

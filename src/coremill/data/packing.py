@@ -1,7 +1,8 @@
 """Documents to packed rows: tokenised in batches, each document closed with the end token, cut into full rows.
 
-No token is padding and none is computed twice; the tail that fills no row is dropped and counted. Special tokens are
-not added (no begin token), but a text that spells one is read as that token, as everywhere in Hugging Face.
+No token is padding and none is computed twice; the tail that fills no row is not trained on, and counted. In front of
+a document and behind it stands what the tokenizer itself puts around a text (data.special_tokens: auto), once: a text
+that spells a special token is read as that token, as everywhere in Hugging Face, and gets no second one.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coremill.data.bad_rows import BadRows
-from coremill.data.packed import BOUNDARIES_FILE, TOKENS_FILE, Progress, require_id_in_vocabulary
+from coremill.data.packed import BOUNDARIES_FILE, DOCUMENTS_FILE, TOKENS_FILE, Progress, require_id_in_vocabulary
 from coremill.data.pieces import Piece
 from coremill.data.sources import OpenedText
-from coremill.data.tokenizer_files import TextTokenizer
+from coremill.data.tokenizer_files import SpecialIds, TextTokenizer
 from coremill.errors import InputError
 
 # The tokenizers library holds about 150 bytes per token while a batch is encoded: 2 MiB of text is some 80 MB.
@@ -37,14 +38,10 @@ def pack_text(
     where: str,
     on_progress: Callable[[Progress], None],
 ) -> dict[str, Any]:
-    """Write tokens.bin and boundaries.bin into `destination`; the counts for the manifest."""
+    """Write the files of a packing into `destination`; the counts for the manifest."""
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.highest_id < 1 << 16 else "uint32"
-    require_id_in_vocabulary(
-        tokenizer.eos_id, tokenizer.token_of(tokenizer.eos_id), vocabulary_rows, tokenizer.name, "its end token"
-    )
-    path = destination / TOKENS_FILE
-    with path.open("wb") as stream:
-        writer = _Writer(stream, tokenizer, dtype, vocabulary_rows)
+    with (destination / TOKENS_FILE).open("wb") as stream, (destination / DOCUMENTS_FILE).open("wb") as document_ends:
+        writer = _Writer(stream, document_ends, tokenizer, dtype, vocabulary_rows)
         for batch in _batches(text.pieces):
             writer.add(batch)
             on_progress(Progress(writer.documents, writer.source_bytes, text.bytes_total, writer.tokens, "tokenise"))
@@ -63,10 +60,10 @@ def pack_text(
                 why="training takes whole rows",
                 do=f"add text, or set data.sequence_length to {writer.tokens} or less",
             )
-        stream.flush()
-        stream.truncate(rows * sequence_length * np.dtype(dtype).itemsize)
-        os.fsync(stream.fileno())
-    _write_boundaries(destination, dtype, rows, sequence_length, tokenizer.eos_id)
+        for file in (stream, document_ends):
+            file.flush()
+            os.fsync(file.fileno())
+    write_boundaries(destination, dtype, rows, sequence_length, tokenizer.eos_id)
     text.bad.write(destination)
     return {
         "eos_id": tokenizer.eos_id,
@@ -80,6 +77,8 @@ def pack_text(
         "bad_rows_words": text.bad.words() if text.bad.count else "",
         "highest_id": writer.highest_id,
         "highest_token": tokenizer.token_of(writer.highest_id),
+        "begin_ids": list(writer.begin),
+        "is_plain": writer.is_plain,
     }
 
 
@@ -90,50 +89,78 @@ def _why_empty(empty_documents: int, bad: BadRows) -> str:
 
 
 class _Writer:
-    """Appends documents to tokens.bin and counts."""
+    """Appends documents to tokens.bin, where each ends to documents.bin, and counts."""
 
-    def __init__(self, stream: IO[bytes], tokenizer: TextTokenizer, dtype: str, vocabulary_rows: int) -> None:
-        self._stream = stream
+    def __init__(
+        self,
+        stream: IO[bytes],
+        document_ends: IO[bytes],
+        tokenizer: TextTokenizer,
+        dtype: str,
+        vocabulary_rows: int,
+    ) -> None:
+        self._stream, self._document_ends = stream, document_ends
         self._tokenizer = tokenizer
         self._dtype = np.dtype(dtype)
         self._vocabulary_rows = vocabulary_rows
-        self._document_tokens = 0  # of the document that is still open
+        around, eos_id = tokenizer.around or SpecialIds(), tokenizer.eos_id
+        self._never_twice = tokenizer.around is not None
+        self.begin = around.begin
+        self._end = around.end if around.end[-1:] == (eos_id,) else (*around.end, eos_id)
+        self.is_plain = not self.begin and self._end == (eos_id,)
+        self._open: tuple[int, ...] | None = None  # the last ids of the document that is not closed yet
         self.documents = 0
         self.empty_documents = 0
         self.tokens = 0
         self.source_bytes = 0
-        self.highest_id = tokenizer.eos_id
+        self.highest_id = 0
+        for ids, place in ((self._end, "its end token"), (self.begin, "its begin token")):
+            if ids:
+                self._check(np.array(ids, dtype=np.uint32), place)
 
     def add(self, batch: list[Piece]) -> None:
         encoded = self._tokenizer.encode([piece.text for piece in batch])
         parts: list[npt.NDArray[np.uint32]] = []
-        end = np.array([self._tokenizer.eos_id], dtype=np.uint32)
+        ends: list[int] = []
+        begin, end = (np.array(ids, dtype=np.uint32) for ids in (self.begin, self._end))
+
+        def append(part: npt.NDArray[np.uint32]) -> None:
+            parts.append(part)
+            self.tokens += len(part)
+
         for piece, ids in zip(batch, encoded, strict=True):
             self.source_bytes += piece.source_bytes
-            blank = self._document_tokens == 0 and not piece.text.strip()
+            blank = self._open is None and not piece.text.strip()
             if ids and not blank:
                 part = np.asarray(ids, dtype=np.uint32)
-                self._check(part, piece)
-                parts.append(part)
-                self._document_tokens += len(part)
-            if piece.ends_document:
-                if self._document_tokens:
-                    parts.append(end)
-                    self.documents += 1
-                else:
-                    self.empty_documents += 1
-                self._document_tokens = 0
+                self._check(part, piece.where)
+                if self._open is None and tuple(ids[: len(begin)]) != self.begin:
+                    append(begin)
+                append(part)
+                self._open = (*(self._open or ()), *ids[-len(end) :])[-len(end) :]
+            if not piece.ends_document:
+                continue
+            if self._open is None:
+                self.empty_documents += 1
+                continue
+            if self._never_twice and self._open == self._end:
+                self.is_plain = False
+            else:
+                append(end)
+            self.documents += 1
+            ends.append(self.tokens)
+            self._open = None
         if parts:
-            tokens = np.concatenate(parts)
-            self.tokens += len(tokens)
-            self._stream.write(tokens.astype(self._dtype, copy=False).tobytes())
+            self._stream.write(np.concatenate(parts).astype(self._dtype, copy=False).tobytes())
+        if ends:
+            self._document_ends.write(np.array(ends, dtype=np.uint64).tobytes())
 
-    def _check(self, part: npt.NDArray[np.uint32], piece: Piece) -> None:
+    def _check(self, part: npt.NDArray[np.uint32], place: str) -> None:
         highest = int(part.max())
         if highest > self.highest_id:
             self.highest_id = highest
             token = self._tokenizer.token_of(highest)
-            require_id_in_vocabulary(highest, token, self._vocabulary_rows, self._tokenizer.name, piece.where)
+            require_id_in_vocabulary(highest, token, self._vocabulary_rows, self._tokenizer.name, place)
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
@@ -149,7 +176,7 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _write_boundaries(destination: Path, dtype: str, rows: int, sequence_length: int, eos_id: int) -> None:
+def write_boundaries(destination: Path, dtype: str, rows: int, sequence_length: int, eos_id: int) -> None:
     """Per row the number of end tokens that are followed by another token of the row: each takes away one target."""
     tokens = np.memmap(destination / TOKENS_FILE, dtype=dtype, mode="r", shape=(rows, sequence_length))
     block_rows = max(1, BOUNDARY_BLOCK_TOKENS // sequence_length)

@@ -47,16 +47,18 @@ def cut_position(data: AnyStr) -> int:
         return last_line_break + 1
     end = len(data)
     if isinstance(data, bytes):
-        while end > 1 and data[end - 1] & 0xC0 == 0x80:  # inside a UTF-8 character
-            end -= 1
-        end -= data[end - 1] >= 0xC0
+        # Inside a UTF-8 character, of at most 4 bytes: what has more is no UTF-8, and a piece of it stays long.
+        first = next((end - back for back in (1, 2, 3, 4) if back <= end and data[end - back] & 0xC0 != 0x80), end)
+        end = first if first < end and data[first] >= 0xC0 else end
     return max(end, 1)
 
 
 def pieces_of_text(text: str, *, file: str, row: int, source_bytes: int) -> Iterator[Piece]:
     """One document that is already in memory."""
-    while len(text) > PIECE_BYTES:
-        cut = cut_position(text[:PIECE_BYTES])
-        yield Piece(text[:cut], file, row, False, 0)
-        text = text[cut:]
-    yield Piece(text, file, row, True, source_bytes)
+    start = 0
+    while len(text) - start > PIECE_BYTES:
+        stretch = text[start : start + PIECE_BYTES]  # never the whole rest: that would copy the text once a piece
+        cut = cut_position(stretch)
+        yield Piece(stretch[:cut], file, row, False, 0)
+        start += cut
+    yield Piece(text[start:], file, row, True, source_bytes)

@@ -2,16 +2,17 @@
 
 Runs without torch in the launcher. It finds the text, hashes it (11 MB in 20 ms), and either finds the packing under
 that key or has a process of its own make it. Training and evaluation text are packed apart, so a changed evaluation
-source leaves the other alone; held-out rows are chosen by seed from the packed rows, so a changed seed or fraction
+source leaves the other alone; held-out documents are copied out of the packed ones, so a changed seed or fraction
 tokenises nothing again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coremill.config.schema import DataSection, RunConfig
@@ -19,12 +20,24 @@ from coremill.data.bad_rows import LISTING_FILE
 from coremill.data.cache import build_once
 from coremill.data.child_process import run_in_child
 from coremill.data.hub import PREFIX as HUB_PREFIX
-from coremill.data.packed import FORMAT_VERSION, Manifest, PackedData, Progress, read_manifest, require_id_in_vocabulary
+from coremill.data.packed import (
+    DOCUMENT_BYTES,
+    DOCUMENTS_FILE,
+    FORMAT_VERSION,
+    Manifest,
+    PackedData,
+    Progress,
+    read_manifest,
+    require_id_in_vocabulary,
+)
 from coremill.data.sources import TextSource, identity_of, open_text, resolve_source, stamps_of
-from coremill.data.tokenizer_files import tokenizer_identity
+from coremill.data.tokenizer_files import SpecialTokens, tokenizer_identity
 from coremill.errors import InputError
 
 HASH_PROGRESS_SECONDS = 0.1
+# Part of what names the data of a run in its checkpoints: raise it when the same text gives other tokens. It is that of
+# 0.1.0, whose runs go on where their tokens are the same.
+TOKENS_VERSION = 1
 OnProgress = Callable[[Progress], None] | None
 
 
@@ -47,6 +60,7 @@ def prepare_data(
     _require_positions(section, max_positions)
     packer = _Packer(
         section.sequence_length,
+        section.special_tokens,
         tokenizer_folder.absolute(),
         vocabulary_rows,
         cache.absolute() / "data",
@@ -55,37 +69,39 @@ def prepare_data(
     )
     training_source = _training_source(section)
     evaluation_source = _evaluation_source(section)
-    training = packer.pack(training_source)
+    whole = training = packer.pack(training_source)
     evaluation = None if evaluation_source is None else packer.pack(evaluation_source)
-    if evaluation is not None:
-        train_rows, evaluation_rows = training.manifest.rows, evaluation.manifest.rows
-    else:
-        evaluation_rows = _held_out_rows(training.manifest.rows, section)
-        train_rows = training.manifest.rows - evaluation_rows
     packings = [training] if evaluation is None else [training, evaluation]
+    if section.evaluation_fraction:
+        _require_two_rows(whole.manifest.rows, section)
+        training, evaluation = packer.hold_out(whole, section.evaluation_fraction, config.train.seed)
+        key = _hash(whole.key, "documents held out", section.evaluation_fraction, config.train.seed)
+    else:
+        evaluation_rows = 0 if evaluation is None else evaluation.manifest.rows
+        key = _hash(*(each.key for each in packings), evaluation_rows, config.train.seed if evaluation_rows else 0)
+    used = [training] if evaluation is None else [training, evaluation]
     return PackedData(
         folder=training.folder,
         evaluation_folder=None if evaluation is None else evaluation.folder,
-        key=_hash(
-            *(packing.manifest.key for packing in packings),
-            evaluation_rows,
-            config.train.seed if evaluation_rows else 0,
-        ),
-        train_rows=train_rows,
-        evaluation_rows=evaluation_rows,
-        split_seed=config.train.seed,
+        key=key,
+        train_rows=training.manifest.rows,
+        evaluation_rows=0 if evaluation is None else evaluation.manifest.rows,
         sequence_length=section.sequence_length,
-        tokens=sum(packing.manifest.tokens for packing in packings),
-        dropped_tokens=sum(packing.manifest.dropped_tokens for packing in packings),
-        documents=sum(packing.manifest.documents for packing in packings),
+        tokens=sum(each.manifest.tokens for each in used),
+        dropped_tokens=sum(each.manifest.dropped_tokens for each in used),
+        documents=sum(each.manifest.documents for each in packings),
+        evaluation_documents=0 if evaluation is None else evaluation.manifest.documents,
+        evaluation_words=_words_of_held_out(whole, training, evaluation) if section.evaluation_fraction else "",
         eos_id=training.manifest.eos_id,
-        from_cache=all(packing.from_cache for packing in packings),
+        begin_ids=tuple(training.manifest.begin_ids),
+        is_plain=all(each.manifest.is_plain for each in packings),
+        from_cache=all(each.from_cache for each in [*packings, *used]),
         seconds=time.perf_counter() - started,
-        bad_rows=sum(packing.manifest.bad_rows for packing in packings),
+        bad_rows=sum(each.manifest.bad_rows for each in packings),
         bad_rows_words="; ".join(
-            f"{packing.manifest.bad_rows_words}; listed in {packing.folder / LISTING_FILE}"
-            for packing in packings
-            if packing.manifest.bad_rows
+            f"{each.manifest.bad_rows_words}; listed in {each.folder / LISTING_FILE}"
+            for each in packings
+            if each.manifest.bad_rows
         ),
     )
 
@@ -114,6 +130,7 @@ class _Packing:
     folder: Path
     manifest: Manifest
     from_cache: bool
+    key: str  # names its tokens, whatever the folder is called
 
 
 @dataclass(frozen=True)
@@ -121,6 +138,7 @@ class _Packer:
     """Packs one source after the other with the same tokenizer and length."""
 
     sequence_length: int
+    special_tokens: SpecialTokens
     tokenizer_folder: Path
     vocabulary_rows: int
     cache: Path
@@ -129,18 +147,18 @@ class _Packer:
 
     def pack(self, source: TextSource) -> _Packing:
         stamps = stamps_of(source)
-        key = _hash(
-            FORMAT_VERSION,
+        made_from = (
             self._identity(source, stamps),
             tokenizer_identity(self.tokenizer_folder),
             self.sequence_length,
             *([source.on_bad_rows] if source.on_bad_rows != "stop" else []),
             *([self.code_sha256] if self.code_sha256 is not None else []),
         )
+        key = _hash(FORMAT_VERSION, *made_from, f"special tokens {self.special_tokens}")
         final = self.cache / key
         from_cache = build_once(
             final,
-            is_whole=lambda folder: read_manifest(folder) is not None,
+            is_whole=_is_whole_source,
             build=lambda partial: self._tokenise(source, stamps, key, partial),
             on_wait=lambda: self._tell(Progress(0, 0, None, 0, "wait")),
         )
@@ -149,7 +167,32 @@ class _Packer:
         require_id_in_vocabulary(
             manifest.highest_id, manifest.highest_token, self.vocabulary_rows, str(self.tokenizer_folder), source.where
         )
-        return _Packing(final, manifest, from_cache)
+        added = () if manifest.is_plain else (f"special tokens {self.special_tokens}",)
+        return _Packing(final, manifest, from_cache, _hash(TOKENS_VERSION, *made_from, *added))
+
+    def hold_out(self, whole: _Packing, fraction: float, seed: int) -> tuple[_Packing, _Packing]:
+        """The packings to train and to evaluate on, of documents of a whole one."""
+        key = _hash(FORMAT_VERSION, whole.manifest.key, "documents held out", fraction, seed)
+        final = self.cache / key
+
+        def build(partial: Path) -> None:
+            job = {"job": "hold out", "whole": str(whole.folder), "destination": str(partial)}
+            counts = run_in_child({**job, "fraction": fraction, "seed": seed}, self.progress)
+            for name in ("train", "evaluation"):
+                replace(whole.manifest, key=key, bad_rows=0, bad_rows_words="", **counts[name]).write(partial / name)
+
+        from_cache = build_once(
+            final,
+            is_whole=lambda folder: all(read_manifest(folder / name) is not None for name in ("train", "evaluation")),
+            build=build,
+            on_wait=lambda: self._tell(Progress(0, 0, None, 0, "wait")),
+        )
+        manifests = [read_manifest(final / name) for name in ("train", "evaluation")]
+        assert manifests[0] is not None and manifests[1] is not None, "build_once returns only when both are whole"
+        return (
+            _Packing(final / "train", manifests[0], from_cache, key),
+            _Packing(final / "evaluation", manifests[1], from_cache, key),
+        )
 
     def _tell(self, progress: Progress) -> None:
         if self.progress is not None:
@@ -173,6 +216,7 @@ class _Packer:
             "job": "tokenise",
             "source": source.to_json(),
             "tokenizer_folder": str(self.tokenizer_folder),
+            "special_tokens": self.special_tokens,
             "code_sha256": self.code_sha256,
             "cache": str(self.cache.parent),
             "sequence_length": self.sequence_length,
@@ -225,9 +269,15 @@ def _evaluation_source(section: DataSection) -> TextSource | None:
     )
 
 
-def _held_out_rows(rows: int, section: DataSection) -> int:
-    if section.evaluation_fraction == 0:
-        return 0
+def _is_whole_source(folder: Path) -> bool:
+    manifest = read_manifest(folder)
+    try:
+        return manifest is not None and os.stat(folder / DOCUMENTS_FILE).st_size == manifest.documents * DOCUMENT_BYTES
+    except OSError:
+        return False
+
+
+def _require_two_rows(rows: int, section: DataSection) -> None:
     if rows < 2:
         raise InputError(
             "one row cannot be shared between training and evaluation",
@@ -235,7 +285,15 @@ def _held_out_rows(rows: int, section: DataSection) -> int:
             why=f"the text fills one row of {section.sequence_length} tokens",
             do="add text, make data.sequence_length smaller, or set data.evaluation_fraction to 0",
         )
-    return min(rows - 1, max(1, round(rows * section.evaluation_fraction)))
+
+
+def _words_of_held_out(whole: _Packing, training: _Packing, evaluation: _Packing | None) -> str:
+    assert evaluation is not None
+    held, rows = evaluation.manifest, evaluation.manifest.rows + training.manifest.rows
+    share = f"{held.rows:,} of {rows:,} rows ({held.rows / rows:.1%})"
+    if whole.manifest.documents == 1:
+        return f"held out for evaluation: the tail of the text, which is one document: {share}"
+    return f"held out for evaluation: {held.documents:,} of {whole.manifest.documents:,} documents, {share}"
 
 
 def _require_positions(section: DataSection, max_positions: int | None) -> None:

@@ -83,13 +83,23 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
 
         train_into(Path(job["destination"]), job["vocabulary"], job["files"], speaker.progress)
         return {}
+    if job["job"] == "hold out":
+        from coremill.data.holding_out import hold_out
+
+        speaker.progress(Progress(0, 0, None, 0, "hold out"), always=True)
+        return hold_out(Path(job["whole"]), Path(job["destination"]), fraction=job["fraction"], seed=job["seed"])
     from coremill.data.packing import pack_text
     from coremill.data.sources import TextSource, open_text
     from coremill.data.tokenizer_files import load_tokenizer
 
     source = TextSource.from_json(job["source"])
     destination = Path(job["destination"])
-    tokenizer = load_tokenizer(Path(job["tokenizer_folder"]), code_sha256=job["code_sha256"], cache=Path(job["cache"]))
+    tokenizer = load_tokenizer(
+        Path(job["tokenizer_folder"]),
+        job["special_tokens"],
+        code_sha256=job["code_sha256"],
+        cache=Path(job["cache"]),
+    )
     if source.dataset is not None:
         speaker.progress(Progress(0, 0, None, 0, "download"), always=True)
         # datasets takes a folder of the same name for the dataset; here there is none.

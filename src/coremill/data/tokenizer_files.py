@@ -1,4 +1,4 @@
-"""A tokenizer folder: what identifies it, its end token, and how to turn many texts into ids at once."""
+"""A tokenizer folder: what identifies it, the special tokens it puts around a text, and many texts to ids at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from coremill.errors import InputError
 from coremill.remote_code import checked_copy
@@ -26,6 +26,16 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
+SpecialTokens = Literal["auto", "none"]
+PROBES = ("a", "the mill", "0", "文")  # one whose ids are none of the special ones
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """What a tokenizer puts around one text: BOS in front with Llama-3, Gemma and Mistral, nothing with GPT-2."""
+
+    begin: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class TextTokenizer:
     token_of: Callable[[int], str]
     eos_id: int
     highest_id: int
+    around: SpecialIds | None = None  # its own rule; None: left aside (data.special_tokens: none)
 
 
 def tokenizer_identity(folder: Path) -> str:
@@ -56,13 +67,15 @@ def tokenizer_identity(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load_tokenizer(folder: Path, *, code_sha256: str | None = None, cache: Path | None = None) -> TextTokenizer:
+def load_tokenizer(
+    folder: Path, special_tokens: SpecialTokens = "auto", *, code_sha256: str | None = None, cache: Path | None = None
+) -> TextTokenizer:
     """The fast tokenizer of tokenizer.json where there is one, else whatever transformers makes of the folder.
 
     With `code_sha256` that may take running code of the folder: only code of this hash, copied into `cache`.
     """
     if not (folder / "tokenizer.json").is_file():
-        return _through_transformers(folder, code_sha256, cache)
+        return _through_transformers(folder, special_tokens, code_sha256, cache)
     from tokenizers import Tokenizer
 
     try:
@@ -80,17 +93,43 @@ def load_tokenizer(folder: Path, *, code_sha256: str | None = None, cache: Path 
     eos_id = None if end_token is None else tokenizer.token_to_id(end_token)
     if eos_id is None:
         # Some folders leave it to the class of the tokenizer (GPT-2's do), which only transformers knows.
-        eos_id = _through_transformers(folder, code_sha256, cache).eos_id
+        eos_id = _through_transformers(folder, "none", code_sha256, cache).eos_id
 
     def encode(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
+    def encode_one(text: str, added: bool) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=added).ids)
+
+    # transformers too takes the rule of tokenizer.json, and leaves add_bos_token of tokenizer_config.json aside.
     return TextTokenizer(
         name=str(folder),
         encode=encode,
         token_of=lambda token_id: str(tokenizer.id_to_token(token_id)),
         eos_id=eos_id,
         highest_id=max(tokenizer.get_vocab(with_added_tokens=True).values()),
+        around=ids_around_a_text(encode_one, folder) if special_tokens == "auto" else None,
+    )
+
+
+def ids_around_a_text(encode: Callable[[str, bool], list[int]], folder: Path) -> SpecialIds:
+    """What the tokenizer's rule for one text adds in front and behind, asked once and not of every text."""
+    added = encode("", True)
+    if not added:
+        return SpecialIds()
+    for text in PROBES:
+        plain, whole = encode(text, False), encode(text, True)
+        if not plain or set(plain) & set(added):
+            continue
+        for start in range(len(whole) - len(plain) + 1):
+            begin, middle, end = whole[:start], whole[start : start + len(plain)], whole[start + len(plain) :]
+            if middle == plain and begin + end == added:
+                return SpecialIds(tuple(begin), tuple(end))
+    raise InputError(
+        "the tokenizer changes a text when it adds its special tokens",
+        where=f"tokenizer: {folder}",
+        why="what it puts in front of a document and behind it cannot be told",
+        do="leave them out: --set data.special_tokens=none",
     )
 
 
@@ -110,7 +149,9 @@ def _written_end_token(folder: Path) -> str | None:
     return None
 
 
-def _through_transformers(folder: Path, code_sha256: str | None, cache: Path | None) -> TextTokenizer:
+def _through_transformers(
+    folder: Path, special_tokens: SpecialTokens, code_sha256: str | None, cache: Path | None
+) -> TextTokenizer:
     from transformers import AutoTokenizer
 
     trusted = code_sha256 is not None and cache is not None
@@ -139,10 +180,14 @@ def _through_transformers(folder: Path, code_sha256: str | None, cache: Path | N
         ]
         return ids
 
+    def encode_one(text: str, added: bool) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=added, verbose=False)["input_ids"])
+
     return TextTokenizer(
         name=str(folder),
         encode=encode,
         token_of=lambda token_id: str(tokenizer.convert_ids_to_tokens(token_id)),
         eos_id=int(tokenizer.eos_token_id),
         highest_id=max(tokenizer.get_vocab().values()),
+        around=ids_around_a_text(encode_one, folder) if special_tokens == "auto" else None,
     )

@@ -49,6 +49,7 @@ _PREPARING = {
     "wait": "waiting for another process that prepares the same data",
     "download": "downloading the data",
     "tokenise": "tokenising",
+    "hold out": "holding out documents for evaluation",
     "train tokenizer": "making the tokenizer",
 }
 

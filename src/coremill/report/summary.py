@@ -32,6 +32,10 @@ MEMORY_PHASES = {  # of the plan, and what ranks call them
     "steady_step": "steady_step",
     "checkpoint": "export",
 }
+DATA_COUNTS = (
+    *("documents", "evaluation_documents", "train_rows", "evaluation_rows", "tokens", "dropped_tokens"),
+    "evaluation_words",
+)
 SERIES_POINTS = 400  # more than a chart 1,000 pixels wide can show apart
 STOPPED_CODES = (75, 130)
 
@@ -57,6 +61,7 @@ def summarise(run_folder: Path | str) -> dict[str, Any]:
         **_figures(tally),
         "plan": _planned(plan),
         "measured": _measured(tally),
+        "data": None if tally.data is None else {name: tally.data.get(name) for name in DATA_COUNTS},
         "evaluations": [
             {"step": step, **{key: event.get(key) for key in ("loss", "perplexity", "tokens", "seconds")}}
             for step, event in sorted(tally.evaluations.items())

@@ -172,6 +172,8 @@ def _evaluations(summary: Mapping[str, Any], console: Console) -> None:
     rows = [(f"step {one['step']}", format_loss(one["loss"]), format_perplexity(one["perplexity"])) for one in shown]
     print_heading(console, "Evaluation")
     print_rows(console, "evaluation", ("", "loss", "perplexity"), rows)
+    if words := (summary.get("data") or {}).get("evaluation_words"):
+        console.print(words, soft_wrap=True, highlight=False, markup=False)
 
 
 def _findings(summary: Mapping[str, Any], console: Console) -> None:

@@ -18,7 +18,7 @@ from coremill.launch.pulse import PULSE
 from coremill.parallel.engine import Engine, StepTotals
 from coremill.parallel.exchange import CollectiveUse
 from coremill.train.numerics import NumericsGuard, bad_rows, is_finite
-from coremill.train.optimizer import learning_rate_at
+from coremill.train.schedule import learning_rate_at
 
 
 class Task(Protocol):

@@ -1,8 +1,7 @@
-"""AdamW over what the engine hands out, and the learning rate over the steps."""
+"""AdamW over what the engine hands out."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -28,16 +27,3 @@ def make_optimizer(parameters: Sequence[tuple[str, torch.Tensor]], settings: Tra
         eps=settings.adam_epsilon,
         fused=True,
     )
-
-
-def learning_rate_at(step: int, steps: int, settings: TrainSection) -> float:
-    """The rate used in step `step` (from 1) of `steps`: a linear warm-up, then the chosen decay towards zero."""
-    if step <= settings.warmup_steps:
-        return settings.learning_rate * step / settings.warmup_steps
-    if settings.schedule == "constant":
-        return settings.learning_rate
-    # The first step after the warm-up runs at the full rate, the last one still learns: zero would be reached at steps
-    # + 1.
-    progress = (step - 1 - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
-    share = 1 - progress if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    return settings.learning_rate * share

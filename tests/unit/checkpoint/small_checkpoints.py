@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,8 @@ def weights(step: int) -> np.ndarray:
     return (np.arange(ROWS * COLUMNS, dtype=np.float32) + 1000 * step).reshape(ROWS, COLUMNS)
 
 
-def save(store: Store, step: int, *, number: int = 1, keep: int = 2) -> Checkpoint:
-    """What a run of two ranks does, one after the other."""
+def save(store: Store, step: int, *, number: int = 1, keep: int = 2, **state: Any) -> Checkpoint:
+    """What a run of two ranks does, one after the other; `state` is what it keeps besides tensors."""
     partial = store.begin(step, number)
     files = []
     for rank in range(RANKS):
@@ -36,7 +37,7 @@ def save(store: Store, step: int, *, number: int = 1, keep: int = 2) -> Checkpoi
         files=tuple(files),
         versions={"coremill": "test"},
     )
-    checkpoint = store.commit(partial, manifest, {"step": step, "loader": {"epoch": 0, "position": 8 * step}})
+    checkpoint = store.commit(partial, manifest, {"step": step, "loader": {"epoch": 0, "position": 8 * step}, **state})
     store.prune(keep)
     return checkpoint
 

@@ -19,7 +19,8 @@ COMMIT = "c0ffee" + "0" * 34
 class Hub:
     """What it serves, and what it was asked."""
 
-    files: dict[str, dict[str, bytes]]  # by dataset, by path
+    files: dict[str, dict[str, bytes]]  # by dataset, by path: of commit COMMIT
+    earlier: dict[str, dict[str, bytes]] = field(default_factory=dict)  # by commit, by path: of any dataset
     gated: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
     address: str = ""
@@ -66,6 +67,8 @@ def serve(hub: Hub) -> Iterator[Hub]:
             files = hub.files.get(name)
             if files is None:
                 return self.fail(404, "RepoNotFound")
+            self.commit = rest[1] if len(rest) > 1 and rest[1] in hub.earlier else COMMIT
+            files = hub.earlier.get(self.commit, files)
             if api:
                 return self.do_api(name, rest, files)
             if name in hub.gated:
@@ -74,14 +77,21 @@ def serve(hub: Hub) -> Iterator[Hub]:
 
         def do_api(self, name: str, rest: list[str], files: dict[str, bytes]) -> None:
             action = rest[0] if rest else "revision"
-            if len(rest) > 1 and rest[1] not in (COMMIT, "main"):
+            if len(rest) > 1 and rest[1] not in (COMMIT, "main", *hub.earlier):
                 return self.fail(404, "RevisionNotFound")
             if action == "auth-check":
                 return self.fail(403, "GatedRepo") if name in hub.gated else self.answer(200, b"{}")
             if action == "revision":
                 siblings = [{"rfilename": path} for path in files]
                 gated = "auto" if name in hub.gated else False
-                info = {"id": name, "sha": COMMIT, "gated": gated, "private": False, "tags": [], "siblings": siblings}
+                info = {
+                    "id": name,
+                    "sha": self.commit,
+                    "gated": gated,
+                    "private": False,
+                    "tags": [],
+                    "siblings": siblings,
+                }
                 return self.answer(200, json.dumps(info).encode(), Content_Type="application/json")
             if action == "tree":
                 return self.answer(200, json.dumps(self.entries(files, "/".join(rest[2:]))).encode())
@@ -111,7 +121,12 @@ def serve(hub: Hub) -> Iterator[Hub]:
             data = files[path]
             tag = f'"{hashlib.sha1(data).hexdigest()}"'
             self.answer(
-                200, data, ETag=tag, X_Repo_Commit=COMMIT, X_Linked_Size=str(len(data)), Content_Length=str(len(data))
+                200,
+                data,
+                ETag=tag,
+                X_Repo_Commit=self.commit,
+                X_Linked_Size=str(len(data)),
+                Content_Length=str(len(data)),
             )
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -126,6 +126,40 @@ def test_a_dataset_is_packed_and_serves_offline_too(
         assert offline.documents == 60 and not offline.from_cache
 
 
+def test_offline_a_pinned_revision_is_that_revision(
+    run_config: Callable[..., RunConfig], tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.1.0 read the newest commit on the machine, and kept its rows under the key of the pinned one."""
+    older, absent = "0ddba11" + "0" * 33, "deadbeef" + "0" * 32
+    contents = {
+        rows: {"README.md": CARD, "small/train.parquet": table(rows), "small/test.parquet": table(3)}
+        for rows in (30, 60)
+    }
+    served = hub_stand_in.Hub({"some/set": contents[60]}, earlier={older: contents[30]})
+    cache, told = tmp_path / "cache", list[Progress]()
+    with hub_stand_in.serve(served):
+        point_at(served.address, tmp_path / "hf", monkeypatch)
+        for revision, documents in ((older, 30), (hub_stand_in.COMMIT, 60)):
+            data = prepared(run_config(f"hf://some/set:small@{revision}"), tokenizer_folder, cache, told)
+            assert data.documents == documents
+    point_at("http://127.0.0.1:9", tmp_path / "hf", monkeypatch)
+
+    def offline(revision: str, config: str = "small") -> PackedData:
+        return prepared(
+            run_config(f"hf://some/set:{config}{revision}", sequence_length=9), tokenizer_folder, cache, told
+        )
+
+    assert offline(f"@{older}").documents == 30
+    assert offline(f"@{older[:7]}").from_cache
+    assert offline(f"@{hub_stand_in.COMMIT}").documents == 60 == offline("").documents
+    for revision in (absent, "v1.0"):  # no commit is on record for a tag that nobody asked the hub for
+        message = problem(f"hf://some/set:small@{revision}")
+        assert revision in message and older in message and "name a whole commit" in message
+    with pytest.raises(InputError, match=f"not on this machine at commit {older}") as caught:
+        offline(f"@{older}", config="other")
+    assert "were prepared here: none" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("source", "data", "parts"),
     [

@@ -51,7 +51,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     jobs: list[str] = []
 
     def run(job: dict[str, Any], on_progress: object = None) -> dict[str, Any]:
-        jobs.append(job["source"]["name"])
+        jobs.append(job["source"]["name"] if job["job"] == "tokenise" else job["job"])
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
             return do_job(job, Speaker(nowhere))
 
@@ -68,9 +68,14 @@ def test_the_child_packs_and_the_cache_answers_the_second_time(
     assert not data.from_cache and data.documents == 40 and data.evaluation_rows == 0 and data.seconds > 0
     assert told and isinstance(told[-1], Progress) and told[-1].stage == "tokenise" and told[-1].documents_done == 40
     assert not set(psutil.Process().children(recursive=True)) - before
-    tokens = np.fromfile(data.folder / "tokens.bin", np.uint16).reshape(data.train_rows, 8)
+    tokens = np.fromfile(data.folder / "tokens.bin", np.uint16)[: data.tokens].reshape(data.train_rows, 8)
     assert (tokens == data.eos_id).any() and data.tokens == tokens.size
-    assert sorted(path.name for path in data.folder.iterdir()) == ["boundaries.bin", "manifest.json", "tokens.bin"]
+    assert sorted(path.name for path in data.folder.iterdir()) == [
+        "boundaries.bin",
+        "documents.bin",
+        "manifest.json",
+        "tokens.bin",
+    ]
 
     monkeypatch.setattr(subprocess, "Popen", None)
     again = prepared(config, tokenizer_folder, tmp_path / "cache")
@@ -113,7 +118,7 @@ def test_the_child_dies_with_its_parent_and_with_ctrl_c(texts: Texts, tokenizer_
     program = f"""
 from coremill.data.child_process import run_in_child
 job = {{"job": "tokenise", "tokenizer_folder": {str(tokenizer_folder)!r}, "sequence_length": 8, "vocabulary_rows": 300,
-    "destination": {str(tmp_path)!r}, "code_sha256": None, "cache": {str(tmp_path)!r},
+    "destination": {str(tmp_path)!r}, "special_tokens": "auto", "code_sha256": None, "cache": {str(tmp_path)!r},
     "source": {{"name": "x", "setting": "data.source", "kind": "txt",
     "column": "text", "files": [{str(source)!r}], "dataset": None}}}}
 run_in_child(job)
@@ -158,18 +163,34 @@ def test_the_key_follows_text_tokenizer_length_and_column(
     assert len(found) == 5 == len(in_process)
 
 
-def test_seed_and_fraction_choose_rows_without_tokenising_again(
+def test_seed_and_fraction_choose_documents_without_tokenising_again(
     texts: Texts, run_config: MakeConfig, tokenizer_folder: Path, tmp_path: Path, in_process: list[str]
 ) -> None:
     path, cache = texts(*DOCUMENTS), tmp_path / "cache"
     whole = prepared(run_config(path), tokenizer_folder, cache)
     split = prepared(run_config(path, evaluation_fraction=0.1), tokenizer_folder, cache)
-    assert split.evaluation_rows == round(whole.train_rows * 0.1)
-    assert split.train_rows + split.evaluation_rows == whole.train_rows
+    assert split.evaluation_rows == pytest.approx(whole.train_rows * 0.1, abs=2) and split.evaluation_documents == 4
+    assert split.documents == 40 and split.tokens + split.dropped_tokens == whole.tokens + whole.dropped_tokens
+    assert split.evaluation_words.startswith("held out for evaluation: 4 of 40 documents, ")
     other = prepared(run_config(path, evaluation_fraction=0.1, seed=8), tokenizer_folder, cache)
-    assert len({whole.key, split.key, other.key}) == 3 and len(in_process) == 1
+    assert len({whole.key, split.key, other.key}) == 3
     tiny = prepared(run_config(path, evaluation_fraction=1e-9), tokenizer_folder, cache)
-    assert tiny.evaluation_rows == 1
+    assert tiny.evaluation_documents == 1
+    assert in_process == [str(path), *["hold out"] * 3]
+    again = prepared(run_config(path, evaluation_fraction=0.1), tokenizer_folder, cache)
+    assert again.from_cache and again.key == split.key and again.evaluation_words == split.evaluation_words
+    assert PackedData.from_json(json.loads(json.dumps(split.to_json()))) == split
+
+
+def test_of_one_long_text_the_tail_is_held_out_and_said(
+    run_config: MakeConfig, tokenizer_folder: Path, tmp_path: Path, in_process: list[str]
+) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("\n".join(DOCUMENTS))
+    data = prepared(run_config(path, evaluation_fraction=0.1), tokenizer_folder, tmp_path / "cache")
+    share = f"{data.evaluation_rows} of {data.train_rows + data.evaluation_rows} rows (10."
+    words = f"held out for evaluation: the tail of the text, which is one document: {share}"
+    assert data.evaluation_words.startswith(words) and data.documents == 1
 
 
 def test_evaluation_source_is_packed_apart(
@@ -201,7 +222,7 @@ def test_a_damaged_packing_is_made_again(
     elif damage == "manifest":
         manifest.write_text(manifest.read_text()[:-20])
     else:
-        manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 0'))
+        manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 1'))
     assert read_manifest(data.folder) is None
     again = prepared(config, tokenizer_folder, tmp_path / "cache")
     assert not again.from_cache and again.folder == data.folder

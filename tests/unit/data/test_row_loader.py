@@ -39,7 +39,7 @@ def write_packing(folder: Path, tokens: np.ndarray) -> None:
     ).write(folder)
 
 
-def make_data(folder: Path, rows: int, *, held_out: int = 0, evaluation_rows: int = 0, seed: int = 3) -> PackedData:
+def make_data(folder: Path, rows: int, *, evaluation_rows: int = 0) -> PackedData:
     """Row r holds r in its first place, and some end tokens."""
     random = np.random.default_rng(rows)
     tokens = random.integers(0, 4, (rows, LENGTH))
@@ -51,9 +51,8 @@ def make_data(folder: Path, rows: int, *, held_out: int = 0, evaluation_rows: in
         folder=folder / "train",
         evaluation_folder=folder / "evaluation" if evaluation_rows else None,
         key="key",
-        train_rows=rows - held_out,
-        evaluation_rows=evaluation_rows or held_out,
-        split_seed=seed,
+        train_rows=rows,
+        evaluation_rows=evaluation_rows,
         sequence_length=LENGTH,
         tokens=tokens.size,
         dropped_tokens=0,
@@ -183,15 +182,6 @@ def test_restoring_other_data_is_refused(tmp_path: Path) -> None:
     for changed in ({"key": "other"}, {"seed": 99}, {"rows": 24}):
         with pytest.raises(InputError, match="not the data this run began with"):
             loader.restore({**loader.state(), **changed})
-
-
-def test_held_out_rows_are_never_trained_on(tmp_path: Path) -> None:
-    data = make_data(tmp_path, 40, held_out=6)
-    trained = make_loader(data, rows_per_step=34, micro=34).next_step().row_ids
-    held_out = evaluation_batches(data, rank=0, world_size=1, micro_batch_rows=4, max_rows=100).row_ids
-    assert sorted([*trained, *held_out]) == list(range(40)) and len(held_out) == 6
-    other = make_data(tmp_path / "other", 40, held_out=6, seed=4)
-    assert evaluation_batches(other, rank=0, world_size=1, micro_batch_rows=4, max_rows=100).row_ids != held_out
 
 
 @pytest.mark.parametrize("across", [True, False])

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from coremill.config.schema import TrainSection
-from coremill.train.optimizer import learning_rate_at, make_optimizer
+from coremill.train.optimizer import make_optimizer
+from coremill.train.schedule import learning_rate_at
 
 
 def _rates(**settings):
