@@ -29,6 +29,7 @@ COMPUTING = (
     "coremill.model.slices",
     "coremill.parallel",
     "coremill.tasks.causal_lm",
+    "coremill.tasks.loss_path",
     "coremill.train.loop",
     "coremill.train.loss",
     "coremill.train.numerics",
