@@ -22,6 +22,7 @@ COMPUTING = (
     "coremill.data.loader",
     "coremill.model.build",
     "coremill.model.initialise",
+    "coremill.model.known_forwards",
     "coremill.model.lean",
     "coremill.model.load",
     "coremill.model.names",
