@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import ranks
+from saved_training import train_saved
 from tiny_models import make_model
 from training import make_packed, train_here
 
@@ -119,3 +120,18 @@ def test_what_a_model_wants_in_fp32_stays_so_in_bf16(inputs, tmp_path: Path, way
     assert not after[router].equal(after[router].bfloat16().float())  # and never rounded
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype="auto")
     assert str(again.model.layers[0].mlp.gate.weight.dtype) == "torch.float32"
+
+
+def test_a_run_with_an_fp32_router_goes_on_from_its_checkpoint(inputs, tmp_path: Path):
+    """With the same bits on as many ranks; on another number of ranks and the other engine with the same numbers."""
+    settings: dict[str, Any] = {"dtype": "bf16", "steps": 4, "every": "2steps"}
+    reference = run(inputs, train_saved, "router", 2, folder=str(tmp_path / "whole"), engine="shard", **settings)
+    for world_size, engine in ((2, "shard"), (1, "replicate")):
+        folder = str(tmp_path / engine)
+        run(inputs, train_saved, "router", 2, folder=folder, engine="shard", stop_at=2, **settings)
+        again = run(inputs, train_saved, "router", world_size, folder=folder, engine=engine, **settings)
+        assert again[0]["first_step"] == 3
+        if world_size == 2:
+            assert [result["digest"] for result in again] == [result["digest"] for result in reference]
+        expected = {step: loss for step, loss in reference[0]["losses"].items() if step > 2}
+        assert again[0]["losses"] == pytest.approx(expected, rel=2e-3)
