@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Images of containers often have it set: then processes compile anew, each for itself, what one could have kept for all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup hosts-setup demo test check bench chaos soak clean
+.PHONY: setup hosts-setup demo test test-long check bench chaos soak clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,9 @@ check: setup                ## lint, types, layers
 # Three at a time, file by file in order: most of a test is one process that imports torch, or waits. Plain `pytest` works as well.
 test: check                 ## everything CI runs
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test-long: check            ## the same and all that takes long: the second tier, for a night or a release
+	COREMILL_LONG_TESTS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 bench: setup                ## coremill beside its peers on this machine
 	$(BIN)/python -m benchmarks.peers

@@ -97,9 +97,28 @@ MERGED_FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+# In bf16 transformers keeps this one's router in fp32: `gate.weight`.
+FP32_ROUTER_FAMILIES: dict[str, dict[str, Any]] = {
+    "ernie4_5_moe": {
+        **_ROPE_FAMILY,
+        "model_type": "ernie4_5_moe",
+        "tie_word_embeddings": False,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 32,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 0,
+        "moe_layer_end_index": 1,
+        "moe_layer_interval": 1,
+        "use_bias": False,
+    },
+}
+
+
 def tiny_config(family: str, **changes: Any) -> dict[str, Any]:
     """The config of a family, as config.json would hold it."""
-    return {**(FAMILIES | MERGED_FAMILIES)[family], **changes}
+    return {**(FAMILIES | MERGED_FAMILIES | FP32_ROUTER_FAMILIES)[family], **changes}
 
 
 def make_config_folder(folder: Path, family: str, **changes: Any) -> Path:

@@ -71,6 +71,7 @@ def train_here(
     learning_rate: float = 1e-3,
     clip_norm: float | None = 1.0,
     export_to: str | None = None,
+    export_dtype: str = "float32",
     through_memory: bool = True,
     threads: int = 1,
 ) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def train_here(
     optimizer = make_optimizer(made.parameters(), settings)
     results = [asdict(result) for result in train_steps(made, task, loader, optimizer, settings, steps=steps)]
     if export_to is not None:
-        export_model(model, source, None, Path(export_to), world=world)
+        export_model(model, source, None, Path(export_to), world=world, dtype=getattr(torch, export_dtype))
     return {
         "losses": [result["loss"] for result in results],
         "norms": [result["gradient_norm"] for result in results],

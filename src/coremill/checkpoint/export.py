@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from coremill.errors import StorageError
-from coremill.model.build import build_on_meta, code_of
+from coremill.model.build import build_on_meta, code_of, names_kept_in_fp32
 from coremill.model.names import map_names
 from coremill.model.slices import named_tensors, rows_of_rank
 from coremill.model.source import ModelFolder
@@ -97,6 +97,7 @@ class _Group:
     """Parameters that have to be together to become tensors of the files."""
 
     names: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]  # in which each of them is stored
     entries: tuple[_Entry, ...]
     streamed: bool  # one parameter, at most renamed: its rows go straight to the file
 
@@ -165,9 +166,10 @@ def _to_write(model: nn.Module, blueprint: PreTrainedModel) -> dict[str, torch.T
 
 def _plan_groups(blueprint: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> list[_Group]:
     """What becomes what, found by a dry run on meta: a stand-in that comes back as itself was renamed at most."""
+    in_fp32 = names_kept_in_fp32(blueprint, dtype)
+    dtypes = {name: torch.float32 if name in in_fp32 else _stored_dtype(tensors[name], dtype) for name in tensors}
     stand_ins = {
-        name: torch.empty(tensor.shape, dtype=_stored_dtype(tensor, dtype), device="meta")
-        for name, tensor in tensors.items()
+        name: torch.empty(tensor.shape, dtype=dtypes[name], device="meta") for name, tensor in tensors.items()
     }
     outcome = revert_weight_conversion(blueprint, dict(stand_ins))
     stored_names = {id(tensor): name for name, tensor in outcome.items()}
@@ -177,14 +179,14 @@ def _plan_groups(blueprint: PreTrainedModel, tensors: dict[str, torch.Tensor], d
         stored_name = stored_names.get(id(stand_in))
         if stored_name is not None:
             entry = _Entry(stored_name, tuple(stand_in.shape), stand_in.dtype)
-            groups.append(_Group((name,), (entry,), streamed=True))
+            groups.append(_Group((name,), (stand_in.dtype,), (entry,), streamed=True))
         else:
             layer = re.match(r".*?\.\d+\.", name)
             converted.setdefault(layer.group(0) if layer else "", []).append(name)
     for names in converted.values():
         reverted = revert_weight_conversion(blueprint, {name: stand_ins[name] for name in names})
         entries = tuple(_Entry(name, tuple(tensor.shape), tensor.dtype) for name, tensor in reverted.items())
-        groups.append(_Group(tuple(names), entries, streamed=False))
+        groups.append(_Group(tuple(names), tuple(dtypes[name] for name in names), entries, streamed=False))
     if {entry.name for group in groups for entry in group.entries} != set(outcome):
         raise NotImplementedError("this model's weights cannot be converted back layer by layer")
     return groups
@@ -269,9 +271,9 @@ def _stored_bytes(
             yield _as_bytes(piece.to(group.entries[0].dtype))
         return
     wholes: dict[str, torch.Tensor] = {}
-    for name in group.names:
+    for name, dtype in zip(group.names, group.dtypes, strict=True):
         # The pieces share one buffer: each is copied to its place before the next arrives.
-        whole = torch.empty(tensors[name].numel() if world.rank == 0 else 0, dtype=group.entries[0].dtype)
+        whole = torch.empty(tensors[name].numel() if world.rank == 0 else 0, dtype=dtype)
         position = 0
         for piece in _rows(tensors[name], world):
             whole[position : position + piece.numel()].copy_(piece)

@@ -16,12 +16,14 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import build_glob_alternation
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.initialization import no_init_weights
 
 from coremill.errors import InputError
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.model.causal import TRUST_ADVICE
+from coremill.model.slices import model_name
 from coremill.model.source import ModelFolder
 from coremill.plan.types import Choice
 from coremill.remote_code import CAUSAL, checked_copy
@@ -87,6 +89,18 @@ def attention_of(model: PreTrainedModel, asked: str) -> Choice[str]:
     if used == asked:
         return Choice(used, f"model.attention is {asked}")
     return Choice(used, f"{type(model).__name__.removeprefix('FSDP')} has no {asked} form")
+
+
+def names_kept_in_fp32(model: nn.Module, dtype: torch.dtype) -> set[str]:
+    """Parameters that transformers leaves in fp32 when it loads the model in another dtype, by its own plan for that.
+
+    In bf16 these are the strict ones; `_keep_in_fp32_modules` alone is about fp16."""
+    patterns = model._get_dtype_plan(dtype) if isinstance(model, PreTrainedModel) else {}
+    if not patterns:
+        return set()
+    kept, *_ = build_glob_alternation(list(patterns))
+    names = (model_name(name) for name, _ in model.named_parameters(remove_duplicate=False))
+    return {name for name in names if kept.search(name)}
 
 
 def find_layers(model: nn.Module) -> LayerMap:

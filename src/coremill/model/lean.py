@@ -5,19 +5,20 @@ before and after the activation. Here a norm keeps its input and one number per 
 backward. Both go through their rows in blocks that stay in a core's cache, so that memory is read and written once, not
 once per operation: with AMX this work between the products is half of a step.
 
-Nothing here knows a model family. A module is taken over if it is built like one of these and was seen to compute the
-same, values and gradients; otherwise it stays as it is.
+Nothing here knows a model family. A module is taken over if its forward is, word for word, one that these are known to
+equal (model/known_forwards.py); otherwise it stays as it is, and the choice says why.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from coremill.model.known_forwards import KNOWN_MLPS, KNOWN_NORMS, find_known, gate_of
 from coremill.plan.types import Choice
 
 # Of one operand in fp32, for each thread: it and what becomes of it fit into a second-level cache.
@@ -26,32 +27,24 @@ BLOCK_BYTES = 2**19
 
 def make_lean(model: nn.Module) -> Choice[str]:
     """Take over what can be; before the engine places the model, or after."""
-    seen: dict[tuple[Any, ...], Any] = {}
-    norms = mlps = left = 0
+    taken: Counter[str] = Counter()
+    left: Counter[str] = Counter()
     for module in model.modules():
-        key: tuple[Any, ...]
-        if _built_like_a_norm(module):
-            key = (type(module), _width(module), _epsilon(module))
-            if key not in seen:
-                seen[key] = _norm_offset(module)
-            if seen[key] is None:
-                left += 1
-            else:
-                _take_over_norm(module, seen[key])
-                norms += 1
-        elif _built_like_a_gated_mlp(module):
-            key = (type(module), type(_activation_of(module)))
-            if key not in seen:
-                seen[key] = _gate_of(module)
-            if seen[key] is None:
-                left += 1
-            else:
-                _take_over_mlp(module, seen[key])
-                mlps += 1
-    others = f"; {left} others that compute something else stay as they are" if left else ""
-    if not norms and not mlps:
+        for kind, take_over, looks_like in (
+            ("RMS norms", _take_over_norm, _looks_like_a_norm),
+            ("gated MLPs", _take_over_mlp, _looks_like_a_gated_mlp),
+        ):
+            reason = take_over(module)
+            if reason is None:
+                taken[kind] += 1
+            elif looks_like(module):
+                left[f"{type(module).__name__} ({reason})"] += 1
+    stay = ", ".join(f"{count} {what}" for what, count in left.items())
+    others = f"; left as they are: {stay}" if left else ""
+    if not taken:
         return Choice("as they are", f"no RMS norms and gated MLPs of a known form{others}")
-    return Choice("lean", f"{norms} RMS norms and {mlps} gated MLPs keep less for backward, computing the same{others}")
+    counts = " and ".join(f"{taken[kind]} {kind}" for kind in ("RMS norms", "gated MLPs"))
+    return Choice("lean", f"{counts} keep less for backward, computing the same{others}")
 
 
 # -- RMS norms
@@ -104,52 +97,32 @@ def lean_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, offset: flo
     return result
 
 
-def _built_like_a_norm(module: nn.Module) -> bool:
-    named = [name for name, _ in module.named_parameters()]
-    return type(module).__name__.endswith("RMSNorm") and named == ["weight"] and _epsilon(module) is not None
+def _looks_like_a_norm(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("RMSNorm") and module._parameters.get("weight") is not None
 
 
-def _epsilon(module: nn.Module) -> float | None:
-    for name in ("variance_epsilon", "eps"):
-        if isinstance(getattr(module, name, None), float):
-            return float(getattr(module, name))
-    return None
-
-
-def _width(module: nn.Module) -> int:
-    assert isinstance(module.weight, torch.Tensor)
-    return module.weight.numel()
-
-
-def _norm_offset(module: nn.Module) -> float | None:
-    """0 or 1 where the module's own forward is a norm with that offset; tried on numbers small enough for epsilon."""
-    width, epsilon = _width(module), _epsilon(module)
-    assert epsilon is not None
-    weight = _numbers(width) + 0.5
-    x = _numbers(3, 5, width) * torch.tensor([1.0, 1e-3, 30.0]).view(3, 1, 1)
-
-    def own(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.func.functional_call(module, {"weight": weight}, (x,))
-        return result
-
-    for offset in (0.0, 1.0):
-        if _same(own, lambda x, weight, offset=offset: lean_norm(x, weight, epsilon, offset), x, weight):  # type: ignore[misc]
-            return offset
-    return None
-
-
-def _take_over_norm(module: nn.Module, offset: float) -> None:
-    own, epsilon = module.forward, _epsilon(module)
-    assert epsilon is not None
+def _take_over_norm(module: nn.Module) -> str | None:
+    """Put the lean form in place of this module's forward, or say why not."""
+    form = find_known(module, KNOWN_NORMS)
+    if isinstance(form, str):
+        return form
+    epsilon, weight = getattr(module, form.epsilon, None), module._parameters.get("weight")
+    if not isinstance(epsilon, float):
+        return f"{form.epsilon} is {epsilon}"
+    if weight is None or weight.dim() != 1:
+        return "no weight of one dimension"
+    own, offset = module.forward, form.offset
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         weight = module.weight
-        if x.dtype != weight.dtype:
+        assert isinstance(weight, torch.Tensor)
+        if x.dtype != weight.dtype or x.shape[-1] != weight.shape[0]:
             result: torch.Tensor = own(x)  # which dtype comes out is for the module to say
             return result
-        return lean_norm(x, weight, epsilon, offset)  # type: ignore[arg-type]
+        return lean_norm(x, weight, epsilon, offset)
 
     module.forward = forward
+    return None
 
 
 # -- gated MLPs
@@ -196,80 +169,35 @@ def lean_gate(gate: torch.Tensor, up: torch.Tensor, name: str) -> torch.Tensor:
     return result
 
 
-def _built_like_a_gated_mlp(module: nn.Module) -> bool:
-    children = {name for name, child in module.named_children() if isinstance(child, nn.Linear)}
-    fused = {"gate_up_proj", "down_proj"}
-    return children in (fused, {"gate_proj", "up_proj", "down_proj"}) and _activation_of(module) is not None
+def _looks_like_a_gated_mlp(module: nn.Module) -> bool:
+    names = set(module._modules)
+    return "down_proj" in names and ("gate_up_proj" in names or {"gate_proj", "up_proj"} <= names)
 
 
-def _activation_of(module: nn.Module) -> Any:
-    return getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)
-
-
-def _gate_of(module: nn.Module) -> str | None:
-    """The activation with which the module's own forward is a gated MLP; tried with stand-ins for its projections."""
-    gate, up = _numbers(4, 64) * 3, _numbers(4, 64, seed=2)
-
-    def own(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        stand_ins = {"gate_proj": gate, "up_proj": up, "gate_up_proj": torch.cat([gate, up], -1)}
-        children: dict[str, Any] = {name: each for name, each in module.named_children() if isinstance(each, nn.Linear)}
-        for name, child in children.items():
-            child.forward = functools.partial(_hand_on, stand_ins.get(name))
-        try:
-            result: torch.Tensor = module(torch.zeros(4, 64))
-        finally:
-            for child in children.values():
-                del child.forward
-        return result
-
-    for name in GATES:
-        if _same(own, lambda gate, up, name=name: lean_gate(gate, up, name), gate, up):  # type: ignore[misc]
-            return name
-    return None
-
-
-def _hand_on(instead: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-    return x if instead is None else instead
-
-
-def _take_over_mlp(module: nn.Module, name: str) -> None:
+def _take_over_mlp(module: nn.Module) -> str | None:
+    """Put the lean form in place of this module's forward, or say why not."""
+    form = find_known(module, KNOWN_MLPS)
+    if isinstance(form, str):
+        return form
+    activation = getattr(module, form.activation, None)
+    gate_name = gate_of(activation)
+    if gate_name is None:
+        return f"activation {type(activation).__name__}"
     mlp: Any = module  # its projections are looked up when they are called: they may have been replaced meanwhile
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        if hasattr(mlp, "gate_up_proj"):
+        if form.fused:
             gate, up = mlp.gate_up_proj(x).chunk(2, dim=-1)
         else:
             gate, up = mlp.gate_proj(x), mlp.up_proj(x)
-        result: torch.Tensor = mlp.down_proj(lean_gate(gate, up, name))
+        result: torch.Tensor = mlp.down_proj(lean_gate(gate, up, gate_name))
         return result
 
     mlp.forward = forward
+    return None
 
 
 # -- both
-
-
-def _same(own: Callable[..., torch.Tensor], lean: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> bool:
-    """Whether two functions give the same values and gradients; a forward of another shape is another function."""
-    found = []
-    for function in (own, lean):
-        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-        try:
-            with torch.enable_grad():
-                value = function(*leaves)
-                slope = _numbers(*value.shape, seed=3)
-                found.append([value.detach(), *torch.autograd.grad(value, leaves, slope)])
-        except Exception:  # whatever an unknown forward raises means that it is not the known one
-            return False
-    return all(
-        one.shape == other.shape and torch.allclose(one, other, rtol=1e-5, atol=1e-6 * float(one.abs().max()))
-        for one, other in zip(*found, strict=True)
-    )
-
-
-def _numbers(*shape: int, seed: int = 1) -> torch.Tensor:
-    """Random ones that leave the run's own random numbers where they are."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _block_rows(rows: torch.Tensor) -> int:

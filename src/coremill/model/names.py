@@ -19,6 +19,9 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 
 from coremill.model.slices import named_tensors
 
+# Buffers that old files hold where models have long moved them or stopped saving them.
+OLD_BUFFERS = {"rotary_emb.inv_freq": r"rotary_emb\.inv_freq", "position_ids": r"(^|\.)position_ids$"}
+
 
 @dataclass
 class Conversion:
@@ -67,6 +70,8 @@ def map_names(blueprint: PreTrainedModel, file_names: Iterable[str]) -> NameMap:
 
 
 def _worth_telling(blueprint: PreTrainedModel, names: list[str]) -> Iterable[str]:
-    """Names the model class itself does not declare as leftovers (old masks and such)."""
-    patterns = getattr(blueprint, "_keys_to_ignore_on_load_unexpected", None) or ()
+    """Names the model class itself does not declare as leftovers (old masks and such), nor transformers for all."""
+    patterns = [*(getattr(blueprint, "_keys_to_ignore_on_load_unexpected", None) or ())]
+    buffers = [name for name, _ in blueprint.named_buffers()]
+    patterns += [old for name, old in OLD_BUFFERS.items() if any(buffer.endswith(name) for buffer in buffers)]
     return (name for name in names if not any(re.search(pattern, name) for pattern in patterns))

@@ -21,6 +21,16 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_memory: bool = True) -> Engine:
     """The engine the plan chose; `through_memory=False` has ranks of one host talk like those of several."""
     compute_dtype = DTYPES[plan.dtype.value]
+    if plan.engine.value != "replicate" and compute_dtype != torch.float32:
+        from coremill.parallel.kept_in_fp32 import KeepsInFp32
+
+        sharding = _make_engine(plan, world, head_in_backward=head_in_backward, through_memory=through_memory)
+        return KeepsInFp32(sharding, world, compute_dtype)
+    return _make_engine(plan, world, head_in_backward=head_in_backward, through_memory=through_memory)
+
+
+def _make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_memory: bool) -> Engine:
+    compute_dtype = DTYPES[plan.dtype.value]
     wire = plan.wire_dtype.value
     gradient_codec = codec_of(gradient_form(wire, plan.dtype.value))
     if plan.engine.value == "replicate":

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import RowSlice, materialise, model_name
 from coremill.parallel.codec import Codec, shares_of
 from coremill.parallel.collectives import BufferPool, SumOverRanks
@@ -74,8 +75,9 @@ class ReplicateEngine:
         self.require_equal("after loading")
         if self._world.size > 1:
             self._tables = {table: NamedRows(embedding) for table, embedding in lookups_of(self._model)}
-        for weight in self._model.parameters():
-            if self._compute_dtype != torch.float32:
+        kept = names_kept_in_fp32(self._model, self._compute_dtype)
+        for name, weight in self._model.named_parameters():
+            if self._compute_dtype != torch.float32 and name not in kept:
                 master = nn.Parameter(weight.data, requires_grad=weight.requires_grad)
                 if weight.requires_grad:
                     master.grad = torch.zeros_like(master)

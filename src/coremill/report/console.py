@@ -32,6 +32,7 @@ from coremill.report.terminal import (
     print_line,
     print_verbatim,
 )
+from coremill.report.weights import weight_findings
 
 RECENT_STEPS = 20  # rates on the screen follow the last so many steps
 KEPT = 64  # steps, evaluations, lines said: a run has millions, and the screen lives as long
@@ -123,6 +124,8 @@ class RunConsole:
             self._once("start", self._ranks_line())
         elif event.kind == "load" and self._everybody(lambda rank: rank.load is not None):
             self._once("load", self._load_line())
+            for text in weight_findings(event.fields):
+                self._once(text, text)
         elif event.kind == "step" and self._live is None:
             self._plain_step(event)
 

@@ -23,6 +23,7 @@ from coremill.report.spikes import loss_spikes
 from coremill.report.summary_screen import render_summary
 from coremill.report.tally import COLLECTIVE_FIGURES, SPLIT, RankTally, RunTally
 from coremill.report.timeline import timeline
+from coremill.report.weights import weight_findings
 
 __all__ = ["render_summary", "summarise", "write_report", "write_whole"]
 
@@ -192,7 +193,11 @@ def _findings(tally: RunTally) -> dict[str, Any]:
     bad_rows = None if tally.data is None else int(tally.data.number("bad_rows"))
     if bad_rows and tally.data is not None:
         lines.insert(0, str(tally.data.get("bad_rows_words")))
+    files = {} if tally.files_load is None else tally.files_load.fields
+    lines = [*weight_findings(files), *lines]
     return {
+        "weights_drawn": list(files.get("initialised") or ()),
+        "weights_unused": list(files.get("unexpected") or ()),
         "bad_rows": bad_rows,
         "skipped_steps": [step for step in sorted(tally.steps) if tally.steps[step].skipped],
         "non_finite": [{key: event.get(key) for key in ("step", "text", "skipped", "culprits")} for event in told],

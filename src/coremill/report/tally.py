@@ -115,6 +115,7 @@ class RunTally:
     restarts: list[Event] = field(default_factory=list)
     non_finite: dict[tuple[int, str], Event] = field(default_factory=dict)  # (step, text) -> by the lowest rank
     data: Event | None = None
+    files_load: Event | None = None  # the first load: of the model's files; later ones are of checkpoints
     sample: Event | None = None
     export: Event | None = None
     last_step: int = 0  # the highest step done; 0 before the first
@@ -167,6 +168,7 @@ class RunTally:
 
     def _load(self, rank: RankTally, event: Event) -> None:
         rank.load = event.fields
+        self.files_load = self.files_load or event
         if "load" not in rank.phases_done:
             rank.phases_done.append("load")
         rank.saw_memory(event, "load")

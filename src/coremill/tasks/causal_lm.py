@@ -1,4 +1,10 @@
-"""Causal language modelling: predict the next token of packed rows."""
+"""Causal language modelling: predict the next token of packed rows.
+
+The loss is the model's own. For most it is the cross-entropy of what the head returns and nothing else: then it is made
+inside the head, a chunk of logits at a time. What a model does besides (tasks/loss_path.py) is kept: an addition to the
+loss (a mixture's balance among experts) is added by the model itself to the chunked loss; where logits are changed
+behind the head, or the loss is another one, whole logits are made.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,8 @@ from torch import nn
 
 from coremill.data.loader import Batch
 from coremill.plan.types import Choice
-from coremill.train.loss import HeadLoss, logits_loss
+from coremill.tasks.loss_path import LossPath, follow
+from coremill.train.loss import IGNORED, HeadLoss, logits_loss
 from coremill.train.tied import tied_lookup
 
 
@@ -19,15 +26,20 @@ class CausalLm:
 
     def __init__(self) -> None:
         self._head_loss: HeadLoss | None = None
+        self._path = LossPath(chunked=False, cross_entropy=True, more=False, reason="")
 
     def prepare(self, model: nn.Module) -> Choice[str]:
         """Put the chunked loss into the head where its output is the logits; before the engine places the model."""
-        reason = why_not_chunked(model)
-        if reason is not None:
-            return Choice("logits", f"{reason}, so whole logits are made and the model's own arithmetic is kept")
+        self._path = path = follow(model)
+        more = "; to it the model adds a loss of its own, as its config asks" if path.more else ""
+        if not path.chunked:
+            kept = "the model's own arithmetic" if path.cross_entropy else "the model's own loss"
+            return Choice("logits", f"{path.reason}, so whole logits are made and {kept} is kept{more}")
         head = model.get_output_embeddings()  # type: ignore[operator]
         self._head_loss = HeadLoss(head, tied_lookup(model.get_input_embeddings(), head))  # type: ignore[operator]
-        return Choice("chunked", "the head's output is the logits, so they are made and used a chunk at a time")
+        if path.more:
+            model.loss_function = _made_in_the_head  # type: ignore[assignment]
+        return Choice("chunked", f"{path.reason}, so they are made and used a chunk at a time{more}")
 
     @property
     def needs_head_in_backward(self) -> bool:
@@ -35,15 +47,33 @@ class CausalLm:
         return self._head_loss is None
 
     def loss(self, module: nn.Module, batch: Batch, scale: float) -> torch.Tensor:
-        """Sum over the batch's valid targets times scale; call backward on it for gradients."""
-        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
-        if batch.position_ids is not None:
-            inputs["position_ids"] = batch.position_ids
+        """Sum over the batch's valid targets times scale; call backward on it for gradients.
+
+        In training with all the model adds to it; an evaluation, and so the perplexity, is of the next token alone.
+        """
+        if not self._path.cross_entropy or (self._path.more and module.training):
+            return self._own_loss(module, batch, scale)
         if self._head_loss is None:
-            return logits_loss(module(**inputs).logits, batch.labels, scale)
+            return logits_loss(module(**_inputs(batch)).logits, batch.labels, scale)
         self._head_loss.expect(batch.labels, scale)
-        result: torch.Tensor = module(**inputs).logits
+        result: torch.Tensor = module(**_inputs(batch)).logits
         return result
+
+    def _own_loss(self, module: nn.Module, batch: Batch, scale: float) -> torch.Tensor:
+        """As the model's forward gives it: a mean over the valid targets of these rows, and what it adds.
+
+        It counts with the share these targets have in the step, so that a step has the mean of its micro-batches, on
+        however many ranks they are. Rows without targets take no part: of a mixture's balance they would be a part.
+        """
+        valid = (batch.labels[:, 1:] != IGNORED).sum(1)
+        targets = int(valid.sum())
+        # Fillers only: the pass is made for the other ranks' sake. A mean over nothing would be no number.
+        batch = _rows(batch, valid > 0 if targets else torch.arange(len(valid)) == 0)
+        labels = batch.labels if targets else batch.input_ids
+        if self._head_loss is not None:
+            self._head_loss.expect(labels, 1.0 / max(1, targets))
+        loss: torch.Tensor = module(**_inputs(batch), labels=labels).loss
+        return loss * (targets * scale)
 
     @staticmethod
     def metric(mean_loss: float) -> float:
@@ -51,36 +81,23 @@ class CausalLm:
         return math.exp(mean_loss) if mean_loss < 700 else math.inf
 
 
-def why_not_chunked(model: nn.Module) -> str | None:
-    """What happens to the logits after the head (Gemma 2's soft cap, Granite's and Cohere's scales); None if nothing.
+def _inputs(batch: Batch) -> dict[str, Any]:
+    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+    if batch.position_ids is not None:
+        inputs["position_ids"] = batch.position_ids
+    return inputs
 
-    Instead of a list of model types: run the model's own forward with trunk and head replaced by constants, and see
-    whether what the head returned comes out untouched.
-    """
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    if not isinstance(head, nn.Linear):
-        return f"the head is a {type(head).__name__}, not a plain linear map"
-    trunk: Any = getattr(model, str(model.base_model_prefix), None)
-    if trunk is None or trunk is model:
-        return "the model has no trunk apart from its head"
-    from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-    hidden = torch.zeros(1, 2, head.in_features)
-    marker = torch.linspace(-40.0, 40.0, 2 * head.out_features).view(1, 2, head.out_features)
-    originals = (trunk.__dict__.get("forward"), head.__dict__.get("forward"))
-    trunk.forward = lambda *args, **kwargs: BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
-    head.forward = lambda input: marker  # type: ignore[method-assign, assignment]
-    try:
-        with torch.no_grad():
-            logits = model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False).logits
-    except Exception as error:  # a forward of an unknown shape: any failure means the short cut is not safe
-        return f"the model's forward could not be followed ({type(error).__name__})"
-    finally:
-        for module, original in zip((trunk, head), originals, strict=True):
-            if original is None:
-                del module.forward
-            else:
-                module.forward = original
-    if logits is not marker and not (logits.shape == marker.shape and torch.equal(logits, marker)):
-        return "the model changes its logits after the head"
-    return None
+def _rows(batch: Batch, kept: torch.Tensor) -> Batch:
+    """Some rows of a batch."""
+    return Batch(
+        batch.input_ids[kept],
+        batch.labels[kept],
+        None if batch.position_ids is None else batch.position_ids[kept],
+        tuple(row for row, keep in zip(batch.row_ids, kept.tolist(), strict=True) if keep),
+    )
+
+
+def _made_in_the_head(logits: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """In place of a model's loss function, where what the head returned is the loss already."""
+    return logits

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from coremill.model import lean
+from coremill.model.known_forwards import KNOWN_MLPS, KNOWN_NORMS, KnownForward, has_code
 from coremill.model.lean import GATES, lean_gate, lean_norm, make_lean
 from unit.plan.shapes import TINY_CONFIGS
 
@@ -90,35 +93,204 @@ def test_a_lean_gate_gives_the_same_bits_and_keeps_only_its_inputs(name: str, dt
     assert torch.equal(torch.autograd.grad(mine, both, slope)[0], torch.autograd.grad(theirs, both, slope)[0])
 
 
-class OddRMSNorm(nn.Module):
-    """Built like a norm, but divides by something else."""
+# -- which modules are taken
+
+
+class PlainNorm(nn.Module):
+    """An RMS norm with everything a known forward may read of it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
-        self.eps = 1e-6
+        self.weight = nn.Parameter(torch.linspace(-0.5, 1.5, 24))
+        self.variance_epsilon = self.eps = 1e-6
+        self.normalized_shape, self.group_size, self.with_scale = (24,), None, True
+
+
+class PlainMLP(nn.Module):
+    """A gated MLP with everything a known forward may read of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(24, 40), nn.Linear(24, 40)
+        self.gate_up_proj, self.down_proj = nn.Linear(24, 80), nn.Linear(40, 24)
+        self.act_fn = self.activation_fn = nn.SiLU()
+        self.activation_sparsity, self.gate_multiplier, self.down_multiplier = 0.0, 1.0, 1.0
+
+
+@pytest.mark.parametrize("form", [*KNOWN_NORMS, *KNOWN_MLPS], ids=lambda form: form.forward.__qualname__)
+def test_known_forwards_are_those_of_the_lean_layers_at_any_magnitude(form: KnownForward) -> None:
+    """Proof of the list itself: each entry, run as it stands, against what takes its place."""
+    plain = PlainNorm if form in KNOWN_NORMS else PlainMLP
+    own_class = type("Own", (plain,), {"forward": form.forward, **form.helpers})
+    torch.manual_seed(1)
+    own = own_class()
+    taken = copy.deepcopy(own)
+    assert make_lean(taken).value == "lean"
+    magnitudes = 10.0 ** torch.arange(-6, 7).view(-1, 1, 1)  # beyond any clamp, below epsilon
+    x = torch.randn(13, 5, 24) * magnitudes
+    for magnitude, rows in zip(magnitudes, x, strict=True):
+        results = []
+        for module in (own, taken):
+            given = rows.clone().requires_grad_()
+            value = module(given)
+            results.append((value.detach(), *torch.autograd.grad(value.square().mean(), given)))
+        for theirs, mine in zip(*results, strict=True):
+            close = {"rtol": 2e-5, "atol": 2e-6 * float(theirs.abs().max())}
+            torch.testing.assert_close(mine, theirs, **close, msg=lambda text, m=magnitude: f"{m}: {text}")
+
+
+# What each family's modules are, in the transformers that is installed: all of these are taken.
+TAKEN = {
+    "gemma": ("GemmaRMSNorm", "GemmaMLP"),
+    "gemma3": ("Gemma3RMSNorm", "Gemma3MLP"),
+    "glm4": ("Glm4RMSNorm", "Glm4MLP"),
+    "granite": ("GraniteRMSNorm", "GraniteMLP"),
+    "helium": ("HeliumRMSNorm", "HeliumMLP"),
+    "llama": ("LlamaRMSNorm", "LlamaMLP"),
+    "llama4": ("Llama4TextRMSNorm", "Llama4TextMLP"),
+    "mistral": ("MistralRMSNorm", "MistralMLP"),
+    "mixtral": ("MixtralRMSNorm",),
+    "olmo2": ("Olmo2RMSNorm", "Olmo2MLP"),
+    "phi3": ("Phi3RMSNorm", "Phi3MLP"),
+    "qwen2": ("Qwen2RMSNorm", "Qwen2MLP"),
+    "qwen3": ("Qwen3RMSNorm", "Qwen3MLP"),
+    "qwen3_next": ("Qwen3NextRMSNorm", "Qwen3NextMLP"),
+}
+
+
+@pytest.mark.parametrize("family", TAKEN)
+def test_modules_of_the_usual_families_are_known(family: str) -> None:
+    modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    for name in TAKEN[family]:
+        forward = getattr(modeling, name).forward
+        assert any(has_code(forward, form.forward) for form in (*KNOWN_NORMS, *KNOWN_MLPS)), name
+
+
+class OddRMSNorm(PlainNorm):
+    """Built like a norm, but divides by something else."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.weight * x / (x.abs().mean(-1, keepdim=True) + self.eps)
 
 
-class OddMLP(nn.Module):
-    """Built like a gated MLP, but adds."""
+class KnownRMSNorm(PlainNorm):
+    """Gemma's forward around a method of its own."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = (nn.Linear(8, 8) for _ in range(3))
-        self.act_fn = nn.SiLU()
+    forward = next(form.forward for form in KNOWN_NORMS if form.offset)
+
+    def _norm(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps).clamp(max=1e3)
+
+
+class ClampedMLP(PlainMLP):
+    """DeepSeek-V4's, which a try with small numbers cannot tell from Llama's."""
+
+    limit = 10.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) + self.up_proj(x))
-        return result
+        gate = self.gate_proj(x).clamp(max=self.limit)
+        up = self.up_proj(x).clamp(min=-self.limit, max=self.limit)
+        return self.down_proj(self.act_fn(gate) * up)
 
 
-def test_what_computes_something_else_is_left_alone() -> None:
-    model = nn.Sequential(OddRMSNorm(), OddMLP(), nn.LayerNorm(8))
-    expected = model(torch.ones(2, 8))
-    choice = make_lean(model)
-    assert choice.value == "as they are" and "2 others that compute something else stay" in choice.reason
-    assert torch.equal(model(torch.ones(2, 8)), expected)
-    assert all("forward" not in module.__dict__ for module in model.modules())
+class LlamaLikeMLP(PlainMLP):
+    """One that is taken as it stands."""
+
+    forward = KNOWN_MLPS[0].forward
+
+
+class Wrapped(PlainMLP):
+    """Something around a known forward."""
+
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def replaced() -> nn.Module:
+    module = LlamaLikeMLP()
+    module.forward = lambda x: x
+    return module
+
+
+def hooked() -> nn.Module:
+    module = LlamaLikeMLP()
+    module.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return module
+
+
+def with_attribute(module: nn.Module, name: str, value: Any) -> nn.Module:
+    setattr(module, name, value)
+    return module
+
+
+def hooked_activation() -> nn.Module:
+    module = LlamaLikeMLP()
+    module.act_fn.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return module
+
+
+def of_other_globals() -> nn.Module:
+    """The same words, but `torch` is something else there."""
+    known = KNOWN_NORMS[0].forward
+    forward = FunctionType(known.__code__, {**known.__globals__, "torch": nn})
+    return type("OtherRMSNorm", (PlainNorm,), {"forward": forward})()
+
+
+LEFT = {
+    "odd": (OddRMSNorm, "OddRMSNorm (another forward)"),
+    "own method": (KnownRMSNorm, "KnownRMSNorm (another _norm)"),
+    "two-dimensional weight": (
+        lambda: with_attribute(
+            type("WideRMSNorm", (PlainNorm,), {"forward": KNOWN_NORMS[0].forward})(),
+            "weight",
+            nn.Parameter(torch.ones(2, 24)),
+        ),
+        "WideRMSNorm (no weight of one dimension)",
+    ),
+    "other globals": (of_other_globals, "OtherRMSNorm (another forward)"),
+    "clamped": (ClampedMLP, "ClampedMLP (another forward)"),
+    "wrapped": (Wrapped, "Wrapped (another forward)"),
+    "replaced": (replaced, "LlamaLikeMLP (its forward was replaced)"),
+    "hooked": (hooked, "LlamaLikeMLP (it has hooks)"),
+    "hooked activation": (hooked_activation, "LlamaLikeMLP (activation SiLU)"),
+    "other activation": (lambda: with_attribute(LlamaLikeMLP(), "act_fn", nn.ReLU()), "LlamaLikeMLP (activation ReLU)"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_not_known_to_be_equal_is_left_alone(name: str) -> None:
+    make, said = LEFT[name]
+    module = make()
+    before = module.__dict__.get("forward")
+    choice = make_lean(nn.Sequential(module))
+    assert choice.value == "as they are" and f"left as they are: 1 {said}" in choice.reason
+    assert module.__dict__.get("forward") is before
+
+
+def test_modules_of_one_class_are_decided_one_by_one() -> None:
+    """Gemma 3n: the first layers keep only the largest of their gates, the others all."""
+    sparse = type("SparseMLP", (PlainMLP,), {"forward": KNOWN_MLPS[3].forward})
+    model = nn.Sequential(sparse(), with_attribute(sparse(), "activation_sparsity", 0.95))
+    assert "0 RMS norms and 1 gated MLPs" in make_lean(model).reason
+    assert "forward" in model[0].__dict__ and "forward" not in model[1].__dict__
+
+
+@pytest.mark.parametrize("family", ["deepseek_v4", "gemma3n"])
+def test_the_families_that_were_changed_in_silence(family: str) -> None:
+    """Their real MLPs, where gates are large: the clamp at 10 and the top of the gates are kept."""
+    modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    torch.manual_seed(2)
+    if family == "deepseek_v4":
+        values = {"hidden_act": "silu", "mlp_bias": False, "swiglu_limit": 10.0, "intermediate_size": 16}
+        modules = [modeling.DeepseekV4MLP(SimpleNamespace(hidden_size=8, **values))]
+    else:
+        values = {"hidden_activation": "gelu_pytorch_tanh", "activation_sparsity_pattern": [0.0, 0.95]}
+        config = SimpleNamespace(hidden_size=8, intermediate_size=[16, 16], **values)
+        modules = [modeling.Gemma3nTextMLP(config, layer) for layer in range(2)]
+    model = nn.ModuleList(modules)
+    x = 100 * torch.randn(5, 8)
+    expected = [module(x) for module in model]
+    make_lean(model)
+    for module, one in zip(model, expected, strict=True):
+        assert torch.equal(module(x), one)

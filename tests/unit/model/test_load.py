@@ -101,6 +101,14 @@ def test_unexpected_tensors_are_listed(tmp_path: Path) -> None:
     assert report.bytes_read == report.tensor_bytes
 
 
+def test_old_buffers_in_files_are_no_news(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m", "llama")
+    old = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)}
+    change(folder, lambda tensors: tensors.update(old))
+    _, report = load(folder)
+    assert report.unexpected == ()
+
+
 def test_missing_tensors_are_refused(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "m", "llama")
     change(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if "layers.1.mlp" in name] and None)

@@ -59,6 +59,29 @@ def test_plain_lines(tmp_path: Path) -> None:
     assert lines[-1].startswith("exported to ")
 
 
+def test_weights_that_were_drawn_or_left_are_said_on_screen_and_in_the_report(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    names = {"initialised": ["lm_head.weight"], "unexpected": [f"mtp.{index}.weight" for index in range(5)]}
+    for rank in range(2):
+        write_line(tmp_path, rank, "start", START, world_size=2, hostname="here", engine="shard", dtype="fp32")
+        write_line(tmp_path, rank, "load", START + 1, seconds=1.0, bytes_read=8, **names)
+        # Going on from a checkpoint: nothing is drawn, and what was drawn at first is still so.
+        write_line(tmp_path, rank, "load", START + 9, seconds=1.0, bytes_read=8, initialised=[], unexpected=[])
+    drawn = "1 parameter is in none of the weight files, so drawn at random: lm_head.weight"
+    unused = "5 tensors of the weight files left unused, the model has no place for them: mtp.0.weight, mtp.1.weight,"
+    console = plain()
+    with RunConsole(3, {}, console) as screen:
+        screen.update(read_events(tmp_path))
+    lines = text(console).splitlines()
+    assert lines.count(drawn) == 1 and sum(line.startswith(unused) for line in lines) == 1
+    summary = summarise(tmp_path)
+    assert summary["weights_drawn"] == names["initialised"] and summary["weights_unused"] == names["unexpected"]
+    assert summary["findings"][0] == drawn and summary["findings"][1].startswith(unused)
+    closing = plain()
+    render_summary(summary, closing)
+    assert drawn in text(closing)
+
+
 def test_a_run_that_breaks_off_leaves_its_last_step(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         write_line(tmp_path, 0, "step", START + step, step=step, loss=4.0 - step, seconds=1.0, tokens=10)
