@@ -34,6 +34,7 @@ class Arrangement:
     activation_checkpointing: bool
     keep_gathered: bool
     attention: Literal["sdpa", "eager"]
+    documents_apart: bool = False  # attention does not reach from one document of a row into another
 
     @property
     def world_size(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
 from coremill.model.lean import make_lean
 from coremill.plan.activations import ends_bytes_per_token, layer_bytes_per_token
+from coremill.plan.activations import kept_bytes as planned_bytes
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.types import Arrangement
 from unit.plan.shapes import TINY_CONFIGS
@@ -56,6 +58,9 @@ def test_counts_from_the_config_alone_are_those_of_the_model(name: str) -> None:
     layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     assert card.layer_parameters == tuple(sum(p.numel() for p in layer.parameters()) for layer in layers)
     in_layers = sum(p.numel() for layer in layers for p in layer.parameters() if p.dim() == 2)
+    # Merged experts have three dimensions; a token goes to some of them.
+    merged = sum(p.numel() for layer in layers for p in layer.parameters() if p.dim() == 3)
+    in_layers += merged * card.experts_per_token // max(1, card.experts)
     assert card.matmul_parameters == in_layers + head.weight.numel()
     assert sum(card.groups) == card.parameters
 
@@ -67,10 +72,11 @@ def test_defaults_of_left_out_keys_are_those_of_transformers() -> None:
         assert read_card(config={"model_type": family}).parameters == sum(p.numel() for p in model.parameters()), family
 
 
-def kept_bytes(name: str, layers: int, dtype: torch.dtype, attention: str) -> int:
+def kept_bytes(
+    values: dict[str, Any], layers: int, dtype: torch.dtype, attention: str, *, documents_apart: bool = False
+) -> int:
     """What autograd really keeps of one forward pass of the base model, parameters aside."""
-    values = dict(TINY_CONFIGS[name])
-    values["n_layer" if "n_layer" in values else "num_hidden_layers"] = layers
+    values = with_layers(values, layers)
     model = AutoModelForCausalLM.from_config(config_of(values), attn_implementation=attention).to(dtype).train()
     make_lean(model)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -84,8 +90,11 @@ def kept_bytes(name: str, layers: int, dtype: torch.dtype, attention: str) -> in
 
     # One bf16 product on a CPU without bf16 units would switch oneDNN off for the tests that follow.
     with torch.backends.mkldnn.flags(enabled=dtype == torch.float32):
+        inputs = {"input_ids": torch.randint(0, 200, (ROWS, LENGTH))}
+        if documents_apart:
+            inputs["position_ids"] = torch.arange(LENGTH).remainder(LENGTH // 2).repeat(ROWS, 1)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            model.base_model(input_ids=torch.randint(0, 200, (ROWS, LENGTH)), use_cache=False)
+            model.base_model(**inputs, use_cache=False)
     return sum(storage.nbytes() for storage in kept.values())
 
 
@@ -96,15 +105,35 @@ def test_a_layer_keeps_what_the_plan_says(name: str, dtype: str, attention: str)
     if name in SDPA_REFUSED and attention == "sdpa":
         pytest.skip("transformers refuses")
     torch_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
-    measured = kept_bytes(name, 2, torch_dtype, attention) - kept_bytes(name, 1, torch_dtype, attention)
-    card: ModelCard = read_card(config=TINY_CONFIGS[name])
-    planned = ROWS * LENGTH * layer_bytes_per_token(card, arrangement(dtype, attention))
-    assert planned == pytest.approx(measured, rel=0.005)
+    values = TINY_CONFIGS[name]
+    measured = kept_bytes(values, 2, torch_dtype, attention) - kept_bytes(values, 1, torch_dtype, attention)
+    assert planned_layer(name, arrangement(dtype, attention)) == pytest.approx(measured, rel=0.005)
+
+
+def planned_layer(name: str, one: Arrangement) -> int:
+    """What the plan has for the second layer."""
+    two, first = (read_card(config=with_layers(TINY_CONFIGS[name], layers)) for layers in (2, 1))
+    return planned_bytes(two, one) - planned_bytes(first, one)
+
+
+def with_layers(values: dict[str, Any], layers: int) -> dict[str, Any]:
+    return {**values, "n_layer" if "n_layer" in values else "num_hidden_layers": layers}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["llama", "llama-biased", "mistral-window", "qwen3", "phi3", "gpt_neox", "mixtral"])
+def test_with_documents_apart_every_layer_keeps_a_mask(name: str, dtype: str) -> None:
+    torch_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
+    two, first = (
+        kept_bytes(TINY_CONFIGS[name], layers, torch_dtype, "sdpa", documents_apart=True) for layers in (2, 1)
+    )
+    apart = replace(arrangement(dtype, "sdpa"), documents_apart=True)
+    assert planned_layer(name, apart) == pytest.approx(two - first, rel=0.005)
 
 
 def test_ends_are_small_beside_the_layers() -> None:
     card = read_card(config=TINY_CONFIGS["llama"])
     one = arrangement("fp32", "sdpa")
-    measured = kept_bytes("llama", 1, torch.float32, "sdpa") / (ROWS * LENGTH) - layer_bytes_per_token(card, one)
+    measured = kept_bytes(TINY_CONFIGS["llama"], 1, torch.float32, "sdpa") / (ROWS * LENGTH) - layer_bytes_per_token(card, one)
     # Measured without the loss, so without hidden states and their gradient; with the rotary tables all rows share.
     assert measured <= ends_bytes_per_token(card, one) + 2 * 4 * card.head_dim
