@@ -144,8 +144,9 @@ def _estimated_matrix_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     """Of a family that is not known, where no flash kernel runs: scores and softmax in fp32, K and V for all heads."""
     if uses_flash(card, arrangement):
         return 0
-    repeated = 2 * arrangement.compute_bytes * (card.heads - card.kv_heads) * card.head_dim
-    return repeated + 2 * 4 * card.heads * arrangement.sequence_length
+    repeated = 2 * arrangement.compute_bytes * max(0, card.heads - card.kv_heads) * card.head_dim
+    matrices = 4 if card.block.attention_dropout else 2
+    return repeated + matrices * 4 * card.heads * arrangement.sequence_length
 
 
 def working_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
 from coremill.plan.headers import TensorHeader, read_headers
 from coremill.plan.shape import BlockShape, ModelShape, Tensor, block_of, shape_of, tensors_of, text_config
-from coremill.plan.unknown import kept_numbers, named_by_shape, shape_of_tensors
+from coremill.plan.unknown import has_recurrent_layers, kept_numbers, named_by_shape, shape_of_tensors
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.(?:weight|bias)$")
@@ -60,7 +60,10 @@ class ModelCard:
     experts: int = 0  # of a layer; 0: one MLP
     experts_per_token: int = 0
     expert_width: int = 0
-    estimated_numbers: int | None = None  # that a layer of an unknown family keeps of a token; None: the family is known
+    has_recurrent_layers: bool = False
+    estimated_numbers: int | None = (
+        None  # that a layer of an unknown family keeps of a token; None: the family is known
+    )
 
     @property
     def has_one_table_gradient(self) -> bool:
@@ -128,7 +131,7 @@ def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | Non
     shape = shape_of(config)
     from_config = tensors_of(shape)
     if headers:
-        tensors = [Tensor(_role(header.name), header.shape, _is_expert(header.name)) for header in _no_buffers(headers)]
+        tensors = [_tensor_of(header, shape) for header in _no_buffers(headers)]
         if not shape.known:
             tensors = named_by_shape(shape, tensors)
             shape = shape_of_tensors(shape, tensors, config)
@@ -146,8 +149,14 @@ def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | Non
             why="the plan does not know this family, and counts the tensors of its files",
             do="plan with a folder or hub id that has safetensors weights",
         )
-    estimated = None if shape.known else kept_numbers(shape, tensors, config)
-    return _card_of_tensors(name, shape, tensors, headers, estimated)
+    card = _card_of_tensors(name, shape, tensors, headers)
+    if shape.known:
+        return card
+    return replace(
+        card,
+        estimated_numbers=kept_numbers(shape, tensors, config),
+        has_recurrent_layers=has_recurrent_layers(config),
+    )
 
 
 def _card_of_tensors(
@@ -155,7 +164,6 @@ def _card_of_tensors(
     shape: ModelShape,
     tensors: list[Tensor],
     headers: Mapping[str, TensorHeader] | None,
-    estimated_numbers: int | None,
 ) -> ModelCard:
     def count(role: str) -> int:
         return sum(tensor.parameters for tensor in tensors if tensor.role == role)
@@ -190,7 +198,6 @@ def _card_of_tensors(
         experts=shape.experts,
         experts_per_token=shape.experts_per_token,
         expert_width=shape.expert_width,
-        estimated_numbers=estimated_numbers,
     )
 
 
@@ -210,8 +217,10 @@ def _role(name: str) -> str:
     return "embedding" if _EMBEDDING.search(name) else "rest"
 
 
-def _is_expert(name: str) -> bool:
-    return bool(_EXPERT.search(name))
+def _tensor_of(header: TensorHeader, shape: ModelShape) -> Tensor:
+    """Experts are named so, or lie merged in one tensor."""
+    merged = len(header.shape) == 3 and header.shape[0] == shape.experts
+    return Tensor(_role(header.name), header.shape, merged or bool(_EXPERT.search(header.name)))
 
 
 def _active(tensor: Tensor, shape: ModelShape) -> int:

@@ -114,6 +114,7 @@ FAMILIES: dict[str, Family] = {
         experts=64,
         experts_per_token=8,
     ),
+    "granitemoe": replace(LLAMA, experts=8, experts_per_token=2),
     "gemma": replace(
         LLAMA,
         hidden=3072,

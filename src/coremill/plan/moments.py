@@ -13,7 +13,7 @@ from math import ceil
 
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
 from coremill.plan.card import ModelCard
-from coremill.plan.logits import block_rows_for, chunk_rows_for
+from coremill.plan.logits import WHOLE_LOGIT_BYTES, block_rows_for, chunk_rows_for
 from coremill.plan.traffic import fetched_parameters, summed_rows, table_parameters
 from coremill.plan.types import Arrangement
 from coremill.plan.wire import (
@@ -83,15 +83,16 @@ class _Loss:
     """What the loss adds to a forward pass."""
 
     chunk: int  # logits, and what is made of them
-    head_gradient: int  # made in forward, handed out in backward; 0 where the model's own loss runs
+    head_gradient: int  # made in forward, handed out in backward; 0 where it is made of whole logits in backward
+    head_gradient_made: int  # the same, when backward has passed the head
 
     @staticmethod
     def of(card: ModelCard, arrangement: Arrangement, linear_copies_weight: bool) -> _Loss:
         tokens, vocabulary, compute = arrangement.tokens_per_forward, card.vocabulary_rows, arrangement.compute_bytes
         head = vocabulary * card.hidden
         if not card.block.plain_logits:
-            # The model's own loss: logits, the capped ones, fp32 copy, log-probabilities and their gradient.
-            return _Loss(tokens * vocabulary * (2 * compute + 3 * 4), 0)
+            per_logit = WHOLE_LOGIT_BYTES + (compute if card.block.capped_logits else 0)
+            return _Loss(tokens * vocabulary * per_logit, 0, compute * head)
         rows = chunk_rows_for(tokens, vocabulary, card.hidden, compute)
         block_rows = min(rows, block_rows_for(vocabulary, arrangement.threads_per_rank))
         probabilities = 4 * block_rows * vocabulary
@@ -99,8 +100,8 @@ class _Loss:
         chunk = compute * rows * vocabulary + max(probabilities, turned_weight)
         if compute == 2 and rows < tokens:
             # Summed in fp32 over chunks, each made in bf16.
-            return _Loss(chunk + compute * head, 4 * head)
-        return _Loss(chunk, compute * head)
+            return _Loss(chunk + compute * head, 4 * head, 4 * head)
+        return _Loss(chunk, compute * head, compute * head)
 
 
 def gradient_bytes(card: ModelCard, arrangement: Arrangement) -> int:
@@ -123,7 +124,7 @@ def _replicate(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterat
     )
     yield Moment(
         name="backward of the last layer",
-        gradients=standing + (0 if lasting else loss.head_gradient),
+        gradients=standing + (0 if lasting else loss.head_gradient_made),
         activations=kept + backward,
         buffers=buffers,
     )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from coremill.errors import InputError
 from coremill.plan.attention import EAGER_ONLY, windows_of
 from coremill.plan.families import FAMILIES, KEPT_BY_ACTIVATION, LLAMA, Family
+from coremill.plan.logits import caps_logits, makes_whole_logits
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,10 @@ class Tensor:
         """Elements."""
         return prod(self.shape)
 
+
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads")
+_ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+_RESIDUAL_DROPOUT = ("resid_pdrop", "hidden_dropout", "hidden_dropout_prob", "dropout")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 
@@ -57,6 +61,7 @@ class ModelShape:
     softcap: bool
     shared_norm_input: bool
     plain_logits: bool
+    capped_logits: bool
     activation: str
     eager_only: bool
     windows: tuple[int | None, ...]  # by layer: how many tokens attention reaches back; None: all
@@ -86,6 +91,7 @@ class BlockShape:
     eager_only: bool  # transformers has no sdpa form
     eager_softmax_in_fp32: bool
     plain_logits: bool  # the head is all there is: the loss needs one chunk of logits at a time
+    capped_logits: bool  # by a tanh
     plain_lookup: bool  # nothing happens to the rows: a tied table has one gradient (train/tied.py)
 
 
@@ -119,12 +125,13 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         mlp_bias=bool(config.get("mlp_bias", traits.mlp_bias)) if traits.gated else traits.mlp_bias,
         head_norms=bool(config.get("qk_layernorm", False)) and family_name == "phi",
         learned_positions=traits.learned_positions,
-        attention_dropout=_fraction(config, ("attention_dropout", "attn_pdrop"), 0.1 if family_name == "gpt2" else 0.0),
-        residual_dropout=_fraction(config, ("resid_pdrop", "hidden_dropout"), 0.1 if family_name == "gpt2" else 0.0),
+        attention_dropout=_fraction(config, _ATTENTION_DROPOUT, 0.1 if family_name == "gpt2" else 0.0),
+        residual_dropout=_fraction(config, _RESIDUAL_DROPOUT, 0.1 if family_name == "gpt2" else 0.0),
         embedding_dropout=_fraction(config, ("embd_pdrop",), 0.1 if family_name == "gpt2" else 0.0),
         softcap=bool(traits.softcap_key and config.get(traits.softcap_key, 50.0)),
         shared_norm_input=traits.parallel_norms and bool(config.get("use_parallel_residual", True)),
-        plain_logits=not _changes_logits(config, family_name),
+        plain_logits=not makes_whole_logits(config, family_name),
+        capped_logits=caps_logits(config, family_name),
         activation=str(config.get("hidden_act") or config.get("activation_function") or traits.activation),
         eager_only=family_name in EAGER_ONLY,
         windows=windows_of(config, traits, layers),
@@ -167,6 +174,7 @@ def block_of(shape: ModelShape) -> BlockShape:
         eager_only=shape.eager_only,
         eager_softmax_in_fp32=traits.eager_softmax_in_fp32,
         plain_logits=shape.plain_logits,
+        capped_logits=shape.capped_logits,
         plain_lookup=not shape.traits.scaled_lookup,
     )
 
@@ -245,16 +253,9 @@ def _integer(config: Mapping[str, Any], keys: tuple[str, ...], default: int) -> 
     return default
 
 
-def _changes_logits(config: Mapping[str, Any], family: str) -> bool:
-    """Whether the model does something to its logits after the head (soft cap, scale)."""
-    softcap = config.get("final_logit_softcapping", 30.0 if family == "gemma2" else None)
-    scales = (config.get("logit_scale"), config.get("logits_scaling"))
-    return bool(softcap) or any(scale not in (None, 1, 1.0) for scale in scales)
-
-
 def _fraction(config: Mapping[str, Any], keys: tuple[str, ...], default: float) -> float:
     for key in keys:
-        if config.get(key) is not None:
+        if isinstance(config.get(key), int | float):
             return float(config[key])
     return default
 

@@ -1,9 +1,9 @@
 """Families that plan/families.py does not know: planned by the shapes of their weights, rather too much than too little.
 
 A product keeps its input for backward, and what follows it (a norm, an activation, attention) mostly keeps its output:
-so a layer is taken to keep both of every matrix that a token is multiplied with. For a Llama that is a fifth more than
-it really keeps. States of recurrent layers (Mamba and its kin, written out in Python on CPUs) are counted by their
-size. What is planned so is said in the plan.
+so a layer is taken to keep both of every matrix that a token is multiplied with. For Llama's own layers that would be
+half as much again as they really keep. States of Mamba's kind are counted by their size; what other recurrent layers
+keep (written out in Python on CPUs, in chunks) is not, and the plan says so.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 from coremill.plan.families import KEPT_BY_ACTIVATION
 from coremill.plan.shape import ModelShape, Tensor
 
-# Residual stream and norms, as wide as the hidden state.
-HIDDEN_KEPT = 4
+# As wide as the hidden state: norms written in Python keep copies, dropouts what they left out.
+NORMS_KEPT = 2
+DROPOUTS_KEPT = 3
 # Of a state of so many numbers per channel: the decay, its exponent, the input, and the states themselves.
 STATES_KEPT = 4
 _STATE_KEYS = ("state_size", "ssm_state_size", "mamba_d_state")
@@ -43,7 +44,9 @@ def shape_of_tensors(shape: ModelShape, tensors: Sequence[Tensor], config: Mappi
     """What the tensors say goes before what Llama would have had for keys that the config leaves out."""
     embedding = next((tensor.shape for tensor in tensors if tensor.role == "embedding"), None)
     hidden = embedding[-1] if embedding else shape.hidden
-    widths = [inside for tensor in tensors if tensor.role.isdigit() for inside, _ in [_ends(tensor)] if inside != hidden]
+    widths = [
+        inside for tensor in tensors if tensor.role.isdigit() for inside, _ in [_ends(tensor)] if inside != hidden
+    ]
     tied = config.get("tie_word_embeddings")
     return replace(
         shape,
@@ -69,10 +72,18 @@ def kept_numbers(shape: ModelShape, tensors: Sequence[Tensor], config: Mapping[s
         else:
             total += max(1, shape.experts_per_token) * sum(_ends(tensor))
     # Written out in Python, a GELU keeps every factor; what is not fused keeps a gate before and after its activation.
-    more = KEPT_BY_ACTIVATION.get(shape.activation, 2) - 1
+    more = max(1, KEPT_BY_ACTIVATION.get(shape.activation, 2) - 1) * max(1, shape.experts_per_token)
     states = next((int(config[key]) for key in _STATE_KEYS if isinstance(config.get(key), int)), 0)
-    per_layer = HIDDEN_KEPT * shape.hidden + max(1, more) * shape.intermediate + STATES_KEPT * states * shape.intermediate
+    hidden_wide = NORMS_KEPT + (DROPOUTS_KEPT if shape.residual_dropout else 0)
+    per_layer = hidden_wide * shape.hidden + (more + STATES_KEPT * states) * shape.intermediate
     return ceil(total / max(1, layers)) + per_layer
+
+
+def has_recurrent_layers(config: Mapping[str, Any]) -> bool:
+    """Layers that are no attention over a row."""
+    types = config.get("layer_types")
+    kinds = {str(kind) for kind in types} if isinstance(types, list) else set()
+    return any("linear" in kind or "hybrid" in kind for kind in kinds) or any(key in config for key in _STATE_KEYS)
 
 
 def _ends(tensor: Tensor) -> tuple[int, int]:

@@ -42,6 +42,13 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 48,
     },
+    "granitemoe": {
+        "model_type": "granitemoe",
+        **_COMMON,
+        "num_key_value_heads": 2,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+    },
     "olmoe": {"model_type": "olmoe", **_COMMON, "num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 2},
     "qwen2": {"model_type": "qwen2", **_COMMON, "num_key_value_heads": 2},
     "qwen3": {"model_type": "qwen3", **_COMMON, "num_key_value_heads": 2, "head_dim": 24},

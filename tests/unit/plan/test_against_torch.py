@@ -134,6 +134,8 @@ def test_with_documents_apart_every_layer_keeps_a_mask(name: str, dtype: str) ->
 def test_ends_are_small_beside_the_layers() -> None:
     card = read_card(config=TINY_CONFIGS["llama"])
     one = arrangement("fp32", "sdpa")
-    measured = kept_bytes(TINY_CONFIGS["llama"], 1, torch.float32, "sdpa") / (ROWS * LENGTH) - layer_bytes_per_token(card, one)
+    measured = kept_bytes(TINY_CONFIGS["llama"], 1, torch.float32, "sdpa") / (ROWS * LENGTH) - layer_bytes_per_token(
+        card, one
+    )
     # Measured without the loss, so without hidden states and their gradient; with the rotary tables all rows share.
     assert measured <= ends_bytes_per_token(card, one) + 2 * 4 * card.head_dim
