@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from coremill.model.lean import make_lean
 from coremill.plan.activations import ends_bytes_per_token, layer_bytes_per_token
 from coremill.plan.activations import kept_bytes as planned_bytes
-from coremill.plan.card import ModelCard, read_card
+from coremill.plan.attention import EAGER_ONLY
+from coremill.plan.card import read_card
+from coremill.plan.headers import TensorHeader
 from coremill.plan.types import Arrangement
 from unit.plan.shapes import TINY_CONFIGS
 
@@ -139,3 +142,47 @@ def test_ends_are_small_beside_the_layers() -> None:
     )
     # Measured without the loss, so without hidden states and their gradient; with the rotary tables all rows share.
     assert measured <= ends_bytes_per_token(card, one) + 2 * 4 * card.head_dim
+
+
+def test_families_without_sdpa_are_those_of_transformers() -> None:
+    found = set()
+    for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        model = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[family]]
+        if not getattr(model, "_supports_sdpa", False):
+            found.add(family)
+    assert found == EAGER_ONLY
+
+
+@pytest.mark.parametrize(
+    ("family", "window"), [("mistral", 4096), ("gemma2", 4096), ("qwen2", 4096), ("qwen3_moe", 4096), ("llama", None)]
+)
+def test_windows_are_those_of_transformers(family: str, window: int | None) -> None:
+    config = CONFIG_MAPPING[family]()
+    types = getattr(config, "layer_types", None) or (
+        ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
+        * config.num_hidden_layers
+    )
+    expected = tuple(window if kind == "sliding_attention" else None for kind in types)
+    assert read_card(config={"model_type": family}).windows == expected
+    # What a saved config says is the same.
+    assert read_card(config=config.to_dict()).windows == expected
+
+
+@pytest.mark.parametrize("family", ["stablelm", "olmo2", "bloom", "gpt_bigcode", "phimoe", "mamba"])
+def test_layers_that_are_not_known_keep_no_more_than_the_plan_says(family: str) -> None:
+    known = TINY_CONFIGS["mixtral" if family == "phimoe" else "llama"]
+    values = {**known, "model_type": family, "num_key_value_heads": 4, "n_head": 4, "n_embd": 64, "n_inner": 176}
+    if family == "mamba":
+        values = {"model_type": family, "hidden_size": 64, "state_size": 8, "vocab_size": 250, "num_hidden_layers": 2}
+    names = set(CONFIG_MAPPING[family]().to_dict()) | {"model_type"}
+    values = {key: value for key, value in values.items() if key in names or key == "num_hidden_layers"}
+    config = config_of(with_layers(values, 2))
+    with torch.device("meta"):
+        parameters = dict(AutoModelForCausalLM.from_config(config).named_parameters())
+    headers = {name: TensorHeader(name, "F32", tuple(one.shape), "one", 0, 0) for name, one in parameters.items()}
+    card = read_card(config=config.to_dict(), headers=headers)
+    assert card.parameters == sum(one.numel() for one in parameters.values())
+    assert card.estimated_numbers is not None and card.layers == 2
+    attention = "eager" if family in EAGER_ONLY else "sdpa"
+    measured = kept_bytes(values, 2, torch.float32, attention)
+    assert 1 < planned_bytes(card, arrangement("fp32", "sdpa")) / measured < 2
