@@ -7,10 +7,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+SHORT_DOCUMENTS = Path(__file__).resolve().parent.parent / "runs" / "plan-table" / "short-documents.jsonl"
+
+
+def write_short_documents() -> None:
+    """Four hundred of a hundred words each."""
+    SHORT_DOCUMENTS.parent.mkdir(parents=True, exist_ok=True)
+    lines = (
+        json.dumps({"text": " ".join(str((number * 7919 + word * word) % 9973) for word in range(100))})
+        for number in range(400)
+    )
+    SHORT_DOCUMENTS.write_text("\n".join(lines) + "\n")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A Llama shape made on the spot."""
+    """A Llama shape made on the spot, or one of its relatives."""
 
     hidden: int
     intermediate: int
@@ -18,12 +30,14 @@ class Shape:
     vocabulary: int
     kv_heads: int | None = None
     tied: bool = False
+    family: str = "llama"
+    keys: dict[str, Any] = field(default_factory=dict)  # of the family's own
 
     def config(self) -> dict[str, Any]:
         """What config.json would hold."""
         heads = self.hidden // 64
         return {
-            "model_type": "llama",
+            "model_type": self.family,
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers,
@@ -32,6 +46,7 @@ class Shape:
             "vocab_size": self.vocabulary,
             "max_position_embeddings": 2048,
             "tie_word_embeddings": self.tied,
+            **self.keys,
         }
 
 
@@ -49,14 +64,20 @@ class Case:
     tokens_per_step: int = 1024
     micro_batch_rows: int | str = "auto"
     export: bool = False
+    documents_apart: bool = False
     quick: bool = field(default=False)  # part of --quick
 
     def run_file(self, run: Path, steps: int) -> str:
-        """The run file: JSON is YAML."""
+        """The run file: JSON is YAML. Documents that are to be kept apart are so short that every row has several."""
+        source = {"source": str(SHORT_DOCUMENTS), "column": "text"} if self.documents_apart else {"source": "built-in"}
         document = {
             "model": {"weights": "random", "config": self.shape.config()},
             "tokenizer": "built-in",
-            "data": {"source": "built-in", "sequence_length": self.sequence_length},
+            "data": {
+                **source,
+                "sequence_length": self.sequence_length,
+                "attention_across_documents": not self.documents_apart,
+            },
             "train": {
                 "steps": steps,
                 "tokens_per_step": self.tokens_per_step,
@@ -82,6 +103,31 @@ M40 = Shape(hidden=384, intermediate=1056, layers=8, vocabulary=32768)
 M27_TIED = Shape(hidden=384, intermediate=1056, layers=8, vocabulary=32768, tied=True)
 M91 = Shape(hidden=768, intermediate=2048, layers=12, vocabulary=4096)
 M196 = Shape(hidden=1024, intermediate=2816, layers=10, vocabulary=32768)
+M10 = Shape(hidden=256, intermediate=704, layers=8, vocabulary=8192)
+M60 = Shape(hidden=640, intermediate=1728, layers=8, vocabulary=16384)
+M6_WINDOW = Shape(
+    hidden=256, intermediate=704, layers=6, vocabulary=4096, kv_heads=2, family="mistral", keys={"sliding_window": 256}
+)
+M6_GROUPED = Shape(hidden=256, intermediate=704, layers=6, vocabulary=4096, kv_heads=2)
+# Scales its logits, so that whole ones are made.
+M19_EXPERTS = Shape(
+    hidden=256,
+    intermediate=384,
+    layers=4,
+    vocabulary=16384,
+    family="granitemoe",
+    keys={"num_local_experts": 8, "num_experts_per_tok": 2, "logits_scaling": 4.0},
+)
+# Caps scores and logits: eager attention and whole logits.
+M9_CAPPED = Shape(
+    hidden=256,
+    intermediate=704,
+    layers=6,
+    vocabulary=16384,
+    tied=True,
+    family="gemma2",
+    keys={"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 256},
+)
 
 HERE = (
     Case(name="7M replicate 1", shape=M7, tokens_per_step=2048, export=True, quick=True),
@@ -123,6 +169,31 @@ HERE = (
         checkpointing=True,
         keep_gathered=False,
     ),
+    Case(name="60M shard 2", shape=M60, ranks=2, engine="shard"),
+    Case(name="60M shard 2, two passes", shape=M60, ranks=2, engine="shard", tokens_per_step=4096, sequence_length=512),
+    Case(name="10M shard 4", shape=M10, ranks=4, engine="shard", tokens_per_step=2048),
+    Case(name="6M window of 256, replicate 1", shape=M6_WINDOW, tokens_per_step=2048, sequence_length=2048),
+    Case(name="6M window of 256, shard 2", shape=M6_WINDOW, ranks=2, engine="shard", sequence_length=512),
+    Case(
+        name="6M documents apart, replicate 1",
+        shape=M6_GROUPED,
+        tokens_per_step=2048,
+        sequence_length=1024,
+        documents_apart=True,
+    ),
+    Case(
+        name="6M documents apart, shard 2",
+        shape=M6_GROUPED,
+        ranks=2,
+        engine="shard",
+        tokens_per_step=4096,
+        sequence_length=1024,
+        micro_batch_rows=2,
+        documents_apart=True,
+    ),
+    Case(name="19M experts, whole logits, replicate 1", shape=M19_EXPERTS),
+    Case(name="19M experts, whole logits, shard 2", shape=M19_EXPERTS, ranks=2, engine="shard", tokens_per_step=2048),
+    Case(name="9M eager, capped, replicate 1", shape=M9_CAPPED, sequence_length=512),
 )
 
 B1 = Shape(hidden=2048, intermediate=8192, layers=16, vocabulary=128256, kv_heads=8, tied=True)

@@ -23,10 +23,11 @@ from typing import Any
 
 from benchmarks import processes
 from benchmarks.coremill_run import train_command
-from benchmarks.plan_cases import PRESETS, Case, Shape
+from benchmarks.plan_cases import PRESETS, Case, Shape, write_short_documents
 from coremill.config.schema import RunConfig
 from coremill.hardware.facts import Calibration, Core, NodeFacts
 from coremill.hardware.instances import this_machine
+from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.plan.card import read_card
 from coremill.plan.planner import make_plan
 
@@ -132,6 +133,8 @@ def run_case(case: Case, steps: int) -> Outcome | str:
     FOLDER.mkdir(parents=True, exist_ok=True)
     run = FOLDER / case.name.replace(" ", "-").replace(",", "")
     shutil.rmtree(run, ignore_errors=True)
+    if case.documents_apart:
+        write_short_documents()
     run_file, log = run.with_suffix(".yaml"), run.with_suffix(".log")
     run_file.write_text(case.run_file(run, steps))
     finished = processes.run_tree(
@@ -162,7 +165,7 @@ def read_outcome(name: str, run: Path) -> Outcome:
     of_rank_0 = [event for event in steps if event["rank"] == 0]
     measured_phases = {
         phase: max(
-            (event["peak_rss_bytes"] for event in events if _phase(event) == phase and "peak_rss_bytes" in event),
+            (_peak_bytes(event) for event in events if _phase(event) == phase and "peak_rss_bytes" in event),
             default=0,
         )
         for phase in ("load", "first_step", "steady_step", "checkpoint")
@@ -181,6 +184,12 @@ def read_outcome(name: str, run: Path) -> Outcome:
 def _exchanged(step: dict[str, Any]) -> int:
     """Sent, or read through memory that ranks share."""
     return int(step["wire_bytes"] + sum(use["shared_bytes"] for use in step["collectives"].values()))
+
+
+def _peak_bytes(event: dict[str, Any]) -> int:
+    """Its own memory, and as many pages of libraries as the plan counts: how many are mapped is the page cache's doing
+    (hardware/process_memory.py)."""
+    return int(event["peak_rss_bytes"] - event["mapped_file_bytes"]) + MAPPED_FILE_BYTES
 
 
 def read_recorded(path: Path) -> list[Outcome]:

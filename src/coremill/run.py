@@ -16,7 +16,7 @@ from typing import Any
 
 from coremill.config.load import LoadedConfig
 from coremill.hardware.probe import affinity_mask
-from coremill.hardware.process_memory import peak_rss_bytes, reset_peak, rss_bytes
+from coremill.hardware.process_memory import memory_now, peak_rss_bytes, reset_peak
 from coremill.launch.run_folder import RunFolder
 from coremill.launcher import Options
 from coremill.muster import close_run, failures_as_events, load_together, orders_for, set_threads, without_launcher
@@ -129,7 +129,7 @@ def train_rank(
     with saver:
         how: dict[str, Any] = {"first_step": origin.step + 1, "steps": orders.steps, "agreement": saver, "guard": guard}
         for result in train_steps(engine, task, loader, optimizer, config.train, **how):
-            events.write("step", **asdict(result), rss_bytes=rss_bytes(), peak_rss_bytes=peak_rss_bytes())
+            events.write("step", **asdict(result), **memory_now())
             saver.after_step(result.step)
             if orders.data.evaluation_rows and every and result.step % every == 0 and result.step != orders.steps:
                 evaluate(result.step)

@@ -29,7 +29,7 @@ from coremill.hardware.learned import add_observation, read_observations
 from coremill.hardware.probe import environment_snapshot
 
 # Raise it when what is measured changes: older caches are then not read.
-CALIBRATION_VERSION = 3
+CALIBRATION_VERSION = 4
 
 BUSY_FRACTION = 0.15  # from here on a measurement is marked as disturbed: more than one core in seven was not ours
 BUSY_EXPIRES_SECONDS = 3600.0
@@ -182,12 +182,10 @@ def _rate_parts(node: NodeFacts) -> list[Part]:
 def run_part(part: Part) -> Mapping[str, Any]:
     """Starts the child for one part and reads the JSON it prints."""
     command = [sys.executable, "-m", "coremill.hardware.calibrate_child", *part.arguments()]
-    # As the template of ranks has it: numpy's OpenBLAS would start threads, and a process with threads does not fork.
-    ready_to_fork = {"OPENBLAS_NUM_THREADS": "1"} if part.name == "base-memory" else {}
     try:
         done = subprocess.run(
             command,
-            env=child_environment(environment_snapshot(), part.threads) | ready_to_fork,
+            env=child_environment(environment_snapshot(), part.threads),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -26,6 +26,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from coremill.hardware.probe import BusyWatch, affinity_mask, busy_fraction
+from coremill.hardware.process_memory import MAPPED_FILE_BYTES, own_bytes
 from coremill.hardware.topology import read_cores
 
 if TYPE_CHECKING:
@@ -169,13 +170,9 @@ def measure_emulated_bf16(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_base_memory(options: argparse.Namespace) -> dict[str, Any]:
-    """Resident bytes of a rank after one tiny step: forward, backward, fused AdamW.
-
-    Ranks are forked from a process that did the imports (launch/template.py). Pages of libraries that only the imports
-    touched are not theirs then: 316 MB, and 385 in a process that imported for itself (x86_64, torch 2.13).
-    """
+    """Resident bytes of a rank after one tiny step: forward, backward, fused AdamW. Pages of libraries as plans count
+    them (hardware/process_memory.py); a rank's own are the same whether it was forked or imported for itself."""
     import numpy
-    import psutil
     import pydantic
     import safetensors.torch
     import torch
@@ -185,41 +182,24 @@ def measure_base_memory(options: argparse.Namespace) -> dict[str, Any]:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-    def tiny_step() -> int:
-        torch.set_num_threads(options.threads)
-        shape = LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-        )
-        model = LlamaForCausalLM(shape)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-        tokens = torch.from_numpy(numpy.arange(32, dtype=numpy.int64)).reshape(1, 32)
-        model(input_ids=tokens, labels=tokens).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return int(psutil.Process().memory_info().rss)
-
+    torch.set_num_threads(options.threads)
+    shape = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    model = LlamaForCausalLM(shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    tokens = torch.from_numpy(numpy.arange(32, dtype=numpy.int64)).reshape(1, 32)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
     imported = [module.__name__ for module in (pydantic, safetensors.torch)]
-    if len(os.listdir("/proc/self/task")) > 1:
-        # Some library's import started a thread (torch's builds for GPUs do): a template would not fork either.
-        return {"base_rss_bytes": tiny_step(), "imported": imported}
-    reader, writer = os.pipe()
-    if child := os.fork():
-        os.close(writer)
-        told = os.read(reader, 32)
-        os.waitpid(child, 0)
-        if not told:
-            raise RuntimeError("the forked child ended without a word")
-        return {"base_rss_bytes": int(told), "imported": imported}
-    try:
-        os.write(writer, str(tiny_step()).encode())
-    finally:
-        os._exit(0)
+    return {"base_rss_bytes": own_bytes() + MAPPED_FILE_BYTES, "imported": imported}
 
 
 if __name__ == "__main__":

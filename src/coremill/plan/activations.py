@@ -1,4 +1,6 @@
-"""What a forward pass keeps for backward, per token: exact sums by family, held to the real models by a test."""
+"""What a forward pass keeps for backward, per token: exact sums by family, held to the real models by a test.
+
+Of families that are not known an estimate (plan/unknown.py)."""
 
 from __future__ import annotations
 
@@ -8,10 +10,16 @@ from coremill.plan.types import Arrangement
 
 def kept_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     """What stands when forward is through: all layers, or only their inputs where they are computed again."""
+    compute, length = arrangement.compute_bytes, arrangement.sequence_length
     if arrangement.activation_checkpointing:
-        layers = card.layers * arrangement.compute_bytes * card.hidden
+        layers = card.layers * compute * card.hidden
+        # Made once for all layers of a kind, and held for each to be computed again: a byte, or a number to be added.
+        kinds = len({window for window in card.windows if is_masked(window, arrangement)})
+        layers += kinds * length * (1 if uses_flash(card, arrangement) else compute)
     else:
+        masked = masked_layers(card, arrangement)
         layers = card.layers * layer_bytes_per_token(card, arrangement)
+        layers += masked * mask_bytes_per_token(card, arrangement)
     return arrangement.tokens_per_forward * (layers + ends_bytes_per_token(card, arrangement))
 
 
@@ -19,26 +27,40 @@ def backward_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     """What the backward of one layer adds: its gradients in flight, and its activations where they are made again."""
     per_token = working_bytes_per_token(card, arrangement)
     if arrangement.activation_checkpointing:
-        per_token += layer_bytes_per_token(card, arrangement)
+        per_token += _largest_layer_bytes_per_token(card, arrangement)
     return arrangement.tokens_per_forward * per_token
 
 
 def one_layer_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     """Activations and gradients in flight of the first layer, the last one to be differentiated."""
-    per_token = layer_bytes_per_token(card, arrangement) + working_bytes_per_token(card, arrangement)
+    per_token = _largest_layer_bytes_per_token(card, arrangement) + working_bytes_per_token(card, arrangement)
     return arrangement.tokens_per_forward * per_token
+
+
+def _largest_layer_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
+    mask = mask_bytes_per_token(card, arrangement) if masked_layers(card, arrangement) else 0
+    return layer_bytes_per_token(card, arrangement) + mask
 
 
 def layer_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
     """What one decoder layer keeps for backward, per token: norms, attention, MLP, dropout masks."""
     block, compute, hidden = card.block, arrangement.compute_bytes, card.hidden
+    if card.estimated_numbers is not None:
+        return compute * card.estimated_numbers + _estimated_matrix_bytes(card, arrangement)
     norms = block.norms_into_matmul * _norm_bytes(card, compute) + block.norms_into_residual * (
         _norm_bytes(card, compute) - compute * hidden
     )
     if block.shared_norm_input:
         norms -= (block.norms_into_matmul - 1) * compute * hidden
-    mlp = block.mlp_tensors_kept * compute * card.intermediate
+    mlp = _experts_bytes(card, compute) if card.experts else block.mlp_tensors_kept * compute * card.intermediate
     return norms + _attention_bytes(card, arrangement) + mlp + block.residual_dropouts * compute * hidden
+
+
+def _experts_bytes(card: ModelCard, compute: int) -> int:
+    """Of each expert that a token goes to: its input and output, gate and up in one, the activated gate, their product;
+    and the router's probabilities, choices and order."""
+    routed = card.experts_per_token
+    return routed * compute * (2 * card.hidden + 4 * card.expert_width) + 4 * card.experts + 40 * routed
 
 
 def ends_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
@@ -55,25 +77,58 @@ def _norm_bytes(card: ModelCard, compute: int) -> int:
 
 
 def uses_flash(card: ModelCard, arrangement: Arrangement) -> bool:
-    """Whether attention runs without a matrix of sequence by sequence."""
-    return arrangement.attention == "sdpa" and not card.block.attention_dropout and not card.block.softcap
+    """Whether attention runs without a matrix of sequence by sequence for each head."""
+    block = card.block
+    return arrangement.attention == "sdpa" and not (block.attention_dropout or block.softcap or block.eager_only)
+
+
+def is_masked(window: int | None, arrangement: Arrangement) -> bool:
+    """Whether a layer that reaches so far back is told by a mask what it may see."""
+    return arrangement.documents_apart or (window is not None and arrangement.sequence_length >= window)
+
+
+def masked_layers(card: ModelCard, arrangement: Arrangement) -> int:
+    """Layers that keep a mask of rows x tokens x tokens; where a matrix is kept for each head anyway, none does."""
+    if not uses_flash(card, arrangement):
+        return 0
+    windows = card.windows or (None,) * card.layers
+    return sum(is_masked(window, arrangement) for window in windows)
+
+
+def mask_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
+    """What a layer keeps besides where its attention has a mask: the mask as numbers, K and V repeated for all heads."""
+    compute = arrangement.compute_bytes
+    mask = compute * arrangement.sequence_length
+    if card.kv_heads == card.heads:
+        return mask
+    width, kv_width = card.heads * card.head_dim, card.kv_heads * card.head_dim
+    repeated = 2 * (width - kv_width) if card.estimated_numbers is not None else 3 * width - _attention_inputs(card)
+    return mask + compute * repeated
+
+
+def _attention_inputs(card: ModelCard) -> int:
+    """Numbers of Q, K and V that the flash kernel keeps of a token, with what they are slices of."""
+    block = card.block
+    width, kv_width = card.heads * card.head_dim, card.kv_heads * card.head_dim
+    rotated = width + kv_width if block.rotary else 0
+    projected = width + 2 * kv_width if block.fused_qkv else kv_width if block.rotary else width + 2 * kv_width
+    return rotated + projected
 
 
 def _attention_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     block, compute, length = card.block, arrangement.compute_bytes, arrangement.sequence_length
     width, kv_width = card.heads * card.head_dim, card.kv_heads * card.head_dim
-    per_head_norm = 0
-    if block.qk_norm:
+    head_norms = 0
+    if block.qk_norm or block.whole_qk_norm:
         statistics = 2 * compute if block.norm == "layer" else 4
-        per_head_norm = compute * (width + kv_width) + statistics * (card.heads + card.kv_heads)
+        head_norms = compute * (width + kv_width)
+        head_norms += statistics * (2 if block.whole_qk_norm else card.heads + card.kv_heads)
     if uses_flash(card, arrangement):
-        rotated = width + kv_width if block.rotary else 0
-        projected = width + 2 * kv_width if block.fused_qkv else kv_width if block.rotary else width + 2 * kv_width
         outputs = 2 * width if block.copies_attention_output else width
-        return per_head_norm + compute * (rotated + projected + outputs) + 4 * card.heads
+        return head_norms + compute * (_attention_inputs(card) + outputs) + 4 * card.heads
     # K and V are repeated for every head, and the matrix is kept.
     math_bytes = compute
-    if arrangement.attention == "sdpa" and not block.softcap:
+    if arrangement.attention == "sdpa" and not (block.softcap or block.eager_only):
         math_bytes = 4  # torch's math path computes in fp32
     matrix = math_bytes
     if math_bytes == 2 and block.eager_softmax_in_fp32:
@@ -82,11 +137,23 @@ def _attention_bytes(card: ModelCard, arrangement: Arrangement) -> int:
         matrix = 3 * math_bytes
     if block.softcap:
         matrix += compute
-    return per_head_norm + math_bytes * 3 * width + compute * width + matrix * card.heads * length
+    return head_norms + math_bytes * 3 * width + compute * width + matrix * card.heads * length
+
+
+def _estimated_matrix_bytes(card: ModelCard, arrangement: Arrangement) -> int:
+    """Of a family that is not known, where no flash kernel runs: scores and softmax in fp32, K and V for all heads."""
+    if uses_flash(card, arrangement):
+        return 0
+    repeated = 2 * arrangement.compute_bytes * max(0, card.heads - card.kv_heads) * card.head_dim
+    matrices = 4 if card.block.attention_dropout else 2
+    return repeated + matrices * 4 * card.heads * arrangement.sequence_length
 
 
 def working_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
     """Gradients alive at once in the backward of one layer: of the MLP's branches, or of the attention matrix."""
-    mlp = arrangement.compute_bytes * (3 * card.intermediate + 2 * card.hidden)
+    compute = arrangement.compute_bytes
+    mlp = compute * (3 * card.intermediate + 2 * card.hidden)
+    if card.experts and card.estimated_numbers is None:
+        mlp = compute * (card.experts_per_token * (3 * card.expert_width + card.hidden) + 2 * card.hidden)
     attention = 0 if uses_flash(card, arrangement) else 2 * 4 * card.heads * arrangement.sequence_length
     return max(mlp, attention)

@@ -1,9 +1,9 @@
 """What a model is, for planning: its shapes and counts, from config.json and safetensors headers alone.
 
 No weights are read and neither torch nor transformers is imported. Two ways lead to the same card: the headers say
-exactly which tensors there are; where there are none (training from scratch, a bare config) plan/families.py writes
-down the tensors that the named families are made of. The one definition of model FLOPs, used by plan and report alike,
-is here.
+exactly which tensors there are; where there are none (training from scratch, a bare config) plan/shape.py writes down
+the tensors that the known families are made of. What layers of other families keep is estimated (plan/unknown.py). The
+one definition of model FLOPs, used by plan and report alike, is here.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
-from coremill.plan.families import BlockShape, ModelShape, Tensor, block_of, shape_of, tensors_of
 from coremill.plan.headers import TensorHeader, read_headers
+from coremill.plan.shape import BlockShape, ModelShape, Tensor, block_of, shape_of, tensors_of, text_config
+from coremill.plan.unknown import has_recurrent_layers, kept_numbers, named_by_shape, shape_of_tensors
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.(?:weight|bias)$")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embed_in|wte|word_embeddings)\.weight$")
 _POSITIONS = re.compile(r"(?:^|\.)(?:wpe|embed_positions)\.weight$")
@@ -55,6 +56,14 @@ class ModelCard:
     rest_parameters: int  # the final norm and what belongs to no layer
     largest_tensor_parameters: int
     block: BlockShape  # what a layer keeps for backward
+    windows: tuple[int | None, ...] = ()  # by layer: how many tokens attention reaches back; None: all
+    experts: int = 0  # of a layer; 0: one MLP
+    experts_per_token: int = 0
+    expert_width: int = 0
+    has_recurrent_layers: bool = False
+    estimated_numbers: int | None = (
+        None  # that a layer of an unknown family keeps of a token; None: the family is known
+    )
 
     @property
     def has_one_table_gradient(self) -> bool:
@@ -118,12 +127,16 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | None, *, name: str) -> ModelCard:
     """The card of a config and, where there are weights, of their headers: the headers decide the counts."""
+    config = text_config(config)
     shape = shape_of(config)
     from_config = tensors_of(shape)
     if headers:
-        tensors = [
-            Tensor(_role(header.name), header.shape, _is_expert(header.name)) for header in _parameters(headers, shape)
-        ]
+        tensors = [_tensor_of(header, shape) for header in _no_buffers(headers)]
+        if not shape.known:
+            tensors = named_by_shape(shape, tensors)
+            shape = shape_of_tensors(shape, tensors, config)
+        if shape.tied:  # files may hold a second copy
+            tensors = [tensor for tensor in tensors if tensor.role != "head"]
         if from_config is not None and not any(tensor.role == "head" for tensor in tensors) and not shape.tied:
             # Files without a head for an untied model: the head will be made at random, and counts all the same.
             tensors += [tensor for tensor in from_config if tensor.role == "head"]
@@ -133,9 +146,17 @@ def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | Non
         raise InputError(
             f"the size of a {shape.family!r} model cannot be told from its config alone",
             where=name,
+            why="the plan does not know this family, and counts the tensors of its files",
             do="plan with a folder or hub id that has safetensors weights",
         )
-    return _card_of_tensors(name, shape, tensors, headers, config)
+    card = _card_of_tensors(name, shape, tensors, headers)
+    if shape.known:
+        return card
+    return replace(
+        card,
+        estimated_numbers=kept_numbers(shape, tensors, config),
+        has_recurrent_layers=has_recurrent_layers(config),
+    )
 
 
 def _card_of_tensors(
@@ -143,13 +164,12 @@ def _card_of_tensors(
     shape: ModelShape,
     tensors: list[Tensor],
     headers: Mapping[str, TensorHeader] | None,
-    config: Mapping[str, Any],
 ) -> ModelCard:
     def count(role: str) -> int:
         return sum(tensor.parameters for tensor in tensors if tensor.role == role)
 
     layers = sorted({int(tensor.role) for tensor in tensors if tensor.role.isdigit()})
-    in_layers = sum(_active(tensor, config) for tensor in tensors if tensor.role.isdigit() and len(tensor.shape) > 1)
+    in_layers = sum(_active(tensor, shape) for tensor in tensors if tensor.role.isdigit() and len(tensor.shape) > 1)
     vocabulary_rows = max((tensor.shape[0] for tensor in tensors if tensor.role == "embedding"), default=0)
     vocabulary_rows = vocabulary_rows or shape.vocabulary
     return ModelCard(
@@ -174,16 +194,16 @@ def _card_of_tensors(
         rest_parameters=count("rest"),
         largest_tensor_parameters=max(tensor.parameters for tensor in tensors),
         block=block_of(shape),
+        windows=shape.windows,
+        experts=shape.experts,
+        experts_per_token=shape.experts_per_token,
+        expert_width=shape.expert_width,
     )
 
 
-def _parameters(headers: Mapping[str, TensorHeader], shape: ModelShape) -> list[TensorHeader]:
-    """The headers that become parameters: no buffers, and no second copy of a tied head."""
-    return [
-        header
-        for header in headers.values()
-        if not _BUFFER.search(header.name) and not (shape.tied and _HEAD.search(header.name))
-    ]
+def _no_buffers(headers: Mapping[str, TensorHeader]) -> list[TensorHeader]:
+    """The headers that become parameters."""
+    return [header for header in headers.values() if not _BUFFER.search(header.name)]
 
 
 def _role(name: str) -> str:
@@ -197,17 +217,17 @@ def _role(name: str) -> str:
     return "embedding" if _EMBEDDING.search(name) else "rest"
 
 
-def _is_expert(name: str) -> bool:
-    return bool(_EXPERT.search(name))
+def _tensor_of(header: TensorHeader, shape: ModelShape) -> Tensor:
+    """Experts are named so, or lie merged in one tensor."""
+    merged = len(header.shape) == 3 and header.shape[0] == shape.experts
+    return Tensor(_role(header.name), header.shape, merged or bool(_EXPERT.search(header.name)))
 
 
-def _active(tensor: Tensor, config: Mapping[str, Any]) -> int:
+def _active(tensor: Tensor, shape: ModelShape) -> int:
     """Parameters one token is multiplied with: of experts, only those it is routed to."""
-    experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
-    routed = config.get("num_experts_per_tok")
-    if not tensor.is_expert or not experts or not routed:
+    if not tensor.is_expert or not shape.experts or not shape.experts_per_token:
         return tensor.parameters
-    return tensor.parameters * int(routed) // int(experts)
+    return tensor.parameters * shape.experts_per_token // shape.experts
 
 
 def _commonest(values: Iterable[str]) -> str | None:

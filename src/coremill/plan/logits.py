@@ -1,6 +1,10 @@
-"""How many hidden rows become logits at a time: the loss cuts by it, the plan counts with it."""
+"""How many hidden rows become logits at a time: the loss cuts by it, the plan counts with it; and which models have
+whole logits made, because something happens to them after the head."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 # A chunk of logits in the compute dtype: near the last-level cache of a server CPU, yet tall enough that each product
 # keeps its rate.
@@ -26,3 +30,29 @@ def chunk_rows_for(rows: int, vocabulary_rows: int, hidden: int, compute_bytes: 
 def block_rows_for(vocabulary_rows: int, threads: int) -> int:
     """Rows of a chunk whose probabilities are made at once: some for each thread."""
     return threads * max(1, BLOCK_BYTES // (4 * vocabulary_rows))
+
+
+# Model types that scale or cut their logits whatever the config says (transformers 5.22).
+_ALWAYS_WHOLE = frozenset(
+    """
+    cohere cohere2 cohere2_moe granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared
+    hyperclovax falcon_h1 inkling_text electra rembert prophetnet whisper git gemma4_unified_assistant
+    """.split()
+)
+_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+_CAPPED = {"gemma2": 30.0, "vaultgemma": 30.0, "gemma3n_text": 30.0, "recurrent_gemma": 30.0, "nanochat": 15.0}
+_SCALES = ("logit_scale", "logits_scaling")
+# Of one whole logit, when backward starts: its log-probability, the gradient of that, and its own, all fp32. Before
+# that fewer stand.
+WHOLE_LOGIT_BYTES = 12
+
+
+def caps_logits(config: Mapping[str, Any], family: str) -> bool:
+    """Whether the model bends its logits by a tanh, which is kept for backward."""
+    return any(config.get(key, _CAPPED.get(family) if key == _CAPS[0] else None) is not None for key in _CAPS)
+
+
+def makes_whole_logits(config: Mapping[str, Any], family: str) -> bool:
+    """Whether something happens to the logits after the head: the loss then needs all of them at once."""
+    scaled = any(config.get(key) not in (None, 1, 1.0) for key in _SCALES)
+    return family in _ALWAYS_WHOLE or scaled or caps_logits(config, family)

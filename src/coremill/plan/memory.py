@@ -47,6 +47,8 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, surroundings: Surroun
 
     def part(moment: Moment, *, optimizer: int = 0) -> MemoryPart:
         runtime = habits.runtime_bytes + (habits.gloo_bytes if arrangement.world_size > 1 else 0)
+        whole_logits = moment.logits if moment.whole_logits else 0
+        holes = habits.slack_bytes(state=parameters + optimizer, moving=moment.heap, whole_logits=whole_logits)
         return MemoryPart(
             parameters=parameters,
             gradients=moment.gradients,
@@ -56,10 +58,7 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, surroundings: Surroun
             buffers=moment.buffers + moment.shared,
             data=DATA_BYTES,
             base=surroundings.base_bytes,
-            slack=int(
-                surroundings.slack_factor
-                * (runtime + habits.slack_bytes(state=parameters + optimizer, moving=moment.heap))
-            ),
+            slack=int(surroundings.slack_factor * (runtime + holes)),
         )
 
     worst = max(moments, key=lambda moment: moment.total)

@@ -13,7 +13,7 @@ from math import ceil
 
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
 from coremill.plan.card import ModelCard
-from coremill.plan.logits import block_rows_for, chunk_rows_for
+from coremill.plan.logits import WHOLE_LOGIT_BYTES, block_rows_for, chunk_rows_for
 from coremill.plan.traffic import fetched_parameters, summed_rows, table_parameters
 from coremill.plan.types import Arrangement
 from coremill.plan.wire import (
@@ -41,6 +41,7 @@ class Moment:
     gradients: int
     activations: int = 0
     logits: int = 0
+    whole_logits: bool = False  # of all tokens, in a few large blocks
     buffers: int = 0
     shared: int = 0  # what is resident of memory that ranks of one host share
 
@@ -83,15 +84,17 @@ class _Loss:
     """What the loss adds to a forward pass."""
 
     chunk: int  # logits, and what is made of them
-    head_gradient: int  # made in forward, handed out in backward; 0 where the model's own loss runs
+    head_gradient: int  # made in forward, handed out in backward; 0 where it is made of whole logits in backward
+    head_gradient_made: int  # the same, when backward has passed the head
+    is_whole: bool = False
 
     @staticmethod
     def of(card: ModelCard, arrangement: Arrangement, linear_copies_weight: bool) -> _Loss:
         tokens, vocabulary, compute = arrangement.tokens_per_forward, card.vocabulary_rows, arrangement.compute_bytes
         head = vocabulary * card.hidden
         if not card.block.plain_logits:
-            # The model's own loss: logits, the capped ones, fp32 copy, log-probabilities and their gradient.
-            return _Loss(tokens * vocabulary * (2 * compute + 3 * 4), 0)
+            per_logit = WHOLE_LOGIT_BYTES + (compute if card.block.capped_logits else 0)
+            return _Loss(tokens * vocabulary * per_logit, 0, compute * head, is_whole=True)
         rows = chunk_rows_for(tokens, vocabulary, card.hidden, compute)
         block_rows = min(rows, block_rows_for(vocabulary, arrangement.threads_per_rank))
         probabilities = 4 * block_rows * vocabulary
@@ -99,8 +102,8 @@ class _Loss:
         chunk = compute * rows * vocabulary + max(probabilities, turned_weight)
         if compute == 2 and rows < tokens:
             # Summed in fp32 over chunks, each made in bf16.
-            return _Loss(chunk + compute * head, 4 * head)
-        return _Loss(chunk, compute * head)
+            return _Loss(chunk + compute * head, 4 * head, 4 * head)
+        return _Loss(chunk, compute * head, compute * head)
 
 
 def gradient_bytes(card: ModelCard, arrangement: Arrangement) -> int:
@@ -119,11 +122,16 @@ def _replicate(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterat
     lasting = arrangement.dtype == "bf16" or arrangement.accumulation_steps > 1
     standing = whole if lasting else 0
     yield Moment(
-        name="loss", gradients=standing + loss.head_gradient, activations=kept, logits=loss.chunk, buffers=buffers
+        name="loss",
+        gradients=standing + loss.head_gradient,
+        activations=kept,
+        logits=loss.chunk,
+        whole_logits=loss.is_whole,
+        buffers=buffers,
     )
     yield Moment(
         name="backward of the last layer",
-        gradients=standing + (0 if lasting else loss.head_gradient),
+        gradients=standing + (0 if lasting else loss.head_gradient_made),
         activations=kept + backward,
         buffers=buffers,
     )
@@ -171,15 +179,19 @@ def pooled(card: ModelCard, arrangement: Arrangement) -> int:
     layer = card.largest_layer_parameters
     if arrangement.through_memory:
         # Resident at the moments that need most: what this rank fills.
-        ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
-        pieces = PASSED_AT_ONCE_NUMEL if max(ends) > layer else 0
-        return SLOTS_IN_TURN * arrangement.compute_bytes * (layer + pieces)
+        return SLOTS_IN_TURN * arrangement.compute_bytes * (layer + _piece_numel(card))
     # What others sent; and what is sent to them: the gradients as laid out, or from a place of its own.
     from_others = 1 - 1 / arrangement.world_size
     places = from_others + (1 if _is_sent_as_laid_out(arrangement) else from_others)
     reduction = arrangement.sent_bytes(layer) * places
     in_flight = min(max(LEAST_IN_FLIGHT, int(ROOM_IN_FLIGHT_BYTES // reduction)), card.layers)
     return int(reduction * in_flight * POOL_ROUNDING)
+
+
+def _piece_numel(card: ModelCard) -> int:
+    """Of an embedding or head that passes through memory in pieces; 0 where both are no larger than a layer."""
+    largest = max(card.embedding_parameters, card.head_parameters)
+    return min(largest, PASSED_AT_ONCE_NUMEL) if largest > card.largest_layer_parameters else 0
 
 
 def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[Moment]:
@@ -209,6 +221,7 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
         gradients=earlier + loss.head_gradient,
         activations=kept,
         logits=loss.chunk,
+        whole_logits=loss.is_whole,
         buffers=pool + (gathered if keep else compute * head),
     )
     # Tied weights leave last, with the lookup table's gradient.
@@ -280,35 +293,36 @@ def _one_host(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterato
     earlier = own_all if arrangement.accumulation_steps > 1 else 0
     gives_back = compute * card.parameters > RESIDENT_UP_TO_BYTES
 
-    # Of a table that is only looked up, a few rows are read.
-    always = 0 if gives_back else card.parameters - (0 if card.tied else lookup)
-
     def read(parameters: int) -> int:
-        """Resident while so many weights are in use."""
-        return int(compute * from_others * (always or parameters))
+        """Resident while so many weights are in use; all of them where nothing is given back."""
+        return int(compute * from_others * (parameters if gives_back else card.parameters))
 
-    # Of two groups' gradients what the others filled, except where room is made.
+    # Of two groups' gradients, or of two pieces of a table, what the others filled; except where room is made.
     others_filled = int(SLOTS_IN_TURN * compute * from_others * layer)
-    pieces_read = int(SLOTS_IN_TURN * compute * from_others * PASSED_AT_ONCE_NUMEL)
+    pieces_read = int(SLOTS_IN_TURN * compute * from_others * _piece_numel(card))
+    from_the_step_before = 0 if gives_back else others_filled + pieces_read
     yield Moment(
         name="loss",
         gradients=earlier + loss.head_gradient,
         activations=kept,
         logits=loss.chunk,
-        shared=pool + read(head) + (0 if gives_back else others_filled),
+        whole_logits=loss.is_whole,
+        shared=pool + read(head) + from_the_step_before,
     )
     if not card.tied:
         yield Moment(
             name="the head's gradient leaves",
             gradients=max(earlier, own_head) + compute * head,
             activations=kept,
-            shared=pool + pieces_read + read(0),
+            shared=pool + (pieces_read if head > layer else others_filled) + read(0),
         )
+    # A head that has left in pieces leaves these behind.
+    behind = 0 if card.tied and gives_back else pieces_read
     yield Moment(
         name="backward of the last layer",
         gradients=max(earlier, 0 if card.tied else own_head) + compute * (layer + (head if card.tied else 0)),
         activations=kept + backward,
-        shared=pool + others_filled + read(layer),
+        shared=pool + others_filled + behind + read(layer),
     )
     table_gradients = 2 if card.tied and not card.has_one_table_gradient else 1
     yield Moment(

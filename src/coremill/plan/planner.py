@@ -18,6 +18,7 @@ from coremill.hardware.facts import Fleet
 from coremill.plan.allocator import habits_of
 from coremill.plan.card import ModelCard
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
+from coremill.plan.layers import attention_choice, layers_choice, logits_choice
 from coremill.plan.layout import Layout, lay_out
 from coremill.plan.learn import factors_of
 from coremill.plan.memory import Surroundings, gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
@@ -91,6 +92,9 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
             arrangement.activation_checkpointing, _checkpointing_reason(config, chosen, candidates)
         ),
         keep_gathered=Choice(arrangement.keep_gathered, _keep_reason(config, chosen)),
+        layers=layers_choice(card),
+        attention=attention_choice(card, arrangement),
+        logits=logits_choice(card, arrangement),
         memory=chosen.memory,
         wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
         shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
@@ -101,7 +105,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         fits=shortfall == 0,
         shortfall_bytes=shortfall,
         remedies=(),
-        assumptions=_assumptions(fleet, arrangement),
+        assumptions=_assumptions(fleet, arrangement, card),
         model_flops_per_token=card.flops_per_token(arrangement.sequence_length),
         matmul_flops_per_second=fleet.nodes * matmul_flops_per_second(fleet.calibration, dtype.value),
     )
@@ -184,6 +188,7 @@ def _candidates(
                     activation_checkpointing=checkpointing,
                     keep_gathered=False,
                     attention=config.model.attention,
+                    documents_apart=not config.data.attention_across_documents,
                 )
                 for keep in _keep_choices(config, arrangement):
                     kept = replace(arrangement, keep_gathered=keep)
@@ -359,8 +364,8 @@ def _keep_reason(config: RunConfig, chosen: Candidate) -> str:
     return "weights are given back after use: keeping them does not fit, or saves less than 3 % of a step"
 
 
-def _assumptions(fleet: Fleet, arrangement: Arrangement) -> tuple[str, ...]:
-    notes = []
+def _assumptions(fleet: Fleet, arrangement: Arrangement, card: ModelCard) -> tuple[str, ...]:
+    notes = [] if card.estimated_numbers is None else [f"the memory of layers: {layers_choice(card).reason}"]
     learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
     if learned.runs:
         notes.append(f"that it goes as {plural(learned.runs, 'run')} learned from on this machine: {learned.words()}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from coremill.plan.types import Choice, MemoryPart, MemoryPlan, Plan, Remedy, StepSeconds
@@ -19,7 +19,7 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
             values["step_seconds"] = _only_fields(StepSeconds, document["step_seconds"])
         elif field.name == "remedies":
             values["remedies"] = tuple(_remedy(remedy) for remedy in document["remedies"])
-        else:
+        elif field.name in document or field.default is MISSING:  # a plan of an earlier version lacks some
             values[field.name] = _plain(document[field.name])
     return Plan(**values)
 

@@ -34,6 +34,7 @@ class Arrangement:
     activation_checkpointing: bool
     keep_gathered: bool
     attention: Literal["sdpa", "eager"]
+    documents_apart: bool = False  # attention does not reach from one document of a row into another
 
     @property
     def world_size(self) -> int:
@@ -161,6 +162,9 @@ class Plan:
     accumulation_steps: Choice[int]
     activation_checkpointing: Choice[bool]
     keep_gathered: Choice[bool]  # shard: weights stay gathered through backward and accumulation
+    layers: Choice[Literal["counted", "estimated"]] = Choice("counted", "")  # what they keep for backward
+    attention: Choice[Literal["sdpa", "eager"]] = Choice("sdpa", "")
+    logits: Choice[Literal["chunked", "whole"]] = Choice("chunked", "")
     memory: MemoryPlan
     wire_bytes_per_step_per_rank: int
     shared_bytes_per_step_per_rank: int = 0  # read from ranks of the same host, through memory they share

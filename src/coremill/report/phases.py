@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from coremill.hardware.process_memory import peak_rss_bytes, reset_peak, rss_bytes
+from coremill.hardware.process_memory import memory_now, reset_peak, rss_bytes
 from coremill.launch.pulse import PULSE
 from coremill.report.events import EventWriter
 
@@ -19,4 +19,4 @@ def phase(events: EventWriter, name: str) -> Iterator[int]:
     with PULSE.phase(name):
         yield before
     seconds = time.perf_counter() - began
-    events.write("phase", name=name, seconds=seconds, rss_bytes=rss_bytes(), peak_rss_bytes=peak_rss_bytes())
+    events.write("phase", name=name, seconds=seconds, **memory_now())

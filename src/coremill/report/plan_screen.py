@@ -56,11 +56,13 @@ def render_plan(plan_json: Mapping[str, Any], card: Mapping[str, Any], console: 
 
 def render_plan_short(plan_json: Mapping[str, Any], console: Console) -> None:
     """The plan in four to eight lines."""
-    for name, text in _short_lines(plan_json):
+    lines = _short_lines(plan_json)
+    width = max(8, *(len(name) + 1 for name, _ in lines))
+    for name, text in lines:
         if console.is_terminal:
             over = name == "memory" and not plan_json["fits"]
-            line = Text(f"{name:<8}", style="dim").append(text, style="bold red" if over else "not dim")
-            console.print(_hanging(line))
+            line = Text(name.ljust(width), style="dim").append(text, style="bold red" if over else "not dim")
+            console.print(_hanging(line, width))
         else:
             print_line(console, f"{name}: {text}")
 
@@ -75,11 +77,15 @@ def _short_lines(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         speed.append(f"{format_count(plan['steps'])} steps in {_duration(plan)}")
     if plan.get("usd") is not None:
         speed.append(format_usd(plan["usd"]))
+    # What is out of the ordinary about the model, and costs memory.
+    unusual = {"layers": "estimated", "attention": "eager", "logits": "whole"}
+    model = [(name, f"{word}: {plan[name]['reason']}") for name, word in unusual.items() if value.get(name) == word]
     return [
         ("ranks", f"{ranks} with {threads}{' each' if ranks > 1 else ''}, on {plan['fleet']}"),
         ("engine", f"{value['engine']}: {plan['engine']['reason']}"),
         ("dtype", f"{value['dtype']}: {plan['dtype']['reason']}"),
         ("step", f"{rows}, {at_a_time} at a time, {passes} per rank"),
+        *model,
         ("memory", _fit_words(plan)),
         ("speed", ", ".join(speed)),
     ]
@@ -206,10 +212,10 @@ def _show_value(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def _hanging(line: Text) -> Table:
+def _hanging(line: Text, width: int) -> Table:
     """A label with its text wrapped beside it, not under it."""
     grid = Table.grid(padding=0)
-    grid.add_column(width=8, no_wrap=True)
+    grid.add_column(width=width, no_wrap=True)
     grid.add_column()
-    grid.add_row(line[:8], line[8:])
+    grid.add_row(line[:width], line[width:])
     return grid

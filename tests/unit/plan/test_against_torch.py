@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from coremill.model.lean import make_lean
 from coremill.plan.activations import ends_bytes_per_token, layer_bytes_per_token
-from coremill.plan.card import ModelCard, read_card
+from coremill.plan.activations import kept_bytes as planned_bytes
+from coremill.plan.attention import EAGER_ONLY
+from coremill.plan.card import read_card
+from coremill.plan.headers import TensorHeader
 from coremill.plan.types import Arrangement
 from unit.plan.shapes import TINY_CONFIGS
 
@@ -56,6 +61,9 @@ def test_counts_from_the_config_alone_are_those_of_the_model(name: str) -> None:
     layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     assert card.layer_parameters == tuple(sum(p.numel() for p in layer.parameters()) for layer in layers)
     in_layers = sum(p.numel() for layer in layers for p in layer.parameters() if p.dim() == 2)
+    # Merged experts have three dimensions; a token goes to some of them.
+    merged = sum(p.numel() for layer in layers for p in layer.parameters() if p.dim() == 3)
+    in_layers += merged * card.experts_per_token // max(1, card.experts)
     assert card.matmul_parameters == in_layers + head.weight.numel()
     assert sum(card.groups) == card.parameters
 
@@ -67,10 +75,11 @@ def test_defaults_of_left_out_keys_are_those_of_transformers() -> None:
         assert read_card(config={"model_type": family}).parameters == sum(p.numel() for p in model.parameters()), family
 
 
-def kept_bytes(name: str, layers: int, dtype: torch.dtype, attention: str) -> int:
+def kept_bytes(
+    values: dict[str, Any], layers: int, dtype: torch.dtype, attention: str, *, documents_apart: bool = False
+) -> int:
     """What autograd really keeps of one forward pass of the base model, parameters aside."""
-    values = dict(TINY_CONFIGS[name])
-    values["n_layer" if "n_layer" in values else "num_hidden_layers"] = layers
+    values = with_layers(values, layers)
     model = AutoModelForCausalLM.from_config(config_of(values), attn_implementation=attention).to(dtype).train()
     make_lean(model)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -84,8 +93,11 @@ def kept_bytes(name: str, layers: int, dtype: torch.dtype, attention: str) -> in
 
     # One bf16 product on a CPU without bf16 units would switch oneDNN off for the tests that follow.
     with torch.backends.mkldnn.flags(enabled=dtype == torch.float32):
+        inputs = {"input_ids": torch.randint(0, 200, (ROWS, LENGTH))}
+        if documents_apart:
+            inputs["position_ids"] = torch.arange(LENGTH).remainder(LENGTH // 2).repeat(ROWS, 1)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            model.base_model(input_ids=torch.randint(0, 200, (ROWS, LENGTH)), use_cache=False)
+            model.base_model(**inputs, use_cache=False)
     return sum(storage.nbytes() for storage in kept.values())
 
 
@@ -96,15 +108,81 @@ def test_a_layer_keeps_what_the_plan_says(name: str, dtype: str, attention: str)
     if name in SDPA_REFUSED and attention == "sdpa":
         pytest.skip("transformers refuses")
     torch_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
-    measured = kept_bytes(name, 2, torch_dtype, attention) - kept_bytes(name, 1, torch_dtype, attention)
-    card: ModelCard = read_card(config=TINY_CONFIGS[name])
-    planned = ROWS * LENGTH * layer_bytes_per_token(card, arrangement(dtype, attention))
-    assert planned == pytest.approx(measured, rel=0.005)
+    values = TINY_CONFIGS[name]
+    measured = kept_bytes(values, 2, torch_dtype, attention) - kept_bytes(values, 1, torch_dtype, attention)
+    assert planned_layer(name, arrangement(dtype, attention)) == pytest.approx(measured, rel=0.005)
+
+
+def planned_layer(name: str, one: Arrangement) -> int:
+    """What the plan has for the second layer."""
+    two, first = (read_card(config=with_layers(TINY_CONFIGS[name], layers)) for layers in (2, 1))
+    return planned_bytes(two, one) - planned_bytes(first, one)
+
+
+def with_layers(values: dict[str, Any], layers: int) -> dict[str, Any]:
+    return {**values, "n_layer" if "n_layer" in values else "num_hidden_layers": layers}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["llama", "llama-biased", "mistral-window", "qwen3", "phi3", "gpt_neox", "mixtral"])
+def test_with_documents_apart_every_layer_keeps_a_mask(name: str, dtype: str) -> None:
+    torch_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
+    two, first = (
+        kept_bytes(TINY_CONFIGS[name], layers, torch_dtype, "sdpa", documents_apart=True) for layers in (2, 1)
+    )
+    apart = replace(arrangement(dtype, "sdpa"), documents_apart=True)
+    assert planned_layer(name, apart) == pytest.approx(two - first, rel=0.005)
 
 
 def test_ends_are_small_beside_the_layers() -> None:
     card = read_card(config=TINY_CONFIGS["llama"])
     one = arrangement("fp32", "sdpa")
-    measured = kept_bytes("llama", 1, torch.float32, "sdpa") / (ROWS * LENGTH) - layer_bytes_per_token(card, one)
+    measured = kept_bytes(TINY_CONFIGS["llama"], 1, torch.float32, "sdpa") / (ROWS * LENGTH) - layer_bytes_per_token(
+        card, one
+    )
     # Measured without the loss, so without hidden states and their gradient; with the rotary tables all rows share.
     assert measured <= ends_bytes_per_token(card, one) + 2 * 4 * card.head_dim
+
+
+def test_families_without_sdpa_are_those_of_transformers() -> None:
+    found = set()
+    for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        model = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[family]]
+        if not getattr(model, "_supports_sdpa", False):
+            found.add(family)
+    assert found == EAGER_ONLY
+
+
+@pytest.mark.parametrize(
+    ("family", "window"), [("mistral", 4096), ("gemma2", 4096), ("qwen2", 4096), ("qwen3_moe", 4096), ("llama", None)]
+)
+def test_windows_are_those_of_transformers(family: str, window: int | None) -> None:
+    config = CONFIG_MAPPING[family]()
+    types = getattr(config, "layer_types", None) or (
+        ["sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"]
+        * config.num_hidden_layers
+    )
+    expected = tuple(window if kind == "sliding_attention" else None for kind in types)
+    assert read_card(config={"model_type": family}).windows == expected
+    # What a saved config says is the same.
+    assert read_card(config=config.to_dict()).windows == expected
+
+
+@pytest.mark.parametrize("family", ["stablelm", "olmo2", "bloom", "gpt_bigcode", "phimoe", "mamba"])
+def test_layers_that_are_not_known_keep_no_more_than_the_plan_says(family: str) -> None:
+    known = TINY_CONFIGS["mixtral" if family == "phimoe" else "llama"]
+    values = {**known, "model_type": family, "num_key_value_heads": 4, "n_head": 4, "n_embd": 64, "n_inner": 176}
+    if family == "mamba":
+        values = {"model_type": family, "hidden_size": 64, "state_size": 8, "vocab_size": 250, "num_hidden_layers": 2}
+    names = set(CONFIG_MAPPING[family]().to_dict()) | {"model_type"}
+    values = {key: value for key, value in values.items() if key in names or key == "num_hidden_layers"}
+    config = config_of(with_layers(values, 2))
+    with torch.device("meta"):
+        parameters = dict(AutoModelForCausalLM.from_config(config).named_parameters())
+    headers = {name: TensorHeader(name, "F32", tuple(one.shape), "one", 0, 0) for name, one in parameters.items()}
+    card = read_card(config=config.to_dict(), headers=headers)
+    assert card.parameters == sum(one.numel() for one in parameters.values())
+    assert card.estimated_numbers is not None and card.layers == 2
+    attention = "eager" if family in EAGER_ONLY else "sdpa"
+    measured = kept_bytes(values, 2, torch.float32, attention)
+    assert 1 < planned_bytes(card, arrangement("fp32", "sdpa")) / measured < 2

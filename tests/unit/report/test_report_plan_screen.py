@@ -52,6 +52,18 @@ def test_short_form_is_short(force_terminal: bool) -> None:
     assert "steps in" not in " ".join(shown(render_plan_short, unknown, force_terminal=force_terminal))
 
 
+@pytest.mark.parametrize("force_terminal", [True, False])
+def test_what_is_unusual_about_the_model_is_in_the_short_form(force_terminal: bool) -> None:
+    plan = fake_plan(4).to_json()
+    plain = shown(render_plan_short, plan, force_terminal=force_terminal)
+    plan |= {"layers": {"value": "estimated", "reason": "a family that the plan does not know"}}
+    plan |= {"attention": {"value": "eager", "reason": "no sdpa form"}}
+    unusual = shown(render_plan_short, plan, force_terminal=force_terminal)
+    text = " ".join(" ".join(unusual).split())
+    assert "does not know" in text and "eager: no sdpa form" in text
+    assert "does not know" not in " ".join(plain)
+
+
 def test_report_imports_no_torch() -> None:
     modules = "import sys; from coremill.report import console, events, page, plan_screen, show, summary"
     code = f"{modules}; print([name for name in ('torch', 'jinja2', 'numpy') if name in sys.modules])"

@@ -1,0 +1,44 @@
+"""Which attention a model gets, and where a mask of tokens by tokens is made for it.
+
+SDPA's flash kernel knows "causal" by itself. Documents kept apart and windows shorter than a row it is told by a mask:
+transformers makes one of rows x tokens x tokens, torch turns it into numbers of the compute dtype in every layer and
+keeps these for backward, and with a mask K and V are repeated for all heads (read off with saved_tensors_hooks, torch
+2.13, transformers 5.22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coremill.plan.families import Family
+
+# Model types for which transformers 5.22 has no sdpa form (a test compares): they keep the matrix of every head.
+EAGER_ONLY = frozenset(
+    """
+    big_bird bigbird_pegasus bloom codegen cpmant deepseek_v4 falcon_mamba flint gemma2 git got_ocr2 gpt_neo
+    gpt_neox_japanese gpt_oss gptj granite_swa granitemoe_swa hy_v4 mamba mamba2 megatron-bert mimo_v2_flash mpt mvp
+    openai-gpt prophetnet reformer rembert roformer rwkv trocr vaultgemma xglm xlm xlnet xlstm
+    """.split()
+)
+
+
+def windows_of(config: Mapping[str, Any], traits: Family, layers: int) -> tuple[int | None, ...]:
+    """By layer, how many tokens its attention reaches back; None: all of them."""
+    window = config.get("sliding_window", traits.sliding_window) or None
+    by_type = {
+        "sliding_attention": window,
+        "hybrid_sliding": window,
+        "chunked_attention": config.get("attention_chunk_size"),
+    }
+    types = config.get("layer_types")
+    if isinstance(types, list) and len(types) == layers:
+        return tuple(by_type.get(str(kind)) for kind in types)
+    if not config.get("use_sliding_window", not traits.window_is_optional):
+        window = None
+    first = int(config.get("max_window_layers") or 0) if traits.window_is_optional else 0
+    full_every = config.get("sliding_window_pattern") or traits.full_attention_every
+    return tuple(
+        None if layer < first or (full_every and (layer + 1) % int(full_every) == 0) else window
+        for layer in range(layers)
+    )

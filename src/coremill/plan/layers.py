@@ -1,0 +1,55 @@
+"""What a plan says of a model's layers: whether the family is known, which attention it gets, how its logits are made."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from coremill.plan.activations import is_masked, mask_bytes_per_token, masked_layers, uses_flash
+from coremill.plan.card import ModelCard
+from coremill.plan.types import Arrangement, Choice
+from coremill.plan.words import plural, size
+
+
+def layers_choice(card: ModelCard) -> Choice[Literal["counted", "estimated"]]:
+    """How what layers keep for backward was found."""
+    if card.estimated_numbers is None:
+        return Choice("counted", f"{card.family} is a known family: tests hold the plan to what its layers keep")
+    reason = (
+        f"{card.family} is a family that the plan does not know: by the shapes of its weights, each product keeping"
+        " its input and output, which is rather too much"
+    )
+    if card.has_recurrent_layers:
+        reason += "; what its recurrent layers keep is not all in it, so that a run may need much more"
+    return Choice("estimated", reason)
+
+
+def attention_choice(card: ModelCard, arrangement: Arrangement) -> Choice[Literal["sdpa", "eager"]]:
+    """Which attention the model gets, and which matrices of tokens by tokens are made for it."""
+    rows, length = arrangement.micro_batch_rows, arrangement.sequence_length
+    if not uses_flash(card, arrangement):
+        matrices = f"every layer keeps {card.heads} x {rows} matrices of {length} x {length}"
+        if arrangement.attention == "eager":
+            return Choice("eager", f"set by you: {matrices}")
+        if card.block.eager_only or card.block.softcap:
+            return Choice("eager", f"{card.family} has no sdpa form: {matrices}")
+        return Choice("sdpa", f"with dropout of attention, {matrices}")
+    if not (masked := masked_layers(card, arrangement)):
+        return Choice("sdpa", "no matrix of tokens by tokens is kept")
+    kept = size(arrangement.tokens_per_forward * mask_bytes_per_token(card, arrangement))
+    window = next((window for window in card.windows if window is not None and is_masked(window, arrangement)), None)
+    apart = (
+        "documents are kept apart" if arrangement.documents_apart else f"windows of {window} tokens end inside a row"
+    )
+    return Choice("sdpa", f"{apart}: {plural(masked, 'layer')} of {card.layers} keep {kept} for a mask each")
+
+
+def logits_choice(card: ModelCard, arrangement: Arrangement) -> Choice[Literal["chunked", "whole"]]:
+    """Whether the loss needs all logits at once."""
+    if card.block.plain_logits:
+        return Choice("chunked", "made and used a chunk at a time")
+    what = "caps" if card.block.capped_logits else "scales"
+    return Choice(
+        "whole",
+        f"{card.family} {what} its logits after the head: {arrangement.tokens_per_forward} x {card.vocabulary_rows} of"
+        " them at once, with their gradients",
+    )

@@ -1,0 +1,267 @@
+"""A config.json in one set of names, and the tensors that a known family makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+from coremill.errors import InputError
+from coremill.plan.attention import EAGER_ONLY, windows_of
+from coremill.plan.families import FAMILIES, KEPT_BY_ACTIVATION, LLAMA, Family
+from coremill.plan.logits import caps_logits, makes_whole_logits
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One parameter: where it belongs (a layer's number, embedding, positions, head, rest) and its shape."""
+
+    role: str
+    shape: tuple[int, ...]
+    is_expert: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Elements."""
+        return prod(self.shape)
+
+
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads")
+_ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+_RESIDUAL_DROPOUT = ("resid_pdrop", "hidden_dropout", "hidden_dropout_prob", "dropout")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A config, read with its family's defaults."""
+
+    family: str
+    known: bool
+    traits: Family
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    max_positions: int | None
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    head_norms: bool  # Phi's qk_layernorm
+    learned_positions: bool
+    attention_dropout: float
+    residual_dropout: float
+    embedding_dropout: float
+    softcap: bool
+    shared_norm_input: bool
+    plain_logits: bool
+    capped_logits: bool
+    activation: str
+    eager_only: bool
+    windows: tuple[int | None, ...]  # by layer: how many tokens attention reaches back; None: all
+    experts: int  # 0: one MLP
+    experts_per_token: int
+    expert_width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockShape:
+    """What decides how much a decoder layer keeps for backward."""
+
+    norm: Literal["rms", "layer"]
+    norms_into_matmul: int
+    norms_into_residual: int
+    shared_norm_input: bool  # both norms of a layer read the same tensor
+    mlp_tensors_kept: int  # as wide as the intermediate
+    rotary: bool
+    qk_norm: bool
+    whole_qk_norm: bool  # over all heads at once
+    fused_qkv: bool
+    copies_attention_output: bool
+    attention_dropout: bool  # keeps the flash kernel from being used
+    residual_dropouts: int
+    embedding_dropout: bool
+    softcap: bool  # keeps the flash kernel from being used
+    eager_only: bool  # transformers has no sdpa form
+    eager_softmax_in_fp32: bool
+    plain_logits: bool  # the head is all there is: the loss needs one chunk of logits at a time
+    capped_logits: bool  # by a tanh
+    plain_lookup: bool  # nothing happens to the rows: a tied table has one gradient (train/tied.py)
+
+
+def shape_of(config: Mapping[str, Any]) -> ModelShape:
+    """A config.json in one set of names; what an unknown family leaves out has the value that Llama gives it."""
+    config = text_config(config)
+    family_name = str(config.get("model_type") or "unknown")
+    traits = FAMILIES.get(family_name, LLAMA)
+    hidden = _integer(config, ("hidden_size", "n_embd", "d_model", "n_embed"), traits.hidden)
+    # Without a number of heads a model that is not known has no attention (Mamba, RWKV).
+    heads = _integer(config, _HEADS, traits.heads if family_name in FAMILIES else 0)
+    biased = bool(config.get(traits.bias_key, traits.qkv_bias)) if traits.bias_key else traits.qkv_bias
+    head_dim = config.get("head_dim") or traits.head_dim or hidden // max(1, heads)
+    layers = _integer(config, ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), traits.layers)
+    intermediate = _integer(config, ("intermediate_size", "n_inner", "ffn_dim"), traits.intermediate or 4 * hidden)
+    return ModelShape(
+        family=family_name,
+        known=family_name in FAMILIES and not _mixes_layers(config),
+        traits=traits,
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        heads=heads,
+        kv_heads=_integer(config, ("num_key_value_heads",), traits.kv_heads or heads),
+        head_dim=int(head_dim),
+        vocabulary=_integer(config, ("vocab_size",), traits.vocabulary),
+        max_positions=_positions(config, traits, family_name in FAMILIES),
+        tied=bool(config.get("tie_word_embeddings", traits.tied)),
+        qkv_bias=biased,
+        output_bias=biased if traits.bias_key else traits.output_bias,
+        mlp_bias=bool(config.get("mlp_bias", traits.mlp_bias)) if traits.gated else traits.mlp_bias,
+        head_norms=bool(config.get("qk_layernorm", False)) and family_name == "phi",
+        learned_positions=traits.learned_positions,
+        attention_dropout=_fraction(config, _ATTENTION_DROPOUT, 0.1 if family_name == "gpt2" else 0.0),
+        residual_dropout=_fraction(config, _RESIDUAL_DROPOUT, 0.1 if family_name == "gpt2" else 0.0),
+        embedding_dropout=_fraction(config, ("embd_pdrop",), 0.1 if family_name == "gpt2" else 0.0),
+        softcap=bool(traits.softcap_key and config.get(traits.softcap_key, 50.0)),
+        shared_norm_input=traits.parallel_norms and bool(config.get("use_parallel_residual", True)),
+        plain_logits=not makes_whole_logits(config, family_name),
+        capped_logits=caps_logits(config, family_name),
+        activation=str(config.get("hidden_act") or config.get("activation_function") or traits.activation),
+        eager_only=family_name in EAGER_ONLY,
+        windows=windows_of(config, traits, layers),
+        experts=_integer(config, _EXPERTS, traits.experts),
+        experts_per_token=_integer(config, _EXPERTS_PER_TOKEN, traits.experts_per_token),
+        expert_width=(
+            intermediate
+            if traits.expert_width is None
+            else _integer(config, ("moe_intermediate_size",), traits.expert_width)
+        ),
+    )
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model."""
+    text = config.get("text_config")
+    if isinstance(text, Mapping) and "hidden_size" not in config:
+        return {**text, "model_type": text.get("model_type", config.get("model_type"))}
+    return config
+
+
+def block_of(shape: ModelShape) -> BlockShape:
+    """What a layer of this shape keeps, before any dimension is put in."""
+    traits = shape.traits
+    return BlockShape(
+        norm=traits.norm,
+        norms_into_matmul=traits.norms_into_matmul,
+        norms_into_residual=traits.norms_into_residual,
+        shared_norm_input=shape.shared_norm_input,
+        rotary=not shape.learned_positions,
+        mlp_tensors_kept=3 if traits.gated else KEPT_BY_ACTIVATION.get(shape.activation, 2),
+        qk_norm=traits.qk_norm or shape.head_norms,
+        whole_qk_norm=traits.whole_qk_norm,
+        fused_qkv=traits.fused_qkv,
+        copies_attention_output=traits.copies_attention_output,
+        attention_dropout=shape.attention_dropout > 0,
+        residual_dropouts=2 if shape.residual_dropout > 0 else 0,
+        embedding_dropout=shape.embedding_dropout > 0,
+        softcap=shape.softcap,
+        eager_only=shape.eager_only,
+        eager_softmax_in_fp32=traits.eager_softmax_in_fp32,
+        plain_logits=shape.plain_logits,
+        capped_logits=shape.capped_logits,
+        plain_lookup=not shape.traits.scaled_lookup,
+    )
+
+
+def tensors_of(shape: ModelShape) -> list[Tensor] | None:
+    """Every parameter of a known family, each once; None for a family that is not known."""
+    if not shape.known:
+        return None
+    hidden = shape.hidden
+    norm = [(hidden,)] if shape.traits.norm == "rms" else [(hidden,), (hidden,)]
+    embedding = [Tensor("embedding", (shape.vocabulary, hidden))]
+    if shape.learned_positions:
+        embedding.append(Tensor("positions", (shape.max_positions or 0, hidden)))
+    head: list[Tensor] = [] if shape.tied else [Tensor("head", (shape.vocabulary, hidden))]
+    if shape.traits.head_bias:
+        head.append(Tensor("head", (shape.vocabulary,)))
+    one_layer = [*_attention_shapes(shape), *([] if shape.experts else _mlp_shapes(shape))]
+    one_layer += norm * (shape.traits.norms_into_matmul + shape.traits.norms_into_residual)
+    experts = _expert_shapes(shape) if shape.experts else []
+    layers = [Tensor(str(layer), tensor) for layer in range(shape.layers) for tensor in one_layer]
+    layers += [Tensor(str(layer), tensor, True) for layer in range(shape.layers) for tensor in experts]
+    return [*embedding, *layers, *(Tensor("rest", tensor) for tensor in norm), *head]
+
+
+def _attention_shapes(shape: ModelShape) -> list[tuple[int, ...]]:
+    width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    tensors: list[tuple[int, ...]] = [(width, shape.hidden), (kv_width, shape.hidden), (kv_width, shape.hidden)]
+    tensors.append((shape.hidden, width))
+    if shape.qkv_bias:
+        tensors += [(width,), (kv_width,), (kv_width,)]
+    if shape.output_bias:
+        tensors.append((shape.hidden,))
+    if shape.traits.qk_norm:
+        tensors += [(shape.head_dim,), (shape.head_dim,)]
+    if shape.traits.whole_qk_norm:
+        tensors += [(width,), (kv_width,)]
+    if shape.head_norms:
+        tensors += [(shape.head_dim,)] * 4
+    if shape.experts:
+        tensors.append((shape.experts, shape.hidden))  # the router, which every token passes
+    return tensors
+
+
+def _expert_shapes(shape: ModelShape) -> list[tuple[int, ...]]:
+    """Of all experts of a layer, merged as transformers has them."""
+    return [
+        (shape.experts, 2 * shape.expert_width, shape.hidden),
+        (shape.experts, shape.hidden, shape.expert_width),
+    ]
+
+
+def _mlp_shapes(shape: ModelShape) -> list[tuple[int, ...]]:
+    ups = 2 if shape.traits.gated else 1
+    tensors: list[tuple[int, ...]] = [(shape.hidden, shape.intermediate)]
+    tensors += [(shape.intermediate, shape.hidden)] * ups
+    if shape.mlp_bias:
+        tensors += [(shape.intermediate,)] * ups + [(shape.hidden,)]
+    return tensors
+
+
+def _mixes_layers(config: Mapping[str, Any]) -> bool:
+    """Whether some layers have experts and others one MLP (Qwen3-MoE can be told so)."""
+    return bool(config.get("mlp_only_layers")) or config.get("decoder_sparse_step", 1) != 1
+
+
+def _integer(config: Mapping[str, Any], keys: tuple[str, ...], default: int) -> int:
+    for key in keys:
+        value = config.get(key)
+        if value is None:
+            continue
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            return value
+        # Families that are not known may mean something else by it: a number for each layer, say.
+        if str(config.get("model_type")) in FAMILIES:
+            raise InputError(f"{key} of the model config is {value!r}, not a positive number", where="config.json")
+    return default
+
+
+def _fraction(config: Mapping[str, Any], keys: tuple[str, ...], default: float) -> float:
+    for key in keys:
+        if isinstance(config.get(key), int | float):
+            return float(config[key])
+    return default
+
+
+def _positions(config: Mapping[str, Any], traits: Family, known: bool) -> int | None:
+    for key in ("max_position_embeddings", "n_positions", "n_ctx"):
+        if config.get(key) is not None:
+            return int(config[key])
+    return traits.max_positions if known else None
