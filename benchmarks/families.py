@@ -1,0 +1,338 @@
+"""Every causal language model family of the installed transformers, trained by coremill beside transformers itself.
+
+    python -m benchmarks.families                                   every family, a line each
+    python -m benchmarks.families --only llama,bloom                 some
+    python -m benchmarks.families --markdown docs/families.md        the page
+
+Of each family a small model is made on the spot, with random weights and every kind of layer its default config has.
+Three AdamW steps by transformers' own forward are the reference. coremill goes its own way, the one of `run.py`: on one
+rank, on two that share a host, and on two that talk as hosts do; its losses must be transformers' to 1e-5 (fp32), and
+its export, read by transformers, must give the logits of the model that transformers trained. A family is `exact`,
+`refused` with a reason before anything is trained, or it `fails`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+STEPS, ROWS, LENGTH, LEARNING_RATE = 3, 4, 24, 1e-3
+EOS = 9  # an ordinary token: what it means is the tokenizer's business
+LOSS_TOLERANCE, LOGITS_TOLERANCE = 1e-5, 1e-4
+TIMEOUT_SECONDS = 120.0
+
+# What transformers' default config of a family lacks to be a whole model, or to be one that predicts the next token.
+DECODER = {"is_decoder": True}
+MIXTURE = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+STARTS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"), DECODER),
+    **dict.fromkeys(("megatron-bert", "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert"), DECODER),
+    **dict.fromkeys(("roformer", "xlm-roberta", "xlm-roberta-xl"), DECODER),
+    "xmod": {**DECODER, "default_language": "en_XX"},
+    "xlm": {"causal": True},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": MIXTURE,
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    **dict.fromkeys(
+        ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral", "nemotron"), {"head_dim": 128, "num_key_value_heads": 8}
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a family."""
+
+    family: str
+    one_rank: str
+    two_ranks: str  # of one host, through memory
+    two_hosts: str  # two ranks that talk as those of two hosts do
+    layers: str
+    loss_path: str
+    documents: str
+    reason: str
+    seconds: float
+
+    @property
+    def fails(self) -> bool:
+        """Neither exact nor refused."""
+        return "fails" in (self.one_rank, self.two_ranks, self.two_hosts, self.documents)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """A line per family; ends with 1 where one fails."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.families")
+    parser.add_argument("--only", help="families, separated by commas")
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    names = options.only.split(",") if options.only else families()
+    rows = []
+    for name in names:
+        rows.append(try_family(name))
+        print(_line(rows[-1]), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if options.markdown:
+        options.markdown.write_text(page(rows))
+    counts = {outcome: sum(_outcome(row) == outcome for row in rows) for outcome in ("exact", "refused", "fails")}
+    print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    _ranks().close_nursery()
+    return 1 if counts["fails"] else 0
+
+
+def families() -> list[str]:
+    """Every model_type that AutoModelForCausalLM knows."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def try_family(family: str) -> Row:
+    """On one rank, then on two in both ways; what crashes or hangs is a row like any other."""
+    ranks, began = _ranks(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+
+        def outcome(function: str, world_size: int, **how: Any) -> dict[str, Any]:
+            try:
+                found: dict[str, Any] = ranks.run_ranks(
+                    f"benchmarks.families:{function}", world_size, timeout_seconds=TIMEOUT_SECONDS, folder=folder, **how
+                )[0]
+                return found
+            except ranks.RankError as error:
+                return {"outcome": "fails", "reason": f"{error.kind}: {_last_line(str(error))}"}
+
+        made = outcome("make_and_train_by_transformers", 1, family=family)
+        if made["outcome"] != "made":
+            empty = dict.fromkeys(("one_rank", "two_ranks", "two_hosts", "documents"), made["outcome"])
+            reason = made["reason"]
+            return Row(family, **empty, layers="", loss_path="", reason=reason, seconds=time.perf_counter() - began)
+        ways = {
+            "one_rank": outcome("train_by_coremill", 1, engine="replicate"),
+            "two_ranks": outcome("train_by_coremill", 2, engine="shard"),
+            "two_hosts": outcome("train_by_coremill", 2, engine="shard", through_memory=False),
+        }
+    reasons = {way.get("reason", "") for way in ways.values()} | {made["documents_reason"]}
+    one = ways["one_rank"]
+    return Row(
+        family,
+        **{name: way["outcome"] for name, way in ways.items()},
+        layers=one.get("layers", ""),
+        loss_path=one.get("loss_path", ""),
+        documents=made["documents"],
+        reason="; ".join(sorted(reasons - {""})),
+        seconds=time.perf_counter() - began,
+    )
+
+
+# --- on a rank ---
+
+
+def make_and_train_by_transformers(world: Any, *, family: str, folder: str) -> dict[str, Any]:
+    """Leave a small model in the folder, and beside it losses and last logits of three steps by transformers alone."""
+    import torch
+    import transformers
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    from coremill.config.schema import ModelSection, TrainSection
+    from coremill.data.loader import RowLoader
+    from coremill.errors import InputError
+    from coremill.model.causal import require_causal
+    from coremill.model.documents import require_documents_apart
+    from coremill.model.small_copy import SPECIAL_TOKENS, VOCABULARY, small_copy
+    from coremill.model.source import resolve_model
+    from coremill.train.optimizer import learning_rate_at
+    from training import make_packed
+
+    del world
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    place = Path(folder)
+    config = CONFIG_MAPPING[family](**STARTS.get(family, {}))
+    try:
+        require_causal(config.to_dict(), description=family, where="config.json")
+    except InputError as error:
+        return {"outcome": "refused", "reason": _words(error)}
+    with torch.device("meta"), no_init_weights():
+        default = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    small_copy(default, row_tokens=sys.maxsize).save_pretrained(place / "model")
+    try:
+        resolve_model(ModelSection(name=str(place / "model")), cache=place / "cache")
+    except InputError as error:
+        return {"outcome": "refused", "reason": _words(error)}
+
+    # Without the last tokens of the vocabulary, some of which mean pictures and sounds.
+    data = make_packed(
+        place / "data", rows=ROWS * STEPS, length=LENGTH, vocabulary=VOCABULARY - SPECIAL_TOKENS, first_token=EOS
+    )
+    (place / "data.json").write_text(json.dumps(data.to_json()))
+    model = AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32).train()
+    settings = TrainSection(steps=STEPS, learning_rate=LEARNING_RATE, warmup_steps=2)
+    loader = RowLoader(
+        data, seed=5, rows_per_step=ROWS, rank=0, world_size=1, micro_batch_rows=ROWS, accumulation_steps=1
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    losses = []
+    for step in range(1, STEPS + 1):
+        (batch,) = loader.next_step().batches
+        labels = _labels_for(model, batch.input_ids, batch.labels)
+        loss = model(input_ids=batch.input_ids, labels=labels, use_cache=False).loss
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate_at(step, STEPS, settings)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    torch.save({"losses": losses, "logits": _logits(model)}, place / "reference.pt")
+
+    try:
+        documents, documents_reason = require_documents_apart(model, row_tokens=sys.maxsize).value, ""
+    except InputError as error:
+        documents, documents_reason = "refused", _words(error)
+    return {"outcome": "made", "documents": documents, "documents_reason": documents_reason}
+
+
+def train_by_coremill(world: Any, *, folder: str, engine: str, through_memory: bool = True) -> dict[str, Any]:
+    """The same three steps by coremill; its export is read by transformers."""
+    import torch
+    import transformers
+    from transformers import AutoModelForCausalLM
+
+    from coremill.errors import InputError
+    from training import train_here
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    place = Path(folder)
+    export = place / f"export-{engine}-{through_memory}"
+    reference = torch.load(place / "reference.pt", weights_only=True)
+    try:
+        found = train_here(
+            world,
+            model_folder=str(place / "model"),
+            data=json.loads((place / "data.json").read_text()),
+            engine=engine,
+            through_memory=through_memory,
+            rows_per_step=ROWS,
+            micro_batch_rows=ROWS // world.size,
+            steps=STEPS,
+            learning_rate=LEARNING_RATE,
+            weight_decay=0.0,
+            clip_norm=None,
+            export_to=str(export),
+        )
+    except InputError as error:
+        return {"outcome": "refused", "reason": _words(error)}
+    outcome = {"outcome": "exact", "layers": found["layers"], "loss_path": found["loss_path"]}
+    if world.rank != 0:
+        return outcome
+    pairs = list(zip(found["losses"], reference["losses"], strict=True))
+    if any(not abs(ours - theirs) <= LOSS_TOLERANCE * max(1.0, abs(theirs)) for ours, theirs in pairs):
+        shown = ", ".join(f"{ours:.6f} ({theirs:.6f})" for ours, theirs in pairs)
+        return outcome | {"outcome": "fails", "reason": f"losses {shown} in transformers"}
+    reloaded, info = AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32, output_loading_info=True)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[kind]:
+            return outcome | {"outcome": "fails", "reason": f"export: {kind} {sorted(info[kind])[:3]}"}
+    difference = float((_logits(reloaded) - reference["logits"]).abs().max() / reference["logits"].abs().max())
+    if not difference <= LOGITS_TOLERANCE:
+        return outcome | {"outcome": "fails", "reason": f"the export's logits are off by {difference:.1e}"}
+    return outcome
+
+
+def _labels_for(model: Any, token_ids: Any, labels: Any) -> Any:
+    """As the family's own loss wants them: the decoders of encoder-decoder families take the next tokens, ready."""
+    import torch
+
+    with torch.no_grad():
+        output = model(input_ids=token_ids, labels=labels, use_cache=False)
+        as_given = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), labels.flatten())
+    if not torch.isclose(output.loss, as_given, rtol=1e-6):
+        return labels
+    following = torch.full_like(labels, -100)
+    following[:, :-1] = labels[:, 1:]
+    return following
+
+
+def _logits(model: Any) -> Any:
+    import torch
+
+    tokens = torch.randint(EOS, 80, (2, LENGTH), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        return model.eval()(input_ids=tokens, use_cache=False).logits
+
+
+def _words(error: Any) -> str:
+    return f"{error.what}: {error.why}" if error.why else str(error.what)
+
+
+# --- the page ---
+
+
+def page(rows: Sequence[Row]) -> str:
+    """docs/families.md."""
+    import torch
+    import transformers
+
+    exact, refused = (sum(_outcome(row) == outcome for row in rows) for outcome in ("exact", "refused"))
+    lines = [
+        "# Families",
+        "",
+        "Made by `python -m benchmarks.families --markdown docs/families.md` with transformers"
+        f" {transformers.__version__} and torch {torch.__version__.split('+')[0]}: every family that"
+        " `AutoModelForCausalLM` knows, as a small model with random weights. *Exact*: the losses of three AdamW steps"
+        " in fp32 are those of transformers itself to 1e-5, and the export, read by transformers, gives the same"
+        " logits. *Refused*: ended with 78 and the reason before anything is trained.",
+        "",
+        f"{len(rows)} families: {exact} exact, {refused} refused, {len(rows) - exact - refused} fail.",
+        "",
+        "Two ranks: sharded over two on one host, through memory. Two hosts: the same through gloo, as between hosts."
+        " Documents: whether `data.attention_across_documents: false` keeps the documents of a row apart, seen by"
+        " changing a neighbour; where it does not, the setting is refused.",
+        "",
+        "| family | one rank | two ranks | two hosts | layers | loss | documents | reason |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = (row.family, row.one_rank, row.two_ranks, row.two_hosts, row.layers, row.loss_path, row.documents)
+        lines.append("| " + " | ".join((*cells, row.reason.replace("|", "/"))) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _outcome(row: Row) -> str:
+    if row.fails:
+        return "fails"
+    return "refused" if row.one_rank == "refused" else "exact"
+
+
+def _line(row: Row) -> str:
+    ways = f"{row.one_rank:8} {row.two_ranks:8} {row.two_hosts:8} documents {row.documents:8}"
+    return f"{row.family:26} {ways} {row.layers:12} {row.loss_path:8} {row.seconds:5.1f} s  {row.reason}"
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("(rank", "[rank"))]
+    return " ".join(lines[-1].split())[:200]
+
+
+def _ranks() -> Any:
+    sys.path[:0] = [path for path in (str(ROOT / "src"), str(ROOT / "tests")) if path not in sys.path]
+    os.environ["PYTHONPATH"] = str(ROOT)  # ranks find this module there
+    import ranks
+
+    return ranks
+
+
+if __name__ == "__main__":
+    sys.exit(main())
