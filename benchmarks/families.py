@@ -33,6 +33,13 @@ TIMEOUT_SECONDS = 120.0
 # What transformers' default config of a family lacks to be a whole model, or to be one that predicts the next token.
 DECODER = {"is_decoder": True}
 MIXTURE = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+INDEXER = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 256,
+    "indexer_budget": 2048,
+    "indexer_compress_ratio": 4,
+}
 STARTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"), DECODER),
     **dict.fromkeys(("megatron-bert", "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert"), DECODER),
@@ -42,6 +49,10 @@ STARTS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": MIXTURE,
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "qwen4_exp": {"text_config": INDEXER},
+    "qwen4_exp_text": INDEXER,
     **dict.fromkeys(
         ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral", "nemotron"), {"head_dim": 128, "num_key_value_heads": 8}
     ),
@@ -121,7 +132,7 @@ def try_family(family: str) -> Row:
             "two_ranks": outcome("train_by_coremill", 2, engine="shard"),
             "two_hosts": outcome("train_by_coremill", 2, engine="shard", through_memory=False),
         }
-    reasons = {way.get("reason", "") for way in ways.values()} | {made["documents_reason"]}
+    reasons = {way.get("reason", "") for way in ways.values()} | {made.get("documents_reason", "")}
     one = ways["one_rank"]
     return Row(
         family,
@@ -166,7 +177,10 @@ def make_and_train_by_transformers(world: Any, *, family: str, folder: str) -> d
         return {"outcome": "refused", "reason": _words(error)}
     with torch.device("meta"), no_init_weights():
         default = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    small_copy(default, row_tokens=sys.maxsize).save_pretrained(place / "model")
+    small = small_copy(default, row_tokens=sys.maxsize)
+    small.save_pretrained(place / "model")
+    if small.config.model_type != family:  # the text part of a larger model: folders on the hub have the config of all
+        (place / "model/config.json").write_text(json.dumps(_with_part(config.to_dict(), small.config.to_dict())))
     try:
         resolve_model(ModelSection(name=str(place / "model")), cache=place / "cache")
     except InputError as error:
@@ -197,10 +211,9 @@ def make_and_train_by_transformers(world: Any, *, family: str, folder: str) -> d
     torch.save({"losses": losses, "logits": _logits(model)}, place / "reference.pt")
 
     try:
-        documents, documents_reason = require_documents_apart(model, row_tokens=sys.maxsize).value, ""
+        return {"outcome": "made", "documents": require_documents_apart(model, row_tokens=sys.maxsize).value}
     except InputError as error:
-        documents, documents_reason = "refused", _words(error)
-    return {"outcome": "made", "documents": documents, "documents_reason": documents_reason}
+        return {"outcome": "made", "documents": "refused", "documents_reason": str(error.why)}
 
 
 def train_by_coremill(world: Any, *, folder: str, engine: str, through_memory: bool = True) -> dict[str, Any]:
@@ -249,6 +262,12 @@ def train_by_coremill(world: Any, *, folder: str, engine: str, through_memory: b
     if not difference <= LOGITS_TOLERANCE:
         return outcome | {"outcome": "fails", "reason": f"the export's logits are off by {difference:.1e}"}
     return outcome
+
+
+def _with_part(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    """A config with one of its parts replaced."""
+    places = [name for name, each in whole.items() if isinstance(each, dict) and "model_type" in each]
+    return whole | {name: part for name in places if whole[name]["model_type"] == part["model_type"]}
 
 
 def _labels_for(model: Any, token_ids: Any, labels: Any) -> Any:

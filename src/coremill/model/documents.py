@@ -54,10 +54,10 @@ def require_documents_apart(model: PreTrainedModel, *, row_tokens: int) -> Choic
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise _refusal(f"cannot tell whether {name} keeps documents apart", why) from error
     if found.of_neighbour > SAME:
-        why = "tried on a small copy: other tokens in one document change the next one's logits"
+        why = "on a small copy of it, other tokens in one document change the next one's logits"
         raise _refusal(f"{name} does not keep the documents of a row apart", why)
     if found.of_place > SAME:
-        why = "tried on a small copy: behind another document its logits are not what they are alone in a row"
+        why = "on a small copy of it, a document behind another has other logits than alone in its row"
         raise _refusal(f"{name} does not read a document in the middle of a row as it would alone", why)
     return Choice("apart", "tried on a small copy of the model: no document changes another's logits")
 

@@ -70,6 +70,7 @@ _NEEDS: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_head": 16},
     "longcat_flash": {"head_dim": 16, "qk_head_dim": 32},
     "mamba2": {"num_heads": 8},
+    "qwen4_exp_text": {"indexer_budget": WINDOW, "indexer_compress_ratio": 2},
     "reformer": {"axial_pos_shape": [16, 32], "axial_pos_embds_dim": [16, 48]},
     "zamba": {"attention_hidden_size": 2 * WIDTH, "attention_head_dim": 2 * WIDTH // HEADS},
     "zamba2": {"attention_hidden_size": 2 * WIDTH, "attention_head_dim": 2 * WIDTH // HEADS},

@@ -84,6 +84,7 @@ class ShardEngine:
             fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=not self._keep_gathered)
 
         self._table = self._row_table(parts, mesh)
+        other_names = _forget_other_names(model, parts.head)
         if parts.tied:
             group([parts.embedding, parts.head])
         else:
@@ -110,6 +111,8 @@ class ShardEngine:
             model.register_forward_pre_hook(self._ask_for_rows, prepend=True, with_kwargs=True)
         self._order_gathers(first, parts.layers, parts.head, tied=parts.tied)
         materialise(model)
+        for holder, name, head_name in other_names:
+            holder._parameters[name] = parts.head._parameters[head_name]
         self._model = model
 
     def _ask_for_rows(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -262,3 +265,19 @@ class ShardEngine:
     def wire_use(self) -> WireUse:
         """Since the last call."""
         return WireUse(self._meter.take())
+
+
+def _forget_other_names(model: nn.Module, head: nn.Module) -> list[tuple[nn.Module, str, str]]:
+    """Take a head's parameters out of the modules around it, which name them too but compute nothing with them (BERT's
+    bias): FSDP2 would make a second parameter of each. Where they were, by which name, and which one of the head's."""
+    names = {id(parameter): name for name, parameter in head._parameters.items() if parameter is not None}
+    around = [module for module in model.modules() if module is not head and head in set(module.modules())]
+    found = [
+        (module, name, names[id(parameter)])
+        for module in around
+        for name, parameter in module._parameters.items()
+        if id(parameter) in names
+    ]
+    for module, name, _ in found:
+        del module._parameters[name]
+    return found
