@@ -53,7 +53,7 @@ _ALL_HEADS = re.compile(r"(num_attention|n|decoder_attention)_heads?")
 # How far a token looks back, or how many it chooses from all before it.
 _WINDOWS = re.compile(
     r"sliding_window(_size)?|window_size|attention_window_size|local_attention|attention_chunk_size|index_topk"
-    r"|indexer_budget|.*_attn_chunk_length"
+    r"|indexer_budget"
 )
 _LAYERS = re.compile(
     r"(num_)?(decoder|encoder)_layers|num_hidden_layers|num_layers|n_layers?|num_blocks|num_layers_per_stack|depth"
@@ -71,7 +71,6 @@ _NEEDS: dict[str, dict[str, Any]] = {
     "longcat_flash": {"head_dim": 16, "qk_head_dim": 32},
     "mamba2": {"num_heads": 8},
     "qwen4_exp_text": {"indexer_budget": WINDOW, "indexer_compress_ratio": 2},
-    "reformer": {"axial_pos_shape": [16, 32], "axial_pos_embds_dim": [16, 48]},
     "zamba": {"attention_hidden_size": 2 * WIDTH, "attention_head_dim": 2 * WIDTH // HEADS},
     "zamba2": {"attention_hidden_size": 2 * WIDTH, "attention_head_dim": 2 * WIDTH // HEADS},
 }
