@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS, ROWS, LENGTH, LEARNING_RATE = 3, 4, 24, 1e-3
+STEPS, ROWS, LENGTH = 3, 4, 24
+# Of AdamW. Epsilon above the rounding of gradients: what is zero but for that must not become a whole step.
+LEARNING_RATE, EPSILON = 1e-3, 1e-4
 EOS = 9  # an ordinary token: what it means is the tokenizer's business
 LOSS_TOLERANCE, LOGITS_TOLERANCE = 1e-5, 1e-4
 TIMEOUT_SECONDS = 120.0
@@ -50,7 +52,7 @@ STARTS: dict[str, dict[str, Any]] = {
     "xlnet": {"attn_type": "uni"},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": MIXTURE,
-    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
@@ -197,7 +199,7 @@ def make_and_train_by_transformers(world: Any, *, family: str, folder: str) -> d
     loader = RowLoader(
         data, seed=5, rows_per_step=ROWS, rank=0, world_size=1, micro_batch_rows=ROWS, accumulation_steps=1
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=EPSILON, weight_decay=0.0)
     losses = []
     for step in range(1, STEPS + 1):
         (batch,) = loader.next_step().batches
@@ -243,6 +245,7 @@ def train_by_coremill(world: Any, *, folder: str, engine: str, through_memory: b
             steps=STEPS,
             learning_rate=LEARNING_RATE,
             weight_decay=0.0,
+            adam_epsilon=EPSILON,
             clip_norm=None,
             export_to=str(export),
         )

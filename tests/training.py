@@ -73,6 +73,7 @@ def train_here(
     across_documents: bool = True,
     learning_rate: float = 1e-3,
     weight_decay: float = 0.1,
+    adam_epsilon: float = 1e-8,
     clip_norm: float | None = 1.0,
     export_to: str | None = None,
     through_memory: bool = True,
@@ -115,7 +116,12 @@ def train_here(
     report = fill_parameters(model, source, rank=world.rank, world_size=world.size, seed=3)
     made.start()
     settings = TrainSection(
-        steps=steps, learning_rate=learning_rate, warmup_steps=2, weight_decay=weight_decay, clip_norm=clip_norm
+        steps=steps,
+        learning_rate=learning_rate,
+        warmup_steps=2,
+        weight_decay=weight_decay,
+        adam_epsilon=adam_epsilon,
+        clip_norm=clip_norm,
     )
     loader = RowLoader(
         PackedData.from_json(data),

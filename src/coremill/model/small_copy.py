@@ -68,6 +68,14 @@ _NEEDS: dict[str, dict[str, Any]] = {
     "big_bird": {"block_size": 2, "num_random_blocks": 1},  # else rows this short are attended to in full
     "bigbird_pegasus": {"block_size": 2, "num_random_blocks": 1},
     "falcon_h1": {"mamba_d_head": 16},
+    # Sparse ones, dense ones, and ones that take keys and values over, of both kinds of attention.
+    "gemma3n_text": {
+        "num_hidden_layers": 8,
+        "num_kv_shared_layers": 4,
+        "intermediate_size": 8 * [WIDTH],
+        "layer_types": 4 * ["sliding_attention", "full_attention"],
+        "activation_sparsity_pattern": [0.95, 0.95, *6 * [0.0]],
+    },
     "longcat_flash": {"head_dim": 16, "qk_head_dim": 32},
     "mamba2": {"num_heads": 8},
     "qwen4_exp_text": {"indexer_budget": WINDOW, "indexer_compress_ratio": 2},
@@ -131,7 +139,7 @@ def _kind(layer: nn.Module) -> Any:
 
 def _settings(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
-        if name.startswith("_") or re.search(r"idx|index|layer_number|layer_id$|seed", name):
+        if name.startswith("_") or _LAYERS.fullmatch(name) or re.search(r"idx|index|layer_number|layer_id$|seed", name):
             continue
         if value is None or isinstance(value, str | bool | int):
             yield name, value
@@ -176,7 +184,7 @@ def _most_layers(document: Mapping[str, Any]) -> int:
 
 
 def _counts_of_layers(document: Mapping[str, Any]) -> set[int]:
-    return {value for key, value in document.items() if _LAYERS.fullmatch(key) and isinstance(value, int)}
+    return {value for key, value in document.items() if _LAYERS.fullmatch(str(key)) and isinstance(value, int)}
 
 
 def _with_layers(document: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -184,7 +192,8 @@ def _with_layers(document: Mapping[str, Any], count: int) -> dict[str, Any]:
 
     def cut(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return _with_layers(value, count)
+            kept = {place: each for place, each in value.items() if not str(place).isdigit() or int(place) < count}
+            return _with_layers(kept, count)
         if _LAYERS.fullmatch(key) and isinstance(value, int):
             return min(value, count)
         if isinstance(value, list) and len(value) in lengths:
