@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from coremill.model.causal import causal_families
+
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 120.0
 
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    names = options.only.split(",") if options.only else families()
+    names = options.only.split(",") if options.only else causal_families()
     rows = []
     for name in names:
         rows.append(try_family(name))
@@ -67,13 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     _ranks().close_nursery()
     return 1 if counts["fails"] else 0
-
-
-def families() -> list[str]:
-    """Every model_type that AutoModelForCausalLM knows."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def try_family(family: str) -> Row:

@@ -81,6 +81,11 @@ def require_causal(config: Mapping[str, Any], *, description: str, where: str, t
         )
 
 
+def causal_families() -> list[str]:
+    """Every model_type that transformers lists as a causal language model."""
+    return sorted(_tables().get(_CAUSAL, {}))
+
+
 def _why_not_own(trusted: bool) -> str:
     return f"its auto_map names no {CAUSAL}" if trusted else "its own code would have to be run"
 

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers, has_plain_lookup
 from coremill.model.slices import RowSlice, check_has_rows, materialise, model_name, rows_of_rank
 from coremill.parallel.codec import Codec
@@ -66,6 +67,7 @@ class ShardEngine:
         """Cut the model into groups while it is still on the meta device, then give each rank its empty share."""
         check_has_rows(model)
         parts = find_layers(model)
+        _check_layers_share_nothing(model, parts.layers)
         # Gradients are laid out as backward made them where they travel like that, and summed in fp32 all the same.
         travel_as_made = self._gradient_codec.dtype == self._compute_dtype
         policy = MixedPrecisionPolicy(
@@ -265,6 +267,18 @@ class ShardEngine:
     def wire_use(self) -> WireUse:
         """Since the last call."""
         return WireUse(self._meter.take())
+
+
+def _check_layers_share_nothing(model: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """FSDP2 would make of a weight that several layers use (Zamba's) one for each."""
+    held = [id(parameter) for layer in layers for parameter in layer.parameters()]
+    if len(set(held)) < len(held):
+        raise InputError(
+            f"layers of {type(model).__name__} share weights",
+            where="parallel.engine",
+            why="between hosts, shard gathers the weights of one layer at a time",
+            do="set parallel.engine=replicate",
+        )
 
 
 def _forget_other_names(model: nn.Module, head: nn.Module) -> list[tuple[nn.Module, str, str]]:
