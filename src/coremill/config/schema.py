@@ -76,7 +76,9 @@ class DataSection(Section):
         " skip: leave such rows out, count and list them",
     )
     attention_across_documents: bool = Field(
-        True, description="false: a token attends only to its own document, at some cost in speed"
+        True,
+        description="false: a token attends only to its own document, at some cost in speed; refused (78) for families"
+        " that do not keep documents apart (docs/families.md)",
     )
 
 
