@@ -12,21 +12,20 @@ from benchmarks.families import try_family
 from coremill.model.causal import causal_families
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/families.md"
-# One of each sort: plain, learned positions, tied and scaled, encoder made a decoder, no positions, state instead of
-# attention, both at once, experts, latent attention, sparse layers and shared keys, windows and sinks, pictures beside.
+# One of each sort, and whether it keeps documents apart.
 SAMPLE = {
     "llama": "apart",
-    "gpt2": "apart",
-    "granite": "apart",
-    "bert": "refused",
-    "bloom": "refused",
-    "mamba": "refused",
-    "falcon_h1": "refused",
-    "mixtral": "apart",
-    "deepseek_v3": "apart",
-    "gemma3n_text": "apart",
-    "gpt_oss": "refused",
-    "bart": "refused",
+    "gpt2": "apart",  # learned positions, transposed products
+    "granite": "apart",  # scaled logits
+    "bert": "refused",  # an encoder made a decoder; its head's bias has two names
+    "bart": "refused",  # half of an encoder-decoder, with weights that nothing uses
+    "bloom": "refused",  # no positions
+    "falcon_h1": "refused",  # state and attention side by side
+    "jamba": "refused",  # layers of several classes, experts
+    "mixtral": "apart",  # experts that the files keep one by one
+    "gemma3": "apart",  # pictures beside the text
+    "gemma3n_text": "apart",  # sparse layers, layers that take keys and values over
+    "inkling_text": "refused",  # a lookup with a norm of its own
 }
 
 

@@ -147,10 +147,12 @@ class ShardEngine:
         ahead = len(forward_order) if self._keep_gathered else 1
         for index, module in enumerate(forward_order):
             module.set_modules_to_forward_prefetch(forward_order[index + 1 : index + 1 + ahead])  # type: ignore[operator]
-        # A lookup's backward reads no weight; neither does a head whose gradients were made in forward.
-        if not tied and self._table is None:
+        # A lookup's backward reads no weight; neither does a head whose gradients were made in forward. A lookup that
+        # brings weights of its own along (Inkling's norm) would read freed memory.
+        only_looks_up = isinstance(first, nn.Embedding) and len(list(first.parameters())) == 1
+        if not tied and self._table is None and only_looks_up:
             first.set_unshard_in_backward(False)  # type: ignore[operator]
-        if not self._head_in_backward:
+        if not self._head_in_backward and (only_looks_up or not tied):
             (first if tied else head).set_unshard_in_backward(False)  # type: ignore[operator]
 
     def start(self) -> None:
