@@ -13,11 +13,13 @@ import numpy as np
 from coremill.data.packed import BOUNDARIES_FILE, FORMAT_VERSION, TOKENS_FILE, Manifest, PackedData
 
 
-def make_packed(folder: Path, *, rows: int, length: int, vocabulary: int, seed: int = 1) -> PackedData:
-    """Random rows with an end token (0) here and there, as prepare_data would leave them."""
+def make_packed(
+    folder: Path, *, rows: int, length: int, vocabulary: int, seed: int = 1, first_token: int = 0
+) -> PackedData:
+    """Random rows with an end token (the first) here and there, as prepare_data would leave them."""
     folder.mkdir(parents=True)
-    tokens = np.random.default_rng(seed).integers(1, vocabulary, size=(rows, length)).astype(np.uint16)
-    tokens[:, length // 3] = 0
+    tokens = np.random.default_rng(seed).integers(first_token + 1, vocabulary, size=(rows, length)).astype(np.uint16)
+    tokens[:, length // 3] = first_token
     tokens.tofile(folder / TOKENS_FILE)
     np.ones(rows, np.uint32).tofile(folder / BOUNDARIES_FILE)
     manifest = Manifest(
@@ -25,7 +27,7 @@ def make_packed(folder: Path, *, rows: int, length: int, vocabulary: int, seed: 
         key="test",
         source="random",
         tokenizer="none",
-        eos_id=0,
+        eos_id=first_token,
         dtype="uint16",
         sequence_length=length,
         rows=rows,
@@ -47,7 +49,7 @@ def make_packed(folder: Path, *, rows: int, length: int, vocabulary: int, seed: 
         tokens=rows * length,
         dropped_tokens=0,
         documents=2 * rows,
-        eos_id=0,
+        eos_id=first_token,
         from_cache=False,
         seconds=0.0,
     )
@@ -69,6 +71,8 @@ def train_here(
     steps: int = 20,
     across_documents: bool = True,
     learning_rate: float = 1e-3,
+    weight_decay: float = 0.1,
+    adam_epsilon: float = 1e-8,
     clip_norm: float | None = 1.0,
     export_to: str | None = None,
     export_dtype: str = "float32",
@@ -112,7 +116,12 @@ def train_here(
     report = fill_parameters(model, source, rank=world.rank, world_size=world.size, seed=3)
     made.start()
     settings = TrainSection(
-        steps=steps, learning_rate=learning_rate, warmup_steps=2, weight_decay=0.1, clip_norm=clip_norm
+        steps=steps,
+        learning_rate=learning_rate,
+        warmup_steps=2,
+        weight_decay=weight_decay,
+        adam_epsilon=adam_epsilon,
+        clip_norm=clip_norm,
     )
     loader = RowLoader(
         PackedData.from_json(data),

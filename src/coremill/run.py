@@ -1,8 +1,7 @@
 """The story of a run: config -> hardware -> plan -> data -> model -> engine -> train -> export -> report.
 
-`run_as_rank` is what a rank does, whoever started it. The first three stages and the data are usually behind it by
-then: coremill's own launcher (launcher.py, no torch) has done them and left orders; under torchrun or mpirun the ranks
-do them here, once per node. A rank writes events and nothing else; console and report only read those.
+`run_as_rank` is what a rank does, whoever started it. The first three stages and the data are usually behind it: our
+launcher (launcher.py, no torch) has done them and left orders; under torchrun or mpirun a rank of each node does them.
 """
 
 from __future__ import annotations
@@ -54,6 +53,7 @@ def train_rank(
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
     from coremill.data.loader import RowLoader, evaluation_batches
     from coremill.model.build import attention_of, build_on_meta
+    from coremill.model.documents import documents_of
     from coremill.model.lean import make_lean
     from coremill.model.load import fill_parameters
     from coremill.parallel import DTYPES, make_engine
@@ -80,8 +80,8 @@ def train_rank(
 
     with phase(events, "build"):
         model = build_on_meta(orders.model, attention=config.model.attention)
-        choices: dict[str, Any] = {"attention": attention_of(model, config.model.attention)}
-        choices |= {"layers": make_lean(model), "loss": task.prepare(model)}
+        choices: dict[str, Any] = {"attention": attention_of(model, config.model.attention), "layers": make_lean(model)}
+        choices |= {"loss": task.prepare(model), "documents": documents_of(model, config.data)}
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()

@@ -255,3 +255,18 @@ def test_under_torchrun_it_is_said_once(scene: Scene, gated_hub: str, name: str)
     assert done.err.count("coremill: ") == 1, str(done)
     assert re.search(r"rank +: 0 .*\n.*exitcode +: 78", done.err), str(done)  # torchrun's own words on who failed
     assert_no_rank_started(scene, done)
+
+
+def test_documents_that_would_see_each_other_are_refused_before_the_first_step(scene: Scene) -> None:
+    """Said by a rank: a small copy of the model has to be run."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    folder = copied_model(scene, "bloom")
+    BloomForCausalLM(BloomConfig(vocab_size=131, hidden_size=24, n_layer=2, n_head=4)).save_pretrained(folder)
+    settings = ("model.name=bloom", "data.attention_across_documents=false")
+    done = scene.coremill("train", "run.yaml", "--nproc", "2", *(word for item in settings for word in ("--set", item)))
+    assert done.code == 78, str(done)
+    assert not done.left
+    assert said(done.err + done.out, "does not keep the documents of a row apart...attention_across_documents: true")
+    assert (done.err + done.out).count("does not keep the documents") == 1, str(done)
+    assert '"kind": "step"' not in scene.path("run/events/rank-00000.jsonl").read_text()

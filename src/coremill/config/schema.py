@@ -83,7 +83,9 @@ class DataSection(Section):
         " front), once; none: no such tokens; the end token between documents is there either way",
     )
     attention_across_documents: bool = Field(
-        True, description="false: a token attends only to its own document, at some cost in speed"
+        True,
+        description="false: a token attends only to its own document, at some cost in speed; refused (78) for families"
+        " that do not keep documents apart (docs/families.md)",
     )
 
 

@@ -104,16 +104,16 @@ def names_kept_in_fp32(model: nn.Module, dtype: torch.dtype) -> set[str]:
 
 
 def find_layers(model: nn.Module) -> LayerMap:
-    """Decoder layers (the heaviest list of modules of one class), and the embedding and head the model itself names."""
+    """Decoder layers (the heaviest list of modules), and the embedding and head the model itself names."""
     candidates = [
         (sum(parameter.numel() for parameter in module.parameters()), name, module)
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) > 0 and len({type(child) for child in module}) == 1
+        if isinstance(module, nn.ModuleList) and len(module) > 0
     ]
     embedding = _part(model, "get_input_embeddings")
     head = _part(model, "get_output_embeddings")
     if not candidates or max(candidates, key=lambda item: item[0])[0] == 0:
-        raise _not_found(model, "no list of equal decoder layers")
+        raise _not_found(model, "no list of decoder layers")
     if embedding is None:
         raise _not_found(model, "no input embedding")
     if head is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,27 @@ TRUST_ADVICE = (
     "use a model whose code is part of transformers; or read this one's code and set model.trust_remote_code: true,"
     " with its commit as model.revision (hub) or with model.code_sha256 (folder)"
 )
+ADVICE = "use a model that predicts the next token: Llama, Qwen, Mistral, Gemma, GPT-2, Phi and the like"
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 _MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
+
+# What makes a family causal that transformers lists as such whatever its config says.
+_CAUSAL_BY: dict[str, tuple[str, Any]] = {
+    "bert-generation": ("is_decoder", True),
+    "xlm": ("causal", True),
+    "xlnet": ("attn_type", "uni"),
+}
+# Listed too, yet none of these learns from text to predict the next token.
+_SOMETHING_ELSE = {
+    "cpmant": "it sees the tokens it is to predict",
+    "gemma4_assistant": "it goes on from the hidden states of another model",
+    "gemma4_unified_assistant": "it goes on from the hidden states of another model",
+    "git": "it predicts the text to a picture",
+    "musicgen": "it predicts codes of sound, several at a time",
+    "musicgen_melody": "it predicts codes of sound, several at a time",
+    "prophetnet": "it predicts several tokens ahead, with a loss of its own",
+    "reformer": "which tokens it attends to is settled with those it is to predict, and rows have one length only",
+}
 
 
 def require_causal(config: Mapping[str, Any], *, description: str, where: str, trusted: bool = False) -> None:
@@ -40,18 +60,30 @@ def require_causal(config: Mapping[str, Any], *, description: str, where: str, t
             f"{description} is no causal language model that transformers knows",
             where=where,
             why=f"model_type is {family}" + (f", and {_why_not_own(trusted)}" if own_code else ""),
-            do=TRUST_ADVICE
-            if own_code
-            else "use a model that predicts the next token: Llama, Qwen, Mistral, Gemma, GPT-2, Phi and the like",
+            do=TRUST_ADVICE if own_code else ADVICE,
         )
-    encoder = tables[_MASKED].get(family, "").endswith("MaskedLM")
-    if encoder and not config.get("is_decoder"):
+    if family in _SOMETHING_ELSE:
+        raise InputError(
+            f"{description} is no model that learns to predict the next token of a text",
+            where=where,
+            why=f"model_type is {family}: {_SOMETHING_ELSE[family]}",
+            do=ADVICE,
+        )
+    is_encoder = tables[_MASKED].get(family, "").endswith("MaskedLM")
+    key, needed = _CAUSAL_BY.get(family, ("is_decoder", True) if is_encoder else ("", None))
+    if key and config.get(key) != needed:
+        shown = json.dumps(needed)
         raise InputError(
             f"{description} is an encoder, not a causal language model",
             where=where,
-            why=f"a {family} model sees the tokens it is to predict, unless its config sets is_decoder",
-            do="use a model that predicts the next token: Llama, Qwen, Mistral, Gemma, GPT-2, Phi and the like",
+            why=f"a {family} model sees the tokens it is to predict, unless its config has {key}: {shown}",
+            do=ADVICE,
         )
+
+
+def causal_families() -> list[str]:
+    """Every model_type that transformers lists as a causal language model."""
+    return sorted(_tables().get(_CAUSAL, {}))
 
 
 def _why_not_own(trusted: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from torch import nn
@@ -24,10 +25,13 @@ def in_leaving_order(model: nn.Module) -> list[LeavingGroup]:
 
     def group(module: nn.Module, *, is_layer: bool = False) -> LeavingGroup:
         fresh = [parameter for parameter in module.parameters() if parameter not in seen]
+        if is_layer:
+            fresh = [parameter for parameter in fresh if uses[parameter] == 1]
         seen.update(fresh)
         return LeavingGroup(fresh, is_layer)
 
-    # What layers share is the first one's: its backward is last.
+    # What layers share belongs to none: Zamba 2 uses one part of it in this layer, another part in that.
+    uses = Counter(parameter for layer in parts.layers for parameter in layer.parameters())
     layers = [group(layer, is_layer=True) for layer in parts.layers]
     lookup, head = group(parts.embedding), group(parts.head)
     # Of the rest, a final norm's gradient is made early, that of learned positions last.

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers, has_plain_lookup
 from coremill.model.slices import RowSlice, check_has_rows, materialise, model_name, rows_of_rank
 from coremill.parallel.codec import Codec
@@ -66,6 +67,7 @@ class ShardEngine:
         """Cut the model into groups while it is still on the meta device, then give each rank its empty share."""
         check_has_rows(model)
         parts = find_layers(model)
+        _check_layers_share_nothing(model, parts.layers)
         # Gradients are laid out as backward made them where they travel like that, and summed in fp32 all the same.
         travel_as_made = self._gradient_codec.dtype == self._compute_dtype
         policy = MixedPrecisionPolicy(
@@ -84,6 +86,7 @@ class ShardEngine:
             fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=not self._keep_gathered)
 
         self._table = self._row_table(parts, mesh)
+        other_names = _forget_other_names(model, parts.head)
         if parts.tied:
             group([parts.embedding, parts.head])
         else:
@@ -110,6 +113,8 @@ class ShardEngine:
             model.register_forward_pre_hook(self._ask_for_rows, prepend=True, with_kwargs=True)
         self._order_gathers(first, parts.layers, parts.head, tied=parts.tied)
         materialise(model)
+        for holder, name, head_name in other_names:
+            holder._parameters[name] = parts.head._parameters[head_name]
         self._model = model
 
     def _ask_for_rows(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -142,10 +147,12 @@ class ShardEngine:
         ahead = len(forward_order) if self._keep_gathered else 1
         for index, module in enumerate(forward_order):
             module.set_modules_to_forward_prefetch(forward_order[index + 1 : index + 1 + ahead])  # type: ignore[operator]
-        # A lookup's backward reads no weight; neither does a head whose gradients were made in forward.
-        if not tied and self._table is None:
+        # A lookup's backward reads no weight; neither does a head whose gradients were made in forward. A lookup that
+        # brings weights of its own along (Inkling's norm) would read freed memory.
+        only_looks_up = isinstance(first, nn.Embedding) and len(list(first.parameters())) == 1
+        if not tied and self._table is None and only_looks_up:
             first.set_unshard_in_backward(False)  # type: ignore[operator]
-        if not self._head_in_backward:
+        if not self._head_in_backward and (only_looks_up or not tied):
             (first if tied else head).set_unshard_in_backward(False)  # type: ignore[operator]
 
     def start(self) -> None:
@@ -265,3 +272,31 @@ class ShardEngine:
     def wire_use(self) -> WireUse:
         """Since the last call."""
         return WireUse(self._meter.take())
+
+
+def _check_layers_share_nothing(model: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """FSDP2 would make of a weight that several layers use (Zamba's) one for each."""
+    held = [id(parameter) for layer in layers for parameter in layer.parameters()]
+    if len(set(held)) < len(held):
+        raise InputError(
+            f"layers of {type(model).__name__} share weights",
+            where="parallel.engine",
+            why="between hosts, shard gathers the weights of one layer at a time",
+            do="set parallel.engine=replicate",
+        )
+
+
+def _forget_other_names(model: nn.Module, head: nn.Module) -> list[tuple[nn.Module, str, str]]:
+    """Take a head's parameters out of the modules around it, which name them too but compute nothing with them (BERT's
+    bias): FSDP2 would make a second parameter of each. Where they were, by which name, and which one of the head's."""
+    names = {id(parameter): name for name, parameter in head._parameters.items() if parameter is not None}
+    around = [module for module in model.modules() if module is not head and head in set(module.modules())]
+    found = [
+        (module, name, names[id(parameter)])
+        for module in around
+        for name, parameter in module._parameters.items()
+        if id(parameter) in names
+    ]
+    for module, name, _ in found:
+        del module._parameters[name]
+    return found

@@ -31,6 +31,22 @@ def test_what_is_none_is_refused_with_the_reason() -> None:
     require(model_type="bart", is_encoder_decoder=True)
 
 
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [("bert-generation", "is_decoder", True), ("xlm", "causal", True), ("xlnet", "attn_type", "uni")],
+)
+def test_families_that_are_causal_by_their_config_only(family: str, key: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"sees the tokens it is to predict, unless its config has {key}"):
+        require(model_type=family)
+    require(model_type=family, **{key: value})
+
+
+@pytest.mark.parametrize("family", ["git", "musicgen", "prophetnet", "gemma4_assistant", "cpmant"])
+def test_families_that_learn_something_else_are_refused(family: str) -> None:
+    with pytest.raises(InputError, match=f"next token of a text(?s:.)*model_type is {family}: it "):
+        require(model_type=family)
+
+
 def test_tables_that_cannot_be_read_refuse_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causal, "_tables", dict)
     require(model_type="vit")
