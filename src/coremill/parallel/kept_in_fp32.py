@@ -20,6 +20,7 @@ from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import RowSlice, model_name
 from coremill.parallel.engine import Engine, LossFunction, StepTotals, WireUse, sum_of_squares
 from coremill.parallel.exchange import CollectiveUse, WireMeter
+from coremill.parallel.replicas import require_equal_replicas
 from coremill.plan.types import Choice
 from coremill.world import World
 
@@ -64,6 +65,7 @@ class KeepsInFp32:
         self._hide()
         self._inner.start()
         self._show()
+        self.require_equal("after loading")
 
     def _hide(self) -> None:
         for module, name, _ in self._places:
@@ -144,6 +146,12 @@ class KeepsInFp32:
         """These moved in place."""
         self._inner.after_step()
         self._drop_gradients()
+
+    def require_equal(self, moment: str) -> None:
+        """These are whole on every rank."""
+        self._inner.require_equal(moment)
+        if self._weights:
+            require_equal_replicas(self._world, list(self._weights.items()), moment)
 
     def wire_use(self) -> WireUse:
         """Since the last call."""
