@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,10 @@ def test_a_run_with_an_fp32_router_goes_on_from_its_checkpoint(inputs, tmp_path:
     """With the same bits on as many ranks; on another number of ranks and the other engine with the same numbers."""
     settings: dict[str, Any] = {"dtype": "bf16", "steps": 4, "every": "2steps"}
     reference = run(inputs, train_saved, "router", 2, folder=str(tmp_path / "whole"), engine="shard", **settings)
+    run(inputs, train_saved, "router", 2, folder=str(tmp_path / "shard"), engine="shard", stop_at=2, **settings)
+    shutil.copytree(tmp_path / "shard", tmp_path / "replicate")
     for world_size, engine in ((2, "shard"), (1, "replicate")):
-        folder = str(tmp_path / engine)
-        run(inputs, train_saved, "router", 2, folder=folder, engine="shard", stop_at=2, **settings)
-        again = run(inputs, train_saved, "router", world_size, folder=folder, engine=engine, **settings)
+        again = run(inputs, train_saved, "router", world_size, folder=str(tmp_path / engine), engine=engine, **settings)
         assert again[0]["first_step"] == 3
         if world_size == 2:
             assert [result["digest"] for result in again] == [result["digest"] for result in reference]
