@@ -1,4 +1,5 @@
-"""Families that plan/families.py does not know: planned by the shapes of their weights, rather too much than too little.
+"""Families that plan/families.py does not know: planned by the shapes of their weights, rather too much than too
+little.
 
 A product keeps its input for backward, and what follows it (a norm, an activation, attention) mostly keeps its output:
 so a layer is taken to keep both of every matrix that a token is multiplied with. For Llama's own layers that would be
