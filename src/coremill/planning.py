@@ -16,6 +16,7 @@ from coremill.hardware.calibrate import calibration_of, remember
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import find_instances, fleet_of, fleet_of_hostfile, live_instances, table, this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
+from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.model import hub
 from coremill.model.source import resolve_model
 from coremill.plan.card import ModelCard
@@ -111,7 +112,8 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
             exposed_communication=seconds["communication"] or 0.0,
             optimizer=seconds["optimizer"],
         ),
-        measured_bytes=steady_bytes,
+        # Plans count pages of libraries as so many, whatever the page cache did in this run.
+        measured_bytes=steady_bytes - (measured["mapped_file_bytes_per_rank"] or MAPPED_FILE_BYTES) + MAPPED_FILE_BYTES,
     )
     file = remember(node, cache, observation)
     if as_json:

@@ -91,12 +91,11 @@ def masked_layers(card: ModelCard, arrangement: Arrangement) -> int:
     """Layers that keep a mask of rows x tokens x tokens; where a matrix is kept for each head anyway, none does."""
     if not uses_flash(card, arrangement):
         return 0
-    windows = card.windows or (None,) * card.layers
-    return sum(is_masked(window, arrangement) for window in windows)
+    return sum(is_masked(window, arrangement) for window in card.windows)
 
 
 def mask_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
-    """What a layer keeps besides where its attention has a mask: the mask as numbers, K and V repeated for all heads."""
+    """What a layer keeps besides where its attention has a mask: the mask as numbers, K and V for all heads."""
     compute = arrangement.compute_bytes
     mask = compute * arrangement.sequence_length
     if card.kv_heads == card.heads:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 MIB = 2**20
 
-# A block as large as all logits is freed and taken several times a step; in between, smaller ones are laid into the hole
-# it left, and the next one of its size lies elsewhere. Of these blocks, besides the moving share: 0.75 to 0.98 (three
-# runs with 201 and 268 MB of them, fp32, glibc).
+# A block as large as all logits is freed and taken several times a step; in between, smaller ones are laid into the
+# hole it left, and the next one of its size lies elsewhere. Of these blocks, besides the moving share: 0.75 to 0.98
+# (three runs with 201 and 268 MB of them, fp32, glibc).
 WHOLE_LOGITS_SHARE = 0.85
 
 

@@ -56,14 +56,12 @@ class ModelCard:
     rest_parameters: int  # the final norm and what belongs to no layer
     largest_tensor_parameters: int
     block: BlockShape  # what a layer keeps for backward
-    windows: tuple[int | None, ...] = ()  # by layer: how many tokens attention reaches back; None: all
-    experts: int = 0  # of a layer; 0: one MLP
-    experts_per_token: int = 0
-    expert_width: int = 0
+    windows: tuple[int | None, ...]  # by layer: how many tokens attention reaches back; None: all
+    experts: int  # of a layer; 0: one MLP
+    experts_per_token: int
+    expert_width: int
     has_recurrent_layers: bool = False
-    estimated_numbers: int | None = (
-        None  # that a layer of an unknown family keeps of a token; None: the family is known
-    )
+    estimated_numbers: int | None = None  # kept of a token by a layer of an unknown family; None: it is known
 
     @property
     def has_one_table_gradient(self) -> bool:

@@ -18,10 +18,10 @@ from coremill.hardware.facts import Fleet
 from coremill.plan.allocator import habits_of
 from coremill.plan.card import ModelCard
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
-from coremill.plan.layers import attention_choice, layers_choice, logits_choice
 from coremill.plan.layout import Layout, lay_out
 from coremill.plan.learn import factors_of
 from coremill.plan.memory import Surroundings, gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
+from coremill.plan.model_choices import activations_choice, attention_choice, logits_choice
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
 from coremill.plan.traffic import Traffic, traffic_of
 from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, StepSeconds
@@ -92,7 +92,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
             arrangement.activation_checkpointing, _checkpointing_reason(config, chosen, candidates)
         ),
         keep_gathered=Choice(arrangement.keep_gathered, _keep_reason(config, chosen)),
-        layers=layers_choice(card),
+        kept_activations=activations_choice(card),
         attention=attention_choice(card, arrangement),
         logits=logits_choice(card, arrangement),
         memory=chosen.memory,
@@ -365,7 +365,9 @@ def _keep_reason(config: RunConfig, chosen: Candidate) -> str:
 
 
 def _assumptions(fleet: Fleet, arrangement: Arrangement, card: ModelCard) -> tuple[str, ...]:
-    notes = [] if card.estimated_numbers is None else [f"the memory of layers: {layers_choice(card).reason}"]
+    notes = (
+        [] if card.estimated_numbers is None else [f"what layers keep for backward: {activations_choice(card).reason}"]
+    )
     learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
     if learned.runs:
         notes.append(f"that it goes as {plural(learned.runs, 'run')} learned from on this machine: {learned.words()}")

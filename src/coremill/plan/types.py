@@ -162,7 +162,7 @@ class Plan:
     accumulation_steps: Choice[int]
     activation_checkpointing: Choice[bool]
     keep_gathered: Choice[bool]  # shard: weights stay gathered through backward and accumulation
-    layers: Choice[Literal["counted", "estimated"]] = Choice("counted", "")  # what they keep for backward
+    kept_activations: Choice[Literal["counted", "estimated"]] = Choice("counted", "")
     attention: Choice[Literal["sdpa", "eager"]] = Choice("sdpa", "")
     logits: Choice[Literal["chunked", "whole"]] = Choice("chunked", "")
     memory: MemoryPlan

@@ -1,4 +1,5 @@
-"""Families that plan/families.py does not know: planned by the shapes of their weights, rather too much than too little.
+"""Families that plan/families.py does not know: planned by the shapes of their weights, rather too much than too
+little.
 
 A product keeps its input for backward, and what follows it (a norm, an activation, attention) mostly keeps its output:
 so a layer is taken to keep both of every matrix that a token is multiplied with. For Llama's own layers that would be
@@ -13,6 +14,7 @@ from dataclasses import replace
 from math import ceil, prod
 from typing import Any
 
+from coremill.plan.attention import windows_of
 from coremill.plan.families import KEPT_BY_ACTIVATION
 from coremill.plan.shape import ModelShape, Tensor
 
@@ -47,12 +49,15 @@ def shape_of_tensors(shape: ModelShape, tensors: Sequence[Tensor], config: Mappi
     widths = [
         inside for tensor in tensors if tensor.role.isdigit() for inside, _ in [_ends(tensor)] if inside != hidden
     ]
+    layers = len({tensor.role for tensor in tensors if tensor.role.isdigit()})
     tied = config.get("tie_word_embeddings")
     return replace(
         shape,
         hidden=hidden,
         vocabulary=embedding[0] if embedding else shape.vocabulary,
         intermediate=max(widths, default=4 * hidden),
+        layers=layers,
+        windows=windows_of(config, shape.traits, layers),
         tied=not any(tensor.role == "head" for tensor in tensors) if tied is None else bool(tied),
     )
 

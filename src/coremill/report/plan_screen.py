@@ -78,8 +78,12 @@ def _short_lines(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     if plan.get("usd") is not None:
         speed.append(format_usd(plan["usd"]))
     # What is out of the ordinary about the model, and costs memory.
-    unusual = {"layers": "estimated", "attention": "eager", "logits": "whole"}
-    model = [(name, f"{word}: {plan[name]['reason']}") for name, word in unusual.items() if value.get(name) == word]
+    unusual = (
+        ("layers", "kept_activations", "estimated"),
+        ("attention", "attention", "eager"),
+        ("logits", "logits", "whole"),
+    )
+    model = [(label, f"{word}: {plan[name]['reason']}") for label, name, word in unusual if value.get(name) == word]
     return [
         ("ranks", f"{ranks} with {threads}{' each' if ranks > 1 else ''}, on {plan['fleet']}"),
         ("engine", f"{value['engine']}: {plan['engine']['reason']}"),

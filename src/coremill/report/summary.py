@@ -236,6 +236,7 @@ def _measured(tally: RunTally) -> dict[str, Any]:
             phase: max((rank.phase_peak_bytes.get(name, 0) for rank in ranks), default=0) or None
             for phase, name in MEMORY_PHASES.items()
         },
+        "mapped_file_bytes_per_rank": max((rank.mapped_file_bytes for rank in ranks), default=0) or None,
         "step_seconds": _split(tally),
         "tokens_per_second": tally.tokens_per_second(),
         "wire_bytes_per_step_per_rank": max(wire, default=None),

@@ -68,6 +68,7 @@ class RankTally:
     load: Mapping[str, Any] | None = None
     peak_rss_bytes: int = 0
     rss_bytes: int = 0
+    mapped_file_bytes: int = 0  # pages of libraries and other files among them, at most
     last_step: int = 0
     ended: bool = False
     step_seconds: Mean = field(default_factory=Mean)
@@ -90,6 +91,7 @@ class RankTally:
         self.rss_bytes = int(event.number("rss_bytes")) or self.rss_bytes
         peak = int(max(event.number("peak_rss_bytes"), event.number("rss_bytes")))
         self.peak_rss_bytes = max(self.peak_rss_bytes, peak)
+        self.mapped_file_bytes = max(self.mapped_file_bytes, int(event.number("mapped_file_bytes")))
         if phase is not None and peak:
             self.phase_peak_bytes[phase] = max(self.phase_peak_bytes.get(phase, 0), peak)
 

@@ -56,7 +56,7 @@ def test_short_form_is_short(force_terminal: bool) -> None:
 def test_what_is_unusual_about_the_model_is_in_the_short_form(force_terminal: bool) -> None:
     plan = fake_plan(4).to_json()
     plain = shown(render_plan_short, plan, force_terminal=force_terminal)
-    plan |= {"layers": {"value": "estimated", "reason": "a family that the plan does not know"}}
+    plan |= {"kept_activations": {"value": "estimated", "reason": "a family that the plan does not know"}}
     plan |= {"attention": {"value": "eager", "reason": "no sdpa form"}}
     unusual = shown(render_plan_short, plan, force_terminal=force_terminal)
     text = " ".join(" ".join(unusual).split())

@@ -1,4 +1,4 @@
-"""What a plan says of a model's layers: whether the family is known, which attention it gets, how its logits are made."""
+"""What a plan says of the model: whether its family is known, which attention it gets, how its logits are made."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from typing import Literal
 
 from coremill.plan.activations import is_masked, mask_bytes_per_token, masked_layers, uses_flash
 from coremill.plan.card import ModelCard
+from coremill.plan.families import FAMILIES
 from coremill.plan.types import Arrangement, Choice
 from coremill.plan.words import plural, size
 
 
-def layers_choice(card: ModelCard) -> Choice[Literal["counted", "estimated"]]:
+def activations_choice(card: ModelCard) -> Choice[Literal["counted", "estimated"]]:
     """How what layers keep for backward was found."""
     if card.estimated_numbers is None:
         return Choice("counted", f"{card.family} is a known family: tests hold the plan to what its layers keep")
-    reason = (
-        f"{card.family} is a family that the plan does not know: by the shapes of its weights, each product keeping"
-        " its input and output, which is rather too much"
-    )
+    what = f"{card.family} is a family that the plan does not know"
+    if card.family in FAMILIES:
+        what = f"the layers of this {card.family} are not all of one kind"
+    reason = f"{what}: by the shapes of its weights, each product keeping its input and output, rather too much"
     if card.has_recurrent_layers:
-        reason += "; what its recurrent layers keep is not all in it, so that a run may need much more"
+        reason += "; what its recurrent layers keep is not all in it: a run may need much more"
     return Choice("estimated", reason)
 
 

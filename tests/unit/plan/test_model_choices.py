@@ -36,12 +36,12 @@ def test_a_family_that_is_not_known_is_planned_by_its_tensors_and_said() -> None
     assert (card.hidden, card.intermediate, card.layers, card.vocabulary_rows, card.tied) == (64, 176, 3, 250, False)
     assert card.parameters == known.parameters and card.groups == known.groups
     made = plan_of(card, data={"sequence_length": 128})
-    assert made.layers.value == "estimated"
-    assert "brandnew" in made.layers.reason and "does not know" in made.layers.reason
+    assert made.kept_activations.value == "estimated"
+    assert "brandnew" in made.kept_activations.reason and "does not know" in made.kept_activations.reason
     assert any("brandnew" in note for note in made.assumptions)
     # Rather too much than too little, yet of the right size.
     exact = plan_of(known, data={"sequence_length": 128})
-    assert exact.layers.value == "counted" and "llama" in exact.layers.reason
+    assert exact.kept_activations.value == "counted" and "llama" in exact.kept_activations.reason
     assert not any("family" in note for note in exact.assumptions)
     ratio = made.memory.steady_step.activations / exact.memory.steady_step.activations
     assert 1 < ratio < 2
@@ -68,7 +68,7 @@ def test_without_files_an_unknown_family_is_refused_with_a_reason() -> None:
 def test_recurrent_layers_are_said_to_need_more() -> None:
     config = {**UNKNOWN, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
     card = read_card(config=config, headers=headers_of(llama_tensors(tied_copy=True)), name="m")
-    assert "recurrent" in plan_of(card, data={"sequence_length": 128}).layers.reason
+    assert "recurrent" in plan_of(card, data={"sequence_length": 128}).kept_activations.reason
     with_state = read_card(config={**UNKNOWN, "state_size": 16}, headers=headers_of(llama_tensors()), name="m")
     assert with_state.has_recurrent_layers
     assert (with_state.estimated_numbers or 0) > 4 * 16 * 176
