@@ -111,7 +111,8 @@ def make_and_train_by_transformers(world: Any, *, family: str, folder: str) -> d
     try:
         return {"outcome": "made", "documents": require_documents_apart(model, row_tokens=sys.maxsize).value}
     except InputError as error:
-        return {"outcome": "made", "documents": "refused", "documents_reason": str(error.why)}
+        is_seen = "does not keep" in error.what  # by its neighbour: the usual reason
+        return {"outcome": "made", "documents": "refused" if is_seen else f"refused: {error.why}"}
 
 
 def train_by_coremill(world: Any, *, folder: str, engine: str, through_memory: bool = True) -> dict[str, Any]:
