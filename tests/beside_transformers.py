@@ -61,7 +61,7 @@ def make_and_train_by_transformers(world: Any, *, family: str, folder: str) -> d
     from coremill.model.documents import require_documents_apart
     from coremill.model.small_copy import SPECIAL_TOKENS, VOCABULARY, small_copy
     from coremill.model.source import resolve_model
-    from coremill.train.optimizer import learning_rate_at
+    from coremill.train.schedule import learning_rate_at
     from training import make_packed
 
     del world
