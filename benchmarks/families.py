@@ -95,7 +95,7 @@ def try_family(family: str) -> Row:
             "two_ranks": outcome("train_by_coremill", 2, engine="shard"),
             "two_hosts": outcome("train_by_coremill", 2, engine="shard", through_memory=False),
         }
-    reasons = {way.get("reason", "") for way in ways.values()} | {made.get("documents_reason", "")}
+    reasons = {way.get("reason", "") for way in ways.values()}
     one = ways["one_rank"]
     return Row(
         family,

@@ -61,7 +61,7 @@ def make_and_train_by_transformers(world: Any, *, family: str, folder: str) -> d
     from coremill.model.documents import require_documents_apart
     from coremill.model.small_copy import SPECIAL_TOKENS, VOCABULARY, small_copy
     from coremill.model.source import resolve_model
-    from coremill.train.optimizer import learning_rate_at
+    from coremill.train.schedule import learning_rate_at
     from training import make_packed
 
     del world
@@ -111,7 +111,8 @@ def make_and_train_by_transformers(world: Any, *, family: str, folder: str) -> d
     try:
         return {"outcome": "made", "documents": require_documents_apart(model, row_tokens=sys.maxsize).value}
     except InputError as error:
-        return {"outcome": "made", "documents": "refused", "documents_reason": str(error.why)}
+        is_seen = "does not keep" in error.what  # by its neighbour: the usual reason
+        return {"outcome": "made", "documents": "refused" if is_seen else f"refused: {error.why}"}
 
 
 def train_by_coremill(world: Any, *, folder: str, engine: str, through_memory: bool = True) -> dict[str, Any]:
