@@ -1,0 +1,329 @@
+"""One run, one owner: while a run goes on, the process that leads it holds its folder and its checkpoint folder.
+
+    RUN/run.lock            who holds it: host, process, since when; gone when the run ends
+
+On one machine the kernel decides: an flock on that file dies with its holder, also with one that was killed. Shared
+file systems may lock between hosts, on each host for itself, or not at all, and nobody tells which. So the file is a
+lease as well: its holder touches it every few seconds, and what another host left in it counts as alive while it keeps
+changing. Clocks are never compared. A holder whose lease was taken over (it had been suspended for long) finds out with
+`check`, and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from coremill.errors import InputError
+
+LOCK_FILE = "run.lock"
+RENEW_SECONDS = 3.0
+STALE_SECONDS = 20.0  # a lease of another host that did not change for so long has no holder
+ENDING_SECONDS = 1.0  # a process of this machine that was killed may need so long to be gone
+LOST_CLIENT_SECONDS = 150.0  # a file server keeps the locks of a host that vanished (NFS: 90 s)
+SETTLE_SECONDS = 0.5  # without locks: whoever wrote last owns it, and all look again after this
+POLL_SECONDS = 0.1
+# As in data/cache.py: Lustre mounted without flock, file systems in user space.
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+
+Say = Callable[[str], None]
+Lock = Literal["got", "busy", "none"]  # none: the file system has no locks
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a folder, as its lock file says."""
+
+    run: str  # the run folder
+    host: str
+    pid: int
+    since: float  # unix seconds, by the clock of that host
+    token: str  # of this one lock
+    boot_id: str  # of the kernel; empty: unknown
+    pid_namespace: str
+    process_started: float
+
+    @staticmethod
+    def this_process(run: Path) -> Holder:
+        """Us."""
+        return Holder(
+            run=str(run),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            since=time.time(),
+            token=uuid.uuid4().hex,
+            boot_id=_boot_id(),
+            pid_namespace=_pid_namespace(),
+            process_started=psutil.Process().create_time(),
+        )
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether the same kernel runs it, in whatever container."""
+        return bool(self.boot_id) and self.boot_id == _boot_id()
+
+    @property
+    def words(self) -> str:
+        """For messages."""
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"host {self.host}, process {self.pid}, since {since}"
+
+    def is_alive_here(self) -> bool | None:
+        """Whether that process of this machine is still there; None where its number means nothing here."""
+        if not self.is_on_this_machine or self.pid_namespace != _pid_namespace():
+            return None
+        try:
+            process = psutil.Process(self.pid)
+            is_same = abs(process.create_time() - self.process_started) < 1
+            return is_same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+
+class Busy(Exception):
+    """Somebody else holds the folder."""
+
+    def __init__(self, holder: Holder | None) -> None:
+        super().__init__("unknown" if holder is None else holder.words)
+        self.holder = holder
+
+
+class FolderLock:
+    """One folder, held by this process until it is released or the process ends."""
+
+    def __init__(self, folder: Path, run: Path, say: Say = lambda text: None, mode: int | None = None) -> None:
+        """Take it, or raise Busy; a folder that is not there is made. Raises OSError where nothing can be written."""
+        self.path = folder / LOCK_FILE
+        self._created = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        if mode is not None and folder in self._created:
+            folder.chmod(mode)
+        self.holder = Holder.this_process(run)
+        try:
+            self._descriptor = _wait_for(self.path, say)
+            try:
+                self._claim()
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+        except BaseException:
+            self._remove_created()
+            raise
+
+    def renew(self) -> Holder | None:
+        """Show other hosts that we are alive; returns who has taken it over, where somebody has."""
+        other = self._other_holder()
+        if other is None:
+            with contextlib.suppress(OSError):  # storage that is away for a while ends no run
+                os.utime(self._descriptor)
+        return other
+
+    def release(self) -> None:
+        """Let it go; what was made for it and is still empty goes too."""
+        if self._other_holder() is None:
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+        self._remove_created()
+
+    def _claim(self) -> None:
+        text = json.dumps(asdict(self.holder)).encode() + b"\n"
+        if _flock(self._descriptor) == "got":
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, text, 0)
+            return
+        fresh = self.path.with_name(f".{self.path.name}.{self.holder.token}")
+        fresh.write_bytes(text)
+        fresh.replace(self.path)
+        os.close(self._descriptor)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        time.sleep(SETTLE_SECONDS)
+        if (other := self._other_holder()) is not None:
+            raise Busy(other)
+
+    def _other_holder(self) -> Holder | None:
+        """None also where the file is gone or cannot be read."""
+        holder = _read(self.path)
+        return None if holder is None or holder.token == self.holder.token else holder
+
+    def _remove_created(self) -> None:
+        with contextlib.suppress(OSError):  # not empty
+            for folder in self._created:
+                folder.rmdir()
+
+
+class OwnedFolders:
+    """The folders of the run that this process leads, and the thread that renews them."""
+
+    def __init__(self) -> None:
+        self._locks: list[FolderLock] = []
+        self._lost: tuple[Path, Holder] | None = None
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self, run: Path, checkpoints: Path, *, where_run: str, where_checkpoints: str, say: Say) -> None:
+        """Both folders, or an InputError that names who has one. What cannot be written is refused by others."""
+        try:
+            self._take_one(run, run, say, None)
+        except Busy as busy:
+            raise InputError(
+                f"{run} is the folder of a run that is going on: {_named(busy.holder)}",
+                where=where_run,
+                why="a second one would write over its events, its checkpoints and its export",
+                do=f"let it end, end it with coremill stop {run}, or set run.folder to another folder;"
+                f" where that host is gone for good, remove {run / LOCK_FILE}",
+            ) from None
+        try:
+            self._take_one(checkpoints, run, say, 0o755)
+        except Busy as busy:
+            self.release()
+            whose = "another run" if busy.holder is None else f"the run in {busy.holder.run}"
+            raise InputError(
+                f"{checkpoints} is in use by {whose}: {_named(busy.holder)}",
+                where=where_checkpoints,
+                why="two runs in one checkpoint folder remove each other's checkpoints",
+                do="set checkpoint.folder to another folder, or let that run end;"
+                f" where its host is gone for good, remove {checkpoints / LOCK_FILE}",
+            ) from None
+
+    def check(self) -> None:
+        """Raise where another process took a folder over while this one was suspended or cut off."""
+        if self._lost is not None:
+            folder, holder = self._lost
+            raise InputError(
+                f"{folder} was taken over by another run: {holder.words}",
+                why=f"this process gave no sign of life for {STALE_SECONDS:.0f} s or more",
+                do="let that run end; the same command then goes on from its newest checkpoint",
+            )
+
+    def release(self) -> None:
+        """Let all go; further calls do nothing."""
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join(timeout=1)  # it may hang in storage that is away
+        while self._locks:
+            self._locks.pop().release()
+        self._ends, self._thread, self._lost = threading.Event(), None, None
+
+    def _take_one(self, folder: Path, run: Path, say: Say, mode: int | None) -> None:
+        try:
+            self._locks.append(FolderLock(folder, run, say, mode))
+        except OSError:
+            return  # not writable: nothing of a run can be written over there, and it is refused in a moment
+        if self._thread is None:
+            ends = self._ends
+            self._thread = threading.Thread(target=self._renew, args=(ends,), name="run-lock", daemon=True)
+            self._thread.start()
+
+    def _renew(self, ends: threading.Event) -> None:
+        while not ends.wait(RENEW_SECONDS):
+            for lock in tuple(self._locks):
+                other = lock.renew()
+                if other is not None:
+                    self._lost = (lock.path.parent, other)
+
+
+OWNED = OwnedFolders()
+
+
+def _named(holder: Holder | None) -> str:
+    return "it has not said yet who it is" if holder is None else holder.words
+
+
+def _wait_for(path: Path, say: Say) -> int:
+    """A descriptor of the lock file, once nobody else holds it; raises Busy where somebody does."""
+    began = time.monotonic()
+    first: tuple[str, int] | None = None  # what the lease was when we came
+    told = False
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            lock, holder = _flock(descriptor), _read(path)
+            stamp = None if holder is None else (holder.token, os.stat(path).st_mtime_ns)
+            first = first or stamp
+            waited = time.monotonic() - began
+            found = verdict(lock, holder, has_changed=stamp != first, waited_seconds=waited)
+            if found == "held":
+                raise Busy(holder)
+            if found == "free" and (lock == "none" or _is_file_at(descriptor, path)):
+                return descriptor
+            if holder is not None and waited > ENDING_SECONDS and not told:
+                say(f"{path.parent} was held by {holder.words}: looking for {STALE_SECONDS:.0f} s whether it still is")
+                told = True
+        except FileNotFoundError:  # its holder released it between two of our looks
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        time.sleep(POLL_SECONDS)
+
+
+def verdict(
+    lock: Lock, holder: Holder | None, *, has_changed: bool, waited_seconds: float
+) -> Literal["free", "held", "wait"]:
+    """Whether a folder is held, by its lock, by who is written there, and by whether that changed while we looked."""
+    alive: bool | None = lock == "busy"
+    if holder is not None and not holder.is_on_this_machine:
+        alive = None  # the lock may be one of this host only
+    elif holder is not None and lock == "none":
+        alive = holder.is_alive_here()
+    if alive is not None:
+        return "free" if not alive else "held" if waited_seconds >= ENDING_SECONDS else "wait"
+    if has_changed or waited_seconds >= LOST_CLIENT_SECONDS:
+        return "held"
+    return "free" if lock != "busy" and waited_seconds >= STALE_SECONDS else "wait"
+
+
+def _flock(descriptor: int) -> Lock:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "busy"
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return "none"
+    return "got"
+
+
+def _is_file_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
+
+
+def _read(path: Path) -> Holder | None:
+    """Opened anew each time: a network file system looks at the server then."""
+    try:
+        return Holder(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

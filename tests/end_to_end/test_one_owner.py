@@ -1,0 +1,51 @@
+"""One run, one owner: a second start beside a living run is refused, and a killed one is gone on with."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+from end_to_end.scene import Scene
+from end_to_end.test_stop import events, wait_for
+
+TRAIN = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "1", "--set", "checkpoint.every=1steps"]
+
+
+def steps_of(folder: Path) -> list[object]:
+    return [event["step"] for event in events(folder) if event["kind"] == "step"]
+
+
+def test_a_second_start_is_refused_and_a_killed_run_goes_on(scene: Scene) -> None:
+    folder = scene.path("owned")
+    here = ["--set", "run.folder=owned"]
+    running = scene.start([*TRAIN, *here, "--set", "train.steps=50000"])
+    try:
+        wait_for(lambda: any(path.name > "step-00000002" for path in folder.glob("checkpoints/step-*")), running)
+        elsewhere = ["--set", "run.folder=elsewhere", "--set", f"checkpoint.folder={folder / 'checkpoints'}"]
+        for words, names in (
+            (here, "is the folder of a run that is going on"),
+            ([*here, "--fresh"], "is the folder of a run that is going on"),
+            (elsewhere, f"is in use by the run in {folder}"),
+        ):
+            done = scene.run([*TRAIN, *words])
+            assert done.code == 78, str(done)
+            assert f"process {running.process.pid}, since 20" in done.err and names in done.err, str(done)
+            assert not done.left and "Traceback" not in done.err
+        assert not scene.path("elsewhere").exists()
+        assert running.process.poll() is None
+        done = scene.coremill("report", folder, "--json")
+        assert json.loads(done.out)["state"] == "running" and json.loads(done.out)["exit_code"] is None
+    finally:
+        running.process.send_signal(signal.SIGKILL)
+        done = running.end()
+    assert not done.left, str(done)
+    before = steps_of(folder)
+    assert before == list(range(1, len(before) + 1)), "nobody else wrote into its events"
+    last = max(int(path.name.removeprefix("step-")) for path in folder.glob("checkpoints/step-*"))
+    done = scene.run([*TRAIN, *here, "--set", f"train.steps={last + 2}"])
+    assert done.code == 0, str(done)
+    assert f"continuing from step {last}" in done.out
+    assert not list(folder.rglob("run.lock"))
+    assert json.loads((folder / "report.json").read_text())["exit_code"] == 0
