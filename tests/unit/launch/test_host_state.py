@@ -12,7 +12,7 @@ import pytest
 
 from coremill.errors import InputError
 from coremill.launch.hosts import ALIVE_COUNT, ALIVE_SECONDS, Host, Remote
-from coremill.launch.keeper import STOP_WORD
+from coremill.launch.keeper import AT_ONCE_WORD, STOP_WORD
 from coremill.launch.reform import (
     BEAT_SECONDS,
     LONGEST_PAUSE_SECONDS,
@@ -122,3 +122,22 @@ def test_what_the_user_sets_for_ssh_stays() -> None:
     command = Remote(ssh=own, python="python", environ={}).command(host, "coremill.launch.keeper")
     shown = subprocess.run([command[0], "-G", *command[1:]], capture_output=True, text=True, check=True).stdout
     assert "serveraliveinterval 77\n" in shown and f"serveralivecountmax {ALIVE_COUNT}\n" in shown
+
+
+def test_the_at_once_word_takes_the_grace_back() -> None:
+    """A second Ctrl-C on the first host: what has been asked to end and takes its time is ended now."""
+    deaf = KEPT.replace("sys.exit(75)", "time.sleep(600)")
+    order = {"argv": [sys.executable, "-c", deaf], "folder": "/", "environ": {}, "grace_seconds": 600.0}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "coremill.launch.keeper"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as keeper:
+        assert keeper.stdin is not None and keeper.stdout is not None
+        keeper.stdin.write(json.dumps(order).encode() + b"\n")
+        keeper.stdin.flush()
+        assert keeper.stdout.readline() == b"up\n"
+        keeper.stdin.write(STOP_WORD + b"\n")
+        keeper.stdin.flush()
+        assert keeper.stdout.readline() == b"asked\n"
+        keeper.stdin.write(AT_ONCE_WORD + b"\n")
+        keeper.stdin.flush()
+        assert keeper.wait(timeout=120) == 128 + signal.SIGINT  # it could have said something before
