@@ -95,6 +95,7 @@ def _launch_owned(
     loaded: LoadedConfig, options: Options, folder: RunFolder, node_identity: NodeIdentity | None, console: Console
 ) -> int:
     config, environ, leads = loaded.config, environment_snapshot(), not_a_follower(node_identity)
+    say_basis(loaded, console)
     nodes = 1 if node_identity is None else node_identity.nodes
     if not options.dry_run and not options.fresh and already_finished(config, folder, console, nodes=nodes):
         return 0
@@ -210,6 +211,12 @@ def measured_rates(node: NodeFacts, cache: Path, console: Console) -> Calibratio
 def say(console: Console, text: str) -> None:
     """One finding, one line."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def say_basis(loaded: LoadedConfig, console: Console) -> None:
+    """Where there is no run file: what the values start from."""
+    if loaded.without_file is not None:
+        say(console, f"{loaded.without_file}; coremill config show prints it, with the same --set")
 
 
 def say_dry_run(orders: Orders, folder: RunFolder, console: Console) -> None:

@@ -29,6 +29,7 @@ from coremill.launcher import (
     measured_rates,
     own_run,
     prepare_with_progress,
+    say_basis,
     say_dry_run,
     write_orders,
 )
@@ -68,6 +69,7 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
     # One rank speaks for the run; off the terminal, for its output travels through the launcher's pipes.
     console = Console(force_terminal=False, quiet=world.rank != 0)
     asks = world.rank == 0 and not options.dry_run
+    say_basis(loaded, console)
 
     def is_finished() -> bool:
         if asks:

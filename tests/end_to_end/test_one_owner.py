@@ -22,7 +22,7 @@ def test_a_second_start_is_refused_until_the_first_is_gone(scene: Scene) -> None
     here = ["--set", "run.folder=owned"]
     running = scene.start([*TRAIN, *here, "--set", "train.steps=50000"])
     try:
-        wait_for(lambda: any(path.name > "step-00000002" for path in folder.glob("checkpoints/step-*")), running)
+        wait_for(lambda: any(path.name > "step-00000004" for path in folder.glob("checkpoints/step-*")), running)
         elsewhere = ["--set", "run.folder=elsewhere", "--set", f"checkpoint.folder={folder / 'checkpoints'}"]
         for words, names in (
             (here, "is the folder of a run that is going on"),
@@ -43,6 +43,6 @@ def test_a_second_start_is_refused_until_the_first_is_gone(scene: Scene) -> None
     assert not done.left, str(done)
     before = steps_of(folder)
     assert before == list(range(1, len(before) + 1)), "nobody else wrote into its events"
-    done = scene.run([*TRAIN, *here, "--set", "train.steps=1"])  # the same command; it would go on, but for this
+    done = scene.run([*TRAIN, *here, "--set", "train.steps=3"])  # the same command; it would go on, but for this
     assert done.code == 78 and "steps are done already" in done.err, str(done)
     assert not list(folder.rglob("run.lock"))
