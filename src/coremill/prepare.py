@@ -17,6 +17,7 @@ from coremill.data.packed import PackedData, Progress
 from coremill.data.prepare import check_sources, prepare_data, require_rows_for_ranks
 from coremill.hardware.facts import Fleet
 from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
+from coremill.model.tokenizer_fit import require_fitting_tokenizer
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.planner import make_plan
 from coremill.plan.stored import plan_from_json
@@ -84,6 +85,9 @@ def prepare(
     plan = make_plan(config, find_fleet(), card)
     on_plan(plan)
     tokenizer = resolve_tokenizer(config, model, cache=cache, progress=on_model, training_progress=on_tokens)
+    doubt = require_fitting_tokenizer(config.tokenizer, tokenizer, model, card.vocabulary_rows)
+    if doubt is not None and on_model is not None:
+        on_model(doubt)
     data = prepare_data(
         config,
         tokenizer_folder=tokenizer,
