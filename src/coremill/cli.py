@@ -31,7 +31,9 @@ app.add_typer(config_app, name="config")
 ConfigPath = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[CONFIG]", help="run file (YAML); left out: the built-in example or what --set names", show_default=False
+        metavar="[CONFIG]",
+        help="run file (YAML); left out: the built-in example, or what --set names",
+        show_default=False,
     ),
 ]
 Settings = Annotated[

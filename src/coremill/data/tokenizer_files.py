@@ -75,8 +75,8 @@ def chat_template_of(folder: Path) -> str | None:
 
 
 def write_chat_templates(destination: Path, tokenizer_folder: Path, model_folder: Path | None) -> None:
-    """Add to a copy of the tokenizer's files what it lacks: templates in a folder of their own, and the model's template
-    where a tokenizer named instead of its own has none."""
+    """Add to a copy of the tokenizer's files what it lacks: templates in a folder of their own, and the model's own one
+    where another tokenizer was named and has none."""
     origin, template = tokenizer_folder, None
     if model_folder is not None and chat_template_of(tokenizer_folder) is None:
         origin, template = model_folder, chat_template_of(model_folder)
