@@ -33,7 +33,7 @@ from coremill.launch.identity import HEAD, NodeIdentity
 from coremill.launch.local import Outcome, describe_layout
 from coremill.launch.output import Failure
 from coremill.launch.run_folder import RunFolder
-from coremill.launch.run_lock import OWNED
+from coremill.launch.run_lock import ENDING_SECONDS, OWNED, RECONNECT_SECONDS
 from coremill.launch.stop import ask_to_stop, forget_request
 from coremill.plan.types import Plan
 from coremill.prepare import Orders, prepare
@@ -88,6 +88,7 @@ def own_run(loaded: LoadedConfig, folder: RunFolder, console: Console) -> None:
         where_run=loaded.where("run.folder"),
         where_checkpoints=loaded.where("checkpoint.folder"),
         say=lambda text: say(console, text),
+        patience_seconds=RECONNECT_SECONDS if HEAD in environment_snapshot() else ENDING_SECONDS,
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 import sys
 from pathlib import Path
 
 from end_to_end.scene import Scene
+from end_to_end.test_bad_input import TORCHRUN
 from end_to_end.test_stop import events, wait_for
 
 TRAIN = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "1", "--set", "checkpoint.every=1steps"]
@@ -33,6 +36,10 @@ def test_a_second_start_is_refused_until_the_first_is_gone(scene: Scene) -> None
             assert done.code == 78, str(done)
             assert f"process {running.process.pid}, since 20" in done.err and names in done.err, str(done)
             assert not done.left and "Traceback" not in done.err
+        if os.environ.get("COREMILL_LONG_TESTS"):  # a unit test of muster.py does it otherwise
+            done = scene.run([*TORCHRUN, "train", "run.yaml", *here, "--fresh"])
+            assert done.code != 0 and f"process {running.process.pid}, since 20" in done.err, str(done)
+            assert re.search(r"exitcode +: 78", done.err) and not done.left
         assert not scene.path("elsewhere").exists()
         assert running.process.poll() is None
         done = scene.coremill("report", folder, "--json")

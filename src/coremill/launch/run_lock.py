@@ -33,6 +33,7 @@ LOCK_FILE = "run.lock"
 RENEW_SECONDS = 3.0
 STALE_SECONDS = 20.0  # a lease of another host that did not change for so long has no holder
 ENDING_SECONDS = 1.0  # a process of this machine that was killed may need so long to be gone
+RECONNECT_SECONDS = 15.0  # the same where a head connects anew: a cut connection is noticed on both ends, one by one
 LOST_CLIENT_SECONDS = 150.0  # a file server keeps the locks of a host that vanished (NFS: 90 s)
 SETTLE_SECONDS = 0.5  # without locks: whoever wrote last owns it, and all look again after this
 POLL_SECONDS = 0.1
@@ -104,8 +105,19 @@ class Busy(Exception):
 class FolderLock:
     """One folder, held by this process until it is released or the process ends."""
 
-    def __init__(self, folder: Path, run: Path, say: Say = lambda text: None, mode: int | None = None) -> None:
-        """Take it, or raise Busy; a folder that is not there is made. Raises OSError where nothing can be written."""
+    def __init__(
+        self,
+        folder: Path,
+        run: Path,
+        *,
+        say: Say = lambda text: None,
+        mode: int | None = None,
+        patience_seconds: float = ENDING_SECONDS,
+    ) -> None:
+        """Take it, or raise Busy; a folder that is not there is made. Raises OSError where nothing can be written.
+
+        A holder on this machine that is still there after `patience_seconds` is no longer ending.
+        """
         self.path = folder / LOCK_FILE
         self._created = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +125,7 @@ class FolderLock:
             folder.chmod(mode)
         self.holder = Holder.this_process(run)
         try:
-            self._descriptor = _wait_for(self.path, say)
+            self._descriptor = _wait_for(self.path, say, patience_seconds)
             try:
                 self._claim()
             except BaseException:
@@ -174,10 +186,19 @@ class OwnedFolders:
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def take(self, run: Path, checkpoints: Path, *, where_run: str, where_checkpoints: str, say: Say) -> None:
+    def take(
+        self,
+        run: Path,
+        checkpoints: Path,
+        *,
+        where_run: str,
+        where_checkpoints: str,
+        say: Say,
+        patience_seconds: float = ENDING_SECONDS,
+    ) -> None:
         """Both folders, or an InputError that names who has one. What cannot be written is refused by others."""
         try:
-            self._take_one(run, run, say, None)
+            self._take_one(run, run, say, None, patience_seconds)
         except Busy as busy:
             raise InputError(
                 f"{run} is the folder of a run that is going on: {_named(busy.holder)}",
@@ -187,7 +208,7 @@ class OwnedFolders:
                 f" where that host is gone for good, remove {run / LOCK_FILE}",
             ) from None
         try:
-            self._take_one(checkpoints, run, say, 0o755)
+            self._take_one(checkpoints, run, say, 0o755, patience_seconds)
         except Busy as busy:
             self.release()
             whose = "another run" if busy.holder is None else f"the run in {busy.holder.run}"
@@ -218,9 +239,9 @@ class OwnedFolders:
             self._locks.pop().release()
         self._ends, self._thread, self._lost = threading.Event(), None, None
 
-    def _take_one(self, folder: Path, run: Path, say: Say, mode: int | None) -> None:
+    def _take_one(self, folder: Path, run: Path, say: Say, mode: int | None, patience_seconds: float) -> None:
         try:
-            self._locks.append(FolderLock(folder, run, say, mode))
+            self._locks.append(FolderLock(folder, run, say=say, mode=mode, patience_seconds=patience_seconds))
         except OSError:
             return  # not writable: nothing of a run can be written over there, and it is refused in a moment
         if self._thread is None:
@@ -243,7 +264,7 @@ def _named(holder: Holder | None) -> str:
     return "it has not said yet who it is" if holder is None else holder.words
 
 
-def _wait_for(path: Path, say: Say) -> int:
+def _wait_for(path: Path, say: Say, patience_seconds: float) -> int:
     """A descriptor of the lock file, once nobody else holds it; raises Busy where somebody does."""
     began = time.monotonic()
     first: tuple[str, int] | None = None  # what the lease was when we came
@@ -255,12 +276,14 @@ def _wait_for(path: Path, say: Say) -> int:
             stamp = None if holder is None else (holder.token, os.stat(path).st_mtime_ns)
             first = first or stamp
             waited = time.monotonic() - began
-            found = verdict(lock, holder, has_changed=stamp != first, waited_seconds=waited)
+            found = verdict(
+                lock, holder, has_changed=stamp != first, waited_seconds=waited, patience_seconds=patience_seconds
+            )
             if found == "held":
                 raise Busy(holder)
             if found == "free" and (lock == "none" or _is_file_at(descriptor, path)):
                 return descriptor
-            if holder is not None and waited > ENDING_SECONDS and not told:
+            if holder is not None and not holder.is_on_this_machine and not told:
                 say(f"{path.parent} was held by {holder.words}: looking for {STALE_SECONDS:.0f} s whether it still is")
                 told = True
         except FileNotFoundError:  # its holder released it between two of our looks
@@ -273,7 +296,12 @@ def _wait_for(path: Path, say: Say) -> int:
 
 
 def verdict(
-    lock: Lock, holder: Holder | None, *, has_changed: bool, waited_seconds: float
+    lock: Lock,
+    holder: Holder | None,
+    *,
+    has_changed: bool,
+    waited_seconds: float,
+    patience_seconds: float = ENDING_SECONDS,
 ) -> Literal["free", "held", "wait"]:
     """Whether a folder is held, by its lock, by who is written there, and by whether that changed while we looked."""
     alive: bool | None = lock == "busy"
@@ -282,7 +310,7 @@ def verdict(
     elif holder is not None and lock == "none":
         alive = holder.is_alive_here()
     if alive is not None:
-        return "free" if not alive else "held" if waited_seconds >= ENDING_SECONDS else "wait"
+        return "free" if not alive else "held" if waited_seconds >= patience_seconds else "wait"
     if has_changed or waited_seconds >= LOST_CLIENT_SECONDS:
         return "held"
     return "free" if lock != "busy" and waited_seconds >= STALE_SECONDS else "wait"

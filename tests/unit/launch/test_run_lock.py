@@ -34,7 +34,6 @@ owned.release()
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lock, "ENDING_SECONDS", 0.3)
     monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.6)
     monkeypatch.setattr(run_lock, "SETTLE_SECONDS", 0.05)
     monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.02)
@@ -57,7 +56,7 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 def take(folders: OwnedFolders, run: Path, checkpoints: Path | None = None) -> list[str]:
     said: list[str] = []
     places = {"where_run": "run.yaml:3 (run.folder)", "where_checkpoints": "run.yaml:4 (checkpoint.folder)"}
-    folders.take(run, checkpoints or run / "checkpoints", say=said.append, **places)
+    folders.take(run, checkpoints or run / "checkpoints", say=said.append, patience_seconds=0.3, **places)
     return said
 
 
