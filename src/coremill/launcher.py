@@ -118,6 +118,8 @@ def _launch_owned(
     write_orders(folder, loaded, orders, fresh=options.fresh, node=node_identity)
     ending = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
     outcome = ending.outcome
+    if outcome.unkillable:
+        OWNED.abandon()
     if outcome.exit_code == 0 and config.sample.prompt and config.run.export and leads:
         write_sample(folder.export, config.sample, folder.path, environ, code_sha256=orders.model.code_sha256)
     record_failure(outcome, folder, since=ending.since)

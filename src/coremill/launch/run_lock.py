@@ -3,10 +3,10 @@
     RUN/run.lock            who holds it: host, process, since when; gone when the run ends
 
 On one machine the kernel decides: an flock on that file dies with its holder, also with one that was killed. Shared
-file systems may lock between hosts, on each host for itself, or not at all, and nobody tells which. So the file is a
-lease as well: its holder touches it every few seconds, and what another host left in it counts as alive while it keeps
-changing. Clocks are never compared. A holder whose lease was taken over (it had been suspended for long) finds out with
-`check`, and ends.
+file systems may lock between hosts, on each host for itself, or not at all, and nobody tells which. So there the file
+is a lease as well: its holder touches it every few seconds, and what another host left in it counts as alive while it
+keeps changing. Clocks are never compared. A holder whose lease was taken over (it had been suspended for long) finds
+out with `check`, and ends.
 """
 
 from __future__ import annotations
@@ -35,10 +35,16 @@ STALE_SECONDS = 20.0  # a lease of another host that did not change for so long 
 ENDING_SECONDS = 1.0  # a process of this machine that was killed may need so long to be gone
 RECONNECT_SECONDS = 15.0  # the same where a head connects anew: a cut connection is noticed on both ends, one by one
 LOST_CLIENT_SECONDS = 150.0  # a file server keeps the locks of a host that vanished (NFS: 90 s)
+GONE_SECONDS = 5.0  # a folder that cannot be made again within this is not there
 SETTLE_SECONDS = 0.5  # without locks: whoever wrote last owns it, and all look again after this
 POLL_SECONDS = 0.1
 # As in data/cache.py: Lustre mounted without flock, file systems in user space.
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+
+# Nobody but this machine writes there, and a disk that came from another one has nobody left who holds it.
+OF_ONE_MACHINE = frozenset(
+    {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
+)  # fmt: skip
 
 Say = Callable[[str], None]
 Lock = Literal["got", "busy", "none"]  # none: the file system has no locks
@@ -124,8 +130,9 @@ class FolderLock:
         if mode is not None and folder in self._created:
             folder.chmod(mode)
         self.holder = Holder.this_process(run)
+        self.is_shared = not is_of_one_machine(folder)
         try:
-            self._descriptor = _wait_for(self.path, say, patience_seconds)
+            self._descriptor = _wait_for(self.path, say, patience_seconds, is_shared=self.is_shared)
             try:
                 self._claim()
             except BaseException:
@@ -154,14 +161,13 @@ class FolderLock:
     def _claim(self) -> None:
         text = json.dumps(asdict(self.holder)).encode() + b"\n"
         if _flock(self._descriptor) == "got":
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, text, 0)
+            self.path.write_bytes(text)
             return
         fresh = self.path.with_name(f".{self.path.name}.{self.holder.token}")
         fresh.write_bytes(text)
         fresh.replace(self.path)
         os.close(self._descriptor)
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        self._descriptor = _open(self.path, is_shared=self.is_shared)
         time.sleep(SETTLE_SECONDS)
         if (other := self._other_holder()) is not None:
             raise Busy(other)
@@ -196,7 +202,7 @@ class OwnedFolders:
         say: Say,
         patience_seconds: float = ENDING_SECONDS,
     ) -> None:
-        """Both folders, or an InputError that names who has one. What cannot be written is refused by others."""
+        """Both folders, or an InputError that names who has one."""
         try:
             self._take_one(run, run, say, None, patience_seconds)
         except Busy as busy:
@@ -239,19 +245,24 @@ class OwnedFolders:
             self._locks.pop().release()
         self._ends, self._thread, self._lost = threading.Event(), None, None
 
+    def abandon(self) -> None:
+        """Let the end of the process free them: storage that hangs would hold it up."""
+        self._locks.clear()
+
     def _take_one(self, folder: Path, run: Path, say: Say, mode: int | None, patience_seconds: float) -> None:
         try:
             self._locks.append(FolderLock(folder, run, say=say, mode=mode, patience_seconds=patience_seconds))
-        except OSError:
-            return  # not writable: nothing of a run can be written over there, and it is refused in a moment
-        if self._thread is None:
+        except OSError as error:  # where nothing can be written, that is refused in a moment
+            say(f"{folder} cannot be held ({error.strerror}): a second run in it would not be noticed")
+            return
+        if self._thread is None and self._locks[-1].is_shared:
             ends = self._ends
             self._thread = threading.Thread(target=self._renew, args=(ends,), name="run-lock", daemon=True)
             self._thread.start()
 
     def _renew(self, ends: threading.Event) -> None:
         while not ends.wait(RENEW_SECONDS):
-            for lock in tuple(self._locks):
+            for lock in [lock for lock in self._locks if lock.is_shared]:
                 other = lock.renew()
                 if other is not None:
                     self._lost = (lock.path.parent, other)
@@ -264,29 +275,40 @@ def _named(holder: Holder | None) -> str:
     return "it has not said yet who it is" if holder is None else holder.words
 
 
-def _wait_for(path: Path, say: Say, patience_seconds: float) -> int:
+def _wait_for(path: Path, say: Say, patience_seconds: float, *, is_shared: bool) -> int:
     """A descriptor of the lock file, once nobody else holds it; raises Busy where somebody does."""
     began = time.monotonic()
     first: tuple[str, int] | None = None  # what the lease was when we came
     told = False
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            descriptor = _open(path, is_shared=is_shared)
+        except FileNotFoundError:  # its holder took file or folder away between two of our looks
+            if time.monotonic() - began >= GONE_SECONDS:
+                raise
+            path.parent.mkdir(parents=True, exist_ok=True)
+            continue
         try:
             lock, holder = _flock(descriptor), _read(path)
             stamp = None if holder is None else (holder.token, os.stat(path).st_mtime_ns)
             first = first or stamp
             waited = time.monotonic() - began
             found = verdict(
-                lock, holder, has_changed=stamp != first, waited_seconds=waited, patience_seconds=patience_seconds
+                lock,
+                holder,
+                is_shared=is_shared,
+                has_changed=stamp != first,
+                waited_seconds=waited,
+                patience_seconds=patience_seconds,
             )
             if found == "held":
                 raise Busy(holder)
             if found == "free" and (lock == "none" or _is_file_at(descriptor, path)):
                 return descriptor
-            if holder is not None and not holder.is_on_this_machine and not told:
+            if found == "wait" and holder is not None and not holder.is_on_this_machine and not told:
                 say(f"{path.parent} was held by {holder.words}: looking for {STALE_SECONDS:.0f} s whether it still is")
                 told = True
-        except FileNotFoundError:  # its holder released it between two of our looks
+        except FileNotFoundError:  # released since it was opened
             pass
         except BaseException:
             os.close(descriptor)
@@ -299,13 +321,14 @@ def verdict(
     lock: Lock,
     holder: Holder | None,
     *,
+    is_shared: bool,
     has_changed: bool,
     waited_seconds: float,
     patience_seconds: float = ENDING_SECONDS,
 ) -> Literal["free", "held", "wait"]:
     """Whether a folder is held, by its lock, by who is written there, and by whether that changed while we looked."""
     alive: bool | None = lock == "busy"
-    if holder is not None and not holder.is_on_this_machine:
+    if holder is not None and is_shared and not holder.is_on_this_machine:
         alive = None  # the lock may be one of this host only
     elif holder is not None and lock == "none":
         alive = holder.is_alive_here()
@@ -314,6 +337,23 @@ def verdict(
     if has_changed or waited_seconds >= LOST_CLIENT_SECONDS:
         return "held"
     return "free" if lock != "busy" and waited_seconds >= STALE_SECONDS else "wait"
+
+
+def _open(path: Path, *, is_shared: bool) -> int:
+    """A network file system locks what is open for writing only; a disk cannot turn read-only while something is."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    return os.open(path, (os.O_RDWR if is_shared else os.O_RDONLY) | os.O_CLOEXEC)
+
+
+def is_of_one_machine(folder: Path) -> bool:
+    """Whether its file system is one that hosts do not share; what is not known counts as shared."""
+    device = os.stat(folder).st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    except OSError:
+        return False
+    return any(words[2] == wanted and words[words.index("-") + 1] in OF_ONE_MACHINE for words in mounts)
 
 
 def _flock(descriptor: int) -> Lock:

@@ -18,7 +18,7 @@ import pytest
 
 from coremill.errors import InputError
 from coremill.launch import run_lock
-from coremill.launch.run_lock import LOCK_FILE, Busy, FolderLock, Holder, OwnedFolders, verdict
+from coremill.launch.run_lock import LOCK_FILE, Busy, FolderLock, Holder, OwnedFolders, is_of_one_machine, verdict
 
 HOLD = """
 import sys, time
@@ -37,6 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.6)
     monkeypatch.setattr(run_lock, "SETTLE_SECONDS", 0.05)
     monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(run_lock, "is_of_one_machine", lambda folder: False)  # the harder case
 
 
 @pytest.fixture
@@ -112,9 +113,10 @@ def test_a_folder_that_was_there_stays(tmp_path: Path, owned: OwnedFolders) -> N
     assert tmp_path.is_dir() and list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_refused_by_others(tmp_path: Path, owned: OwnedFolders) -> None:
+def test_a_folder_that_cannot_be_held_is_said(tmp_path: Path, owned: OwnedFolders) -> None:
     (tmp_path / "file").touch()
-    take(owned, tmp_path / "file" / "run")
+    said = take(owned, tmp_path / "file" / "run")
+    assert len(said) == 2 and "file/run cannot be held (Not a directory)" in said[0]
 
 
 @pytest.mark.parametrize("locks", [True, False])
@@ -168,6 +170,26 @@ def test_without_locks_the_last_one_to_write_owns_it(tmp_path: Path, monkeypatch
         FolderLock(tmp_path, tmp_path)
 
 
+def test_a_disk_of_one_machine_needs_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: OwnedFolders
+) -> None:
+    monkeypatch.setattr(run_lock, "is_of_one_machine", lambda folder: True)
+    leave_lease(tmp_path, boot_id="before the machine was started again")
+    assert take(owned, tmp_path) == []  # at once, and without a word
+    assert owned._thread is None
+    descriptors = {os.readlink(entry): entry.name for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+    flags = Path("/proc/self/fdinfo", descriptors[str(tmp_path / LOCK_FILE)]).read_text().split()[3]
+    assert int(flags, 8) & os.O_ACCMODE == os.O_RDONLY, "a disk can still turn read-only"
+    second = OwnedFolders()
+    with pytest.raises(InputError, match=f"process {os.getpid()}"):
+        take(second, tmp_path)
+
+
+def test_file_systems_of_one_machine_are_known() -> None:
+    found = {mount: is_of_one_machine(Path(mount)) for mount in ("/dev/shm", "/proc")}
+    assert found == {"/dev/shm": True, "/proc": False}
+
+
 def test_who_was_taken_over_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: OwnedFolders) -> None:
     monkeypatch.setattr(run_lock, "RENEW_SECONDS", 0.02)
     take(owned, tmp_path)
@@ -193,8 +215,10 @@ def test_verdicts(tmp_path: Path) -> None:
     here = Holder.this_process(tmp_path)
     there, container = replace(here, boot_id="other"), replace(here, pid_namespace="other")
 
-    def of(lock: run_lock.Lock, holder: Holder | None, waited: float = 0.0, *, changed: bool = False) -> str:
-        return verdict(lock, holder, has_changed=changed, waited_seconds=waited)
+    def of(
+        lock: run_lock.Lock, holder: Holder | None, waited: float = 0.0, *, changed: bool = False, shared: bool = True
+    ) -> str:
+        return verdict(lock, holder, is_shared=shared, has_changed=changed, waited_seconds=waited)
 
     soon, late, very_late = run_lock.ENDING_SECONDS, run_lock.STALE_SECONDS, run_lock.LOST_CLIENT_SECONDS
     assert of("got", None) == of("none", None) == "free"
@@ -206,5 +230,6 @@ def test_verdicts(tmp_path: Path) -> None:
         assert (of(lock, holder), of(lock, holder, late)) == ("wait", "free")
         assert of(lock, holder, late, changed=True) == "held"
     assert of("got", container) == "free"  # one kernel, one lock
+    assert of("got", there, shared=False) == "free"  # this machine before it was started again
     # A file server may hold the lock of a host that vanished.
     assert (of("busy", there, late), of("busy", there, very_late)) == ("wait", "held")
