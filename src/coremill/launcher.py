@@ -29,11 +29,12 @@ from coremill.hardware.calibrate import calibration_of
 from coremill.hardware.facts import Calibration, Fleet, NodeFacts
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
+from coremill.launch.folder_lock import ENDING_SECONDS
 from coremill.launch.identity import HEAD, NodeIdentity
 from coremill.launch.local import Outcome, describe_layout
 from coremill.launch.output import Failure
 from coremill.launch.run_folder import RunFolder
-from coremill.launch.run_lock import ENDING_SECONDS, OWNED, RECONNECT_SECONDS
+from coremill.launch.run_lock import OWNED, RECONNECT_SECONDS
 from coremill.launch.stop import ask_to_stop, forget_request
 from coremill.plan.types import Plan
 from coremill.prepare import Orders, prepare

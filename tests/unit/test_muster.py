@@ -12,8 +12,9 @@ import pytest
 from coremill import muster
 from coremill.config.load import load_config
 from coremill.errors import InputError
+from coremill.launch.folder_lock import LOCK_FILE
 from coremill.launch.run_folder import RunFolder
-from coremill.launch.run_lock import LOCK_FILE, OWNED, OwnedFolders
+from coremill.launch.run_lock import OWNED, OwnedFolders
 from coremill.launcher import Options
 
 

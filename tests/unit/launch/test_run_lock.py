@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from coremill.errors import InputError
-from coremill.launch import run_lock
-from coremill.launch.run_lock import LOCK_FILE, Busy, FolderLock, Holder, OwnedFolders, is_of_one_machine, verdict
+from coremill.launch import folder_lock, run_lock
+from coremill.launch.folder_lock import LOCK_FILE, Busy, FolderLock, Holder, Lock, is_of_one_machine, verdict
+from coremill.launch.run_lock import OwnedFolders
 
 HOLD = """
 import sys, time
@@ -34,10 +35,10 @@ owned.release()
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.6)
-    monkeypatch.setattr(run_lock, "SETTLE_SECONDS", 0.05)
-    monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(run_lock, "is_of_one_machine", lambda folder: False)  # the harder case
+    monkeypatch.setattr(folder_lock, "STALE_SECONDS", 0.6)
+    monkeypatch.setattr(folder_lock, "SETTLE_SECONDS", 0.05)
+    monkeypatch.setattr(folder_lock, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(folder_lock, "is_of_one_machine", lambda folder: False)  # the harder case
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_another_hosts_lease_counts_while_it_changes(
         without_locks(monkeypatch)
     path = leave_lease(tmp_path, boot_id="of another kernel", since=time.time() + 86400)
     looks = iter(range(1, 1000))
-    read = run_lock._read
+    read = folder_lock._read
 
     def renewed_meanwhile(of: Path) -> Holder | None:
         if next(looks) > 5:
@@ -136,7 +137,7 @@ def test_another_hosts_lease_counts_while_it_changes(
         return read(of)
 
     with monkeypatch.context() as patched:
-        patched.setattr(run_lock, "_read", renewed_meanwhile)
+        patched.setattr(folder_lock, "_read", renewed_meanwhile)
         with pytest.raises(InputError, match="host node9, process 4711"):
             take(owned, tmp_path)
     said = take(owned, tmp_path)  # nobody renews it any more
@@ -161,7 +162,7 @@ def test_without_locks_the_last_one_to_write_owns_it(tmp_path: Path, monkeypatch
     sleep = time.sleep
 
     def another_comes(seconds: float) -> None:
-        if seconds == run_lock.SETTLE_SECONDS:
+        if seconds == folder_lock.SETTLE_SECONDS:
             leave_lease(tmp_path, boot_id="of another kernel")
         sleep(seconds)
 
@@ -173,7 +174,7 @@ def test_without_locks_the_last_one_to_write_owns_it(tmp_path: Path, monkeypatch
 def test_a_disk_of_one_machine_needs_no_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: OwnedFolders
 ) -> None:
-    monkeypatch.setattr(run_lock, "is_of_one_machine", lambda folder: True)
+    monkeypatch.setattr(folder_lock, "is_of_one_machine", lambda folder: True)
     leave_lease(tmp_path, boot_id="before the machine was started again")
     assert take(owned, tmp_path) == []  # at once, and without a word
     assert owned._thread is None
@@ -216,11 +217,11 @@ def test_verdicts(tmp_path: Path) -> None:
     there, container = replace(here, boot_id="other"), replace(here, pid_namespace="other")
 
     def of(
-        lock: run_lock.Lock, holder: Holder | None, waited: float = 0.0, *, changed: bool = False, shared: bool = True
+        lock: Lock, holder: Holder | None, waited: float = 0.0, *, changed: bool = False, shared: bool = True
     ) -> str:
         return verdict(lock, holder, is_shared=shared, has_changed=changed, waited_seconds=waited)
 
-    soon, late, very_late = run_lock.ENDING_SECONDS, run_lock.STALE_SECONDS, run_lock.LOST_CLIENT_SECONDS
+    soon, late, very_late = folder_lock.ENDING_SECONDS, folder_lock.STALE_SECONDS, folder_lock.LOST_CLIENT_SECONDS
     assert of("got", None) == of("none", None) == "free"
     assert of("got", here) == "free"  # the kernel let it go
     assert (of("busy", here), of("busy", here, soon)) == ("wait", "held")
