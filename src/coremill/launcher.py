@@ -34,7 +34,7 @@ from coremill.launch.identity import HEAD, NodeIdentity
 from coremill.launch.local import Outcome, describe_layout
 from coremill.launch.output import Failure
 from coremill.launch.run_folder import RunFolder
-from coremill.launch.run_lock import OWNED, RECONNECT_SECONDS
+from coremill.launch.run_lock import LATER_SECONDS, OWNED, RECONNECT_SECONDS, join_run
 from coremill.launch.stop import ask_to_stop, forget_request
 from coremill.plan.types import Plan
 from coremill.prepare import Orders, prepare
@@ -75,21 +75,35 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     if not not_a_follower(node_identity) and HEAD in environment_snapshot():
         console = Console(quiet=True)  # the first node speaks for all
     with contextlib.ExitStack() as ownership:
-        if not_a_follower(node_identity) and not options.dry_run:
+        if not options.dry_run:
             ownership.callback(OWNED.release)
-            own_run(loaded, folder, console)
+            own_run(loaded, folder, console, node_identity)
         return _launch_owned(loaded, options, folder, node_identity, console)
 
 
-def own_run(loaded: LoadedConfig, folder: RunFolder, console: Console) -> None:
-    """Hold the folders of the run from here on; 78 where another process does."""
+def own_run(
+    loaded: LoadedConfig, folder: RunFolder, console: Console, node_identity: NodeIdentity | None = None
+) -> None:
+    """As the first node hold the folders of the run from here on; as any node, 78 where another run has them."""
+    meeting = "" if node_identity is None else f"{node_identity.master_address}:{node_identity.master_port}"
+    patience_seconds = RECONNECT_SECONDS if HEAD in environment_snapshot() else ENDING_SECONDS
+    where_run = loaded.where("run.folder")
+
+    def tell(text: str) -> None:
+        say(console, text)
+
+    if not not_a_follower(node_identity):
+        patience_seconds += LATER_SECONDS
+        join_run(folder.path, meeting, where_run=where_run, say=tell, patience_seconds=patience_seconds)
+        return
     OWNED.take(
         folder.path,
         checkpoint_folder(loaded.config, folder.path),
-        where_run=loaded.where("run.folder"),
+        where_run=where_run,
         where_checkpoints=loaded.where("checkpoint.folder"),
-        say=lambda text: say(console, text),
-        patience_seconds=RECONNECT_SECONDS if HEAD in environment_snapshot() else ENDING_SECONDS,
+        say=tell,
+        meeting=meeting,
+        patience_seconds=patience_seconds,
     )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from coremill.errors import PeerLost, Stopped
+from coremill.errors import InputError, PeerLost, Stopped
 from coremill.launch.hosts import Host, Remote
 from coremill.launch.keeper import AT_ONCE_SECONDS, AT_ONCE_WORD, STOP_WORD
 from coremill.launch.output import Failure, Prefixer, first_failure, write_lines
@@ -199,6 +199,10 @@ def outcome_of(runs: Sequence[HostRun], stop: StopSignals) -> HostsOutcome:
     failures = [failure for run in runs for failure in run.failures]
     if stop.at_once:
         return HostsOutcome(exit_code=stop.exit_code, message="stopped at once (Ctrl-C)", last_words="")
+    for run, code in zip(runs, codes, strict=True):
+        if code == InputError.exit_code and not run.was_asked_to_end and not run.failures:  # it said why itself
+            message = f"host {run.host.name}: the command ended with exit code {code}"
+            return HostsOutcome(exit_code=code, message=message, last_words="")
     if any(failure.exit_code == Stopped.exit_code for failure in failures):
         return HostsOutcome(exit_code=Stopped.exit_code, message="stopped on request, saved", last_words="")
     if stop.first is not None:

@@ -46,6 +46,7 @@ class Holder:
     """Who holds a folder, as its lock file says."""
 
     run: str  # the run folder
+    meeting: str  # where the nodes of the run meet; empty: it has one
     host: str
     pid: int
     since: float  # unix seconds, by the clock of that host
@@ -55,10 +56,11 @@ class Holder:
     process_started: float
 
     @staticmethod
-    def this_process(run: Path) -> Holder:
+    def this_process(run: Path, meeting: str = "") -> Holder:
         """Us."""
         return Holder(
             run=str(run),
+            meeting=meeting,
             host=socket.gethostname(),
             pid=os.getpid(),
             since=time.time(),
@@ -107,6 +109,7 @@ class FolderLock:
         folder: Path,
         run: Path,
         *,
+        meeting: str = "",
         say: Say = lambda text: None,
         mode: int | None = None,
         patience_seconds: float = ENDING_SECONDS,
@@ -120,7 +123,7 @@ class FolderLock:
         folder.mkdir(parents=True, exist_ok=True)
         if mode is not None and folder in self._created:
             folder.chmod(mode)
-        self.holder = Holder.this_process(run)
+        self.holder = Holder.this_process(run, meeting)
         self.is_shared = not is_of_one_machine(folder)
         try:
             self._descriptor = _wait_for(self.path, say, patience_seconds, is_shared=self.is_shared)
@@ -174,8 +177,18 @@ class FolderLock:
                 folder.rmdir()
 
 
-def _wait_for(path: Path, say: Say, patience_seconds: float, *, is_shared: bool) -> int:
-    """A descriptor of the lock file, once nobody else holds it; raises Busy where somebody does."""
+def wait_for_own(folder: Path, meeting: str, *, say: Say, patience_seconds: float) -> None:
+    """As a node that holds nothing: until nobody but the run that meets there holds the folder; else raises Busy."""
+    path = folder / LOCK_FILE
+    if path.is_file():
+        os.close(_wait_for(path, say, patience_seconds, is_shared=not is_of_one_machine(folder), joins=meeting))
+
+
+def _wait_for(path: Path, say: Say, patience_seconds: float, *, is_shared: bool, joins: str | None = None) -> int:
+    """A descriptor of the lock file, once nobody else holds it; raises Busy where somebody does.
+
+    The run that meets at `joins` is nobody else.
+    """
     began = time.monotonic()
     first: tuple[str, int] | None = None  # what the lease was when we came
     told = False
@@ -200,6 +213,8 @@ def _wait_for(path: Path, say: Say, patience_seconds: float, *, is_shared: bool)
                 waited_seconds=waited,
                 patience_seconds=patience_seconds,
             )
+            if joins is not None and holder is not None and holder.meeting == joins:
+                return descriptor
             if found == "held":
                 raise Busy(holder)
             if found == "free" and (lock == "none" or _is_file_at(descriptor, path)):

@@ -6,14 +6,25 @@ been suspended for long, finds out with `check`, and ends.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 
 from coremill.errors import InputError
-from coremill.launch.folder_lock import ENDING_SECONDS, LOCK_FILE, STALE_SECONDS, Busy, FolderLock, Holder, Say
+from coremill.launch.folder_lock import (
+    ENDING_SECONDS,
+    LOCK_FILE,
+    STALE_SECONDS,
+    Busy,
+    FolderLock,
+    Holder,
+    Say,
+    wait_for_own,
+)
 
 RENEW_SECONDS = 3.0
 RECONNECT_SECONDS = 15.0  # where a head connects anew: a cut connection is noticed on one end before the other
+LATER_SECONDS = 10.0  # other nodes speak after the first one, which speaks for all
 
 
 class OwnedFolders:
@@ -33,21 +44,26 @@ class OwnedFolders:
         where_run: str,
         where_checkpoints: str,
         say: Say,
+        meeting: str = "",
         patience_seconds: float = ENDING_SECONDS,
     ) -> None:
         """Both folders, or an InputError that names who has one."""
+
+        def take_one(folder: Path, mode: int | None) -> None:
+            try:
+                lock = FolderLock(
+                    folder, run, meeting=meeting, say=say, mode=mode, patience_seconds=patience_seconds
+                )  # fmt: skip
+                self._locks.append(lock)
+            except OSError as error:  # where nothing can be written, that is refused in a moment
+                say(f"{folder} cannot be held ({error.strerror}): a second run in it would not be noticed")
+
         try:
-            self._take_one(run, run, say, None, patience_seconds)
+            take_one(run, None)
         except Busy as busy:
-            raise InputError(
-                f"{run} is the folder of a run that is going on: {_named(busy.holder)}",
-                where=where_run,
-                why="a second one would write over its events, its checkpoints and its export",
-                do=f"let it end, end it with coremill stop {run}, or set run.folder to another folder;"
-                f" where that host is gone for good, remove {run / LOCK_FILE}",
-            ) from None
+            raise _refusal(run, busy, where_run) from None
         try:
-            self._take_one(checkpoints, run, say, 0o755, patience_seconds)
+            take_one(checkpoints, 0o755)
         except Busy as busy:
             self.release()
             whose = "another run" if busy.holder is None else f"the run in {busy.holder.run}"
@@ -58,6 +74,9 @@ class OwnedFolders:
                 do="set checkpoint.folder to another folder, or let that run end;"
                 f" where its host is gone for good, remove {checkpoints / LOCK_FILE}",
             ) from None
+        if any(lock.is_shared for lock in self._locks):
+            self._thread = threading.Thread(target=self._renew, args=(self._ends,), name="run-lock", daemon=True)
+            self._thread.start()
 
     def check(self) -> None:
         """Raise where another process took a folder over while this one was suspended or cut off."""
@@ -82,17 +101,6 @@ class OwnedFolders:
         """Let the end of the process free them: storage that hangs would hold it up."""
         self._locks.clear()
 
-    def _take_one(self, folder: Path, run: Path, say: Say, mode: int | None, patience_seconds: float) -> None:
-        try:
-            self._locks.append(FolderLock(folder, run, say=say, mode=mode, patience_seconds=patience_seconds))
-        except OSError as error:  # where nothing can be written, that is refused in a moment
-            say(f"{folder} cannot be held ({error.strerror}): a second run in it would not be noticed")
-            return
-        if self._thread is None and self._locks[-1].is_shared:
-            ends = self._ends
-            self._thread = threading.Thread(target=self._renew, args=(ends,), name="run-lock", daemon=True)
-            self._thread.start()
-
     def _renew(self, ends: threading.Event) -> None:
         while not ends.wait(RENEW_SECONDS):
             for lock in [lock for lock in self._locks if lock.is_shared]:
@@ -102,6 +110,25 @@ class OwnedFolders:
 
 
 OWNED = OwnedFolders()
+
+
+def join_run(run: Path, meeting: str, *, where_run: str, say: Say, patience_seconds: float) -> None:
+    """As another node than the first: an InputError where the folder that it sees is that of another run."""
+    with contextlib.suppress(OSError):
+        try:
+            wait_for_own(run, meeting, say=say, patience_seconds=patience_seconds)
+        except Busy as busy:
+            raise _refusal(run, busy, where_run) from None
+
+
+def _refusal(run: Path, busy: Busy, where: str) -> InputError:
+    return InputError(
+        f"{run} is the folder of a run that is going on: {_named(busy.holder)}",
+        where=where,
+        why="a second one would write over its events, its checkpoints and its export",
+        do=f"let it end, end it with coremill stop {run}, or set run.folder to another folder;"
+        f" where that host is gone for good, remove {run / LOCK_FILE}",
+    )
 
 
 def _named(holder: Holder | None) -> str:

@@ -19,12 +19,12 @@ import pytest
 from coremill.errors import InputError
 from coremill.launch import folder_lock, run_lock
 from coremill.launch.folder_lock import LOCK_FILE, Busy, FolderLock, Holder, Lock, is_of_one_machine, verdict
-from coremill.launch.run_lock import OwnedFolders
+from coremill.launch.run_lock import OwnedFolders, join_run
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from coremill.launch.run_lock import OwnedFolders
+from coremill.launch.run_lock import OwnedFolders, join_run
 owned = OwnedFolders()
 owned.take(Path(sys.argv[1]), Path(sys.argv[2]), where_run="a", where_checkpoints="b", say=print)
 print("held", flush=True)
@@ -189,6 +189,20 @@ def test_a_disk_of_one_machine_needs_no_lease(
 def test_file_systems_of_one_machine_are_known() -> None:
     found = {mount: is_of_one_machine(Path(mount)) for mount in ("/dev/shm", "/proc")}
     assert found == {"/dev/shm": True, "/proc": False}
+
+
+def test_another_node_joins_its_own_run_only(tmp_path: Path, owned: OwnedFolders) -> None:
+    here = {"where_run": "run.folder", "say": print, "patience_seconds": 0.1}
+    join_run(tmp_path / "none", "node1:29500", **here)  # a folder of its own, or the first node is yet to come
+    assert not (tmp_path / "none").exists()
+    places = {"where_run": "", "where_checkpoints": "", "say": print}
+    owned.take(tmp_path, tmp_path / "checkpoints", meeting="node1:29500", **places)
+    join_run(tmp_path, "node1:29500", **here)
+    with pytest.raises(InputError, match=f"process {os.getpid()}, since 20"):
+        join_run(tmp_path, "node1:31111", **here)
+    owned.release()
+    join_run(tmp_path, "node1:31111", **here)
+    assert not (tmp_path / LOCK_FILE).exists()
 
 
 def test_who_was_taken_over_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: OwnedFolders) -> None:
