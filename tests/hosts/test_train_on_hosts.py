@@ -119,7 +119,9 @@ def test_a_second_start_is_refused_and_a_second_ctrl_c_ends_all_hosts_at_once(fl
         assert second.returncode == 78, second.stdout
         assert re.search(r"owned is the folder of a run that is going on: host \S+, process \d+, since", second.stdout)
         assert process.poll() is None
-        pid = json.loads((run / "events" / "rank-00001.jsonl").read_text().splitlines()[0])["pid"]
+        lines = (run / "events" / "rank-00001.jsonl").read_text().splitlines()
+        assert sum('"start"' in line for line in lines) == 1, "no rank of the second start wrote into the run"
+        pid = json.loads(lines[0])["pid"]
         os.kill(pid, signal.SIGSTOP)  # the other waits for it, and cannot save
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
