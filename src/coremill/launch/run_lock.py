@@ -57,11 +57,17 @@ class OwnedFolders:
                 self._locks.append(lock)
             except OSError as error:  # where nothing can be written, that is refused in a moment
                 say(f"{folder} cannot be held ({error.strerror}): a second run in it would not be noticed")
+                return
+            if lock.is_shared and self._thread is None:
+                self._thread = threading.Thread(target=self._renew, args=(self._ends,), name="run-lock", daemon=True)
+                self._thread.start()
 
         try:
             take_one(run, None)
         except Busy as busy:
             raise _refusal(run, busy, where_run) from None
+        if checkpoints.resolve() == run.resolve():
+            return
         try:
             take_one(checkpoints, 0o755)
         except Busy as busy:
@@ -74,9 +80,6 @@ class OwnedFolders:
                 do="set checkpoint.folder to another folder, or let that run end;"
                 f" where its host is gone for good, remove {checkpoints / LOCK_FILE}",
             ) from None
-        if any(lock.is_shared for lock in self._locks):
-            self._thread = threading.Thread(target=self._renew, args=(self._ends,), name="run-lock", daemon=True)
-            self._thread.start()
 
     def check(self) -> None:
         """Raise where another process took a folder over while this one was suspended or cut off."""

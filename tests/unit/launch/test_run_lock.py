@@ -112,6 +112,8 @@ def test_a_folder_that_was_there_stays(tmp_path: Path, owned: OwnedFolders) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", LOCK_FILE]
     owned.release()
     assert tmp_path.is_dir() and list(tmp_path.iterdir()) == []
+    take(owned, tmp_path, tmp_path / "." / "x" / "..")  # checkpoints beside everything else: one folder, one lock
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_FILE]
 
 
 def test_a_folder_that_cannot_be_held_is_said(tmp_path: Path, owned: OwnedFolders) -> None:
