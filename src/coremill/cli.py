@@ -30,7 +30,11 @@ app.add_typer(config_app, name="config")
 
 ConfigPath = Annotated[
     Path | None,
-    typer.Argument(metavar="[CONFIG]", help="run file (YAML); left out: the built-in example", show_default=False),
+    typer.Argument(
+        metavar="[CONFIG]",
+        help="run file (YAML); left out: the built-in example, or what --set names",
+        show_default=False,
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

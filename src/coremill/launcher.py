@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coremill.checkpoint.continuation import (
+    checkpoint_folder,
     clear_checkpoints,
     fixed_keys,
     newest_checkpoint,
@@ -31,11 +32,13 @@ from coremill.hardware.calibrate import calibration_of
 from coremill.hardware.facts import Calibration, Fleet, NodeFacts
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
+from coremill.launch.folder_lock import ENDING_SECONDS
 from coremill.launch.identity import HEAD, NodeIdentity
 from coremill.launch.local import Outcome, describe_layout
 from coremill.launch.output import Failure
 from coremill.launch.run_folder import RunFolder
-from coremill.launch.stop import REQUESTS, ask_to_stop, forget_request
+from coremill.launch.run_lock import LATER_SECONDS, OWNED, RECONNECT_SECONDS, join_run
+from coremill.launch.stop import ask_to_stop, forget_request
 from coremill.plan.types import Plan
 from coremill.prepare import Orders, prepare, words_of_smaller_step
 from coremill.report.console import AmountProgress, show_error
@@ -68,13 +71,51 @@ class Options:
 
 
 def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity | None, console: Console) -> int:
-    """Run on this machine, as one node of several where Kubeflow says so; returns the exit code."""
-    config = loaded.config
-    folder = RunFolder(Path(config.run.folder or f"runs/{loaded.name}").absolute())
-    environ = environment_snapshot()
-    leads, has_head = not_a_follower(node_identity), HEAD in environ
-    if has_head and not leads:
+    """Run on this machine, as one node of several where Kubeflow says so; returns the exit code.
+
+    The first node owns the run: its launcher holds the folders to the end, whatever becomes of ranks and other nodes.
+    """
+    folder = RunFolder(Path(loaded.config.run.folder or f"runs/{loaded.name}").absolute())
+    if not not_a_follower(node_identity) and HEAD in environment_snapshot():
         console = Console(quiet=True)  # the first node speaks for all
+    with contextlib.ExitStack() as ownership:
+        if not options.dry_run:
+            ownership.callback(OWNED.release)
+            own_run(loaded, folder, console, node_identity)
+        return _launch_owned(loaded, options, folder, node_identity, console)
+
+
+def own_run(
+    loaded: LoadedConfig, folder: RunFolder, console: Console, node_identity: NodeIdentity | None = None
+) -> None:
+    """As the first node hold the folders of the run from here on; as any node, 78 where another run has them."""
+    meeting = "" if node_identity is None else f"{node_identity.master_address}:{node_identity.master_port}"
+    patience_seconds = RECONNECT_SECONDS if HEAD in environment_snapshot() else ENDING_SECONDS
+    where_run = loaded.where("run.folder")
+
+    def tell(text: str) -> None:
+        say(console, text)
+
+    if not not_a_follower(node_identity):
+        patience_seconds += LATER_SECONDS
+        join_run(folder.path, meeting, where_run=where_run, say=tell, patience_seconds=patience_seconds)
+        return
+    OWNED.take(
+        folder.path,
+        checkpoint_folder(loaded.config, folder.path),
+        where_run=where_run,
+        where_checkpoints=loaded.where("checkpoint.folder"),
+        say=tell,
+        meeting=meeting,
+        patience_seconds=patience_seconds,
+    )
+
+
+def _launch_owned(
+    loaded: LoadedConfig, options: Options, folder: RunFolder, node_identity: NodeIdentity | None, console: Console
+) -> int:
+    config, environ, leads = loaded.config, environment_snapshot(), not_a_follower(node_identity)
+    say_basis(loaded, console)
     nodes = 1 if node_identity is None else node_identity.nodes
     if not options.dry_run and not options.fresh and already_finished(config, folder, console, nodes=nodes):
         return 0
@@ -83,8 +124,7 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     def find_fleet() -> Fleet:
         return local_fleet(config, node_identity, cache, console)
 
-    where = loaded.origins["run.folder"].where("run.folder")
-    with contextlib.nullcontext() if options.dry_run else folder.writable(where):
+    with contextlib.nullcontext() if options.dry_run else folder.writable(loaded.where("run.folder")):
         if leads and not options.dry_run:
             forget_request(folder.path)
         with loaded.placing():
@@ -97,21 +137,26 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
     write_orders(folder, loaded, orders, fresh=options.fresh, node=node_identity)
     ending = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
     outcome = ending.outcome
-    if outcome.exit_code == Stopped.exit_code:
-        REQUESTS.leave()  # ranks have saved: what is left is to say so
+    if outcome.unkillable:
+        OWNED.abandon()
     if outcome.exit_code == 0 and config.sample.prompt and config.run.export and leads:
         begin_ids, code = orders.data.begin_ids, orders.model.code_sha256
         write_sample(folder.export, config.sample, folder.path, environ, begin_ids=begin_ids, code_sha256=code)
     record_failure(outcome, folder, since=ending.since)
+    exit_code = outcome.exit_code
     if leads:
-        summary = write_report(folder.path)
-        if outcome.exit_code == 0:
+        record_stop(outcome, folder, since=ending.since)
+        summary = write_report(folder.path, exit_code=exit_code)
+        exit_code = int(summary["exit_code"])  # what the screen says and what the command ends with are one value
+        if exit_code == 0:
             render_summary(summary, console)
-    if outcome.exit_code != 0 and has_head:
+        elif outcome.exit_code == 0:
+            show_error(summary["error"]["message"])
+    if outcome.exit_code != 0 and HEAD in environ:
         report_to_head(outcome, folder, since=ending.since)
     elif outcome.exit_code != 0:
         explain_failure(outcome, folder, since=ending.since, console=console)
-    return outcome.exit_code
+    return exit_code
 
 
 def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, nodes: int = 1) -> bool:
@@ -191,6 +236,12 @@ def measured_rates(node: NodeFacts, cache: Path, console: Console) -> Calibratio
 def say(console: Console, text: str) -> None:
     """One finding, one line."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def say_basis(loaded: LoadedConfig, console: Console) -> None:
+    """Where there is no run file: what the values start from."""
+    if loaded.without_file is not None:
+        say(console, f"{loaded.without_file}; coremill config show prints it, with the same --set")
 
 
 def say_dry_run(orders: Orders, folder: RunFolder, console: Console) -> None:
@@ -303,6 +354,17 @@ def record_failure(outcome: Outcome, folder: RunFolder, *, since: float) -> None
         message, words = words.rpartition("coremill: ")[2] or message, ""
     with EventWriter(folder.path, rank) as events:
         events.write("error", message=message, traceback=words or None, exit_code=outcome.exit_code)
+
+
+def record_stop(outcome: Outcome, folder: RunFolder, *, since: float) -> None:
+    """An end on request that no rank could tell: ranks that were ended at once, or had not begun."""
+    if outcome.exit_code == 0 or outcome.failed_rank is not None:
+        return
+    said = [event for event in read_events(folder.path) if event.kind == "error" and event.time >= since]
+    if any(event.get("exit_code") == outcome.exit_code for event in said):
+        return
+    with EventWriter(folder.path, 0) as events:
+        events.write("error", message=outcome.message, exit_code=outcome.exit_code, on_request=outcome.on_request)
 
 
 def report_to_head(outcome: Outcome, folder: RunFolder, *, since: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import platform
 import time
@@ -15,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from coremill.config.load import LoadedConfig, load_config
-from coremill.errors import CoremillError, InputError, Stopped
+from coremill.errors import CoremillError, InputError, Interrupted, Stopped
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import affinity_mask, cache_folder, environment_snapshot, probe_node
@@ -29,13 +30,16 @@ from coremill.launch.fingerprint import (
     facts_to_json,
 )
 from coremill.launch.run_folder import RunFolder
+from coremill.launch.run_lock import OWNED
 from coremill.launch.spot import spot_notices
 from coremill.launch.stop import forget_request
 from coremill.launcher import (
     Options,
     already_finished,
     measured_rates,
+    own_run,
     prepare_with_progress,
+    say_basis,
     say_dry_run,
     write_orders,
 )
@@ -80,8 +84,12 @@ def orders_for(loaded: LoadedConfig, folder: RunFolder, world: World, options: O
     # One rank speaks for the run; off the terminal, for its output travels through the launcher's pipes.
     console = Console(force_terminal=False, quiet=world.rank != 0)
     asks = world.rank == 0 and not options.dry_run
+    say_basis(loaded, console)
 
     def is_finished() -> bool:
+        if asks:
+            atexit.register(OWNED.release)  # to the end of the process: the report is written last
+            own_run(loaded, folder, console)
         return asks and not options.fresh and already_finished(loaded.config, folder, console, nodes=world.nodes)
 
     if world.broadcast(world.once_per_node(is_finished)):
@@ -229,7 +237,7 @@ def failures_as_events(events: EventWriter) -> Iterator[None]:
         events.write(
             "error",
             message=str(failure) if known else f"{type(failure).__name__}: {failure}",
-            traceback=None if isinstance(failure, InputError | Stopped) else traceback.format_exc(),
+            traceback=None if isinstance(failure, InputError | Stopped | Interrupted) else traceback.format_exc(),
             exit_code=failure.exit_code if isinstance(failure, CoremillError) else 1,
         )
         raise
@@ -252,16 +260,26 @@ def without_launcher(
         # Ranks met a moment ago: what is older than that was said by an earlier attempt.
         follower = EventFollower(folder.path, since=time.time() - MEETING_SECONDS)
         with RunConsole(orders.steps, orders.plan.to_json(), Console(force_terminal=False)) as screen:
-            yield lambda: screen.update(follower.poll())
+
+            def after_step() -> None:
+                OWNED.check()
+                screen.update(follower.poll())
+
+            yield after_step
             screen.update(follower.poll())
 
 
-def close_run(loaded: LoadedConfig, orders: Orders, world: World, folder: RunFolder) -> None:
-    """Under a foreign launcher rank 0 leaves the sample and the report, which else the launcher does."""
+def close_run(loaded: LoadedConfig, orders: Orders, world: World, folder: RunFolder) -> int:
+    """Under a foreign launcher rank 0 leaves the sample and the report, which else the launcher does.
+
+    Returns the exit code, which is that of the report.
+    """
     if world.identity.launcher == "coremill" or world.rank != 0:
-        return
+        return 0
     if loaded.config.sample.prompt and loaded.config.run.export:
         begin_ids, code = orders.data.begin_ids, orders.model.code_sha256
         sample, environ = loaded.config.sample, environment_snapshot()
         write_sample(folder.export, sample, folder.path, environ, begin_ids=begin_ids, code_sha256=code)
-    render_summary(write_report(folder.path), Console(force_terminal=False))
+    summary = write_report(folder.path, exit_code=0)
+    render_summary(summary, Console(force_terminal=False))
+    return int(summary["exit_code"])

@@ -17,6 +17,7 @@ from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import find_instances, fleet_of, fleet_of_hostfile, live_instances, table, this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
+from coremill.launcher import say_basis
 from coremill.model import hub
 from coremill.model.source import resolve_model
 from coremill.plan.card import ModelCard
@@ -36,12 +37,14 @@ def plan_once(
     path: Path | None, settings: Sequence[str], fleet: str | None, *, as_json: bool, console: Console
 ) -> None:
     """One run on one fleet."""
-    config = load_config(path, settings).config
+    loaded = load_config(path, settings)
+    config = loaded.config
     card = card_without_weights(config)
     plan = make_plan(config, find_fleet(config, fleet), card)
     if as_json:
         print(json.dumps({**plan.to_json(), "model": asdict(card)}, indent=2))
     else:
+        say_basis(loaded, console)
         render_plan(plan.to_json(), asdict(card), console)
 
 
@@ -49,13 +52,15 @@ def plan_on_fleets(
     path: Path | None, settings: Sequence[str], fleets: Sequence[str], *, as_json: bool, console: Console
 ) -> None:
     """The same run on several fleets, ranked by cost and by time."""
-    config = load_config(path, settings).config
+    loaded = load_config(path, settings)
+    config = loaded.config
     card = card_without_weights(config)
     comparison = compare_fleets(config, [find_fleet(config, fleet) for fleet in fleets], card)
     if as_json:
         ranked = {"by_cost": comparison.by_cost, "by_time": comparison.by_time}
         print(json.dumps({order: [plan.to_json() for plan in plans] for order, plans in ranked.items()}, indent=2))
         return
+    say_basis(loaded, console)
     columns = ("fleet", "fits", "memory/limit", "speed", "time", "$ per run", "$ per M tokens")
     for heading, plans in (("Cheapest first", comparison.by_cost), ("Quickest first", comparison.by_time)):
         print_heading(console, heading)

@@ -30,6 +30,7 @@ from coremill.launch.fingerprint import (
     facts_to_json,
 )
 from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
+from coremill.model.tokenizer_fit import require_fitting_tokenizer
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.headers import weight_files
 from coremill.plan.planner import make_plan
@@ -105,6 +106,9 @@ def prepare(
     plan = make_plan(config, fleet, card)
     on_plan(plan)
     tokenizer = resolve_tokenizer(config, model, cache=cache, progress=on_model, training_progress=on_tokens)
+    doubt = require_fitting_tokenizer(config.tokenizer, tokenizer, model, card.vocabulary_rows)
+    if doubt is not None and on_model is not None:
+        on_model(doubt)
     data = prepare_data(
         config,
         tokenizer_folder=tokenizer,

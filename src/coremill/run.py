@@ -36,8 +36,7 @@ def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: Ra
         with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
             with without_launcher(world, loaded, orders, folder, events) as show:
                 train_rank(loaded, orders, world, folder, events, show)
-    close_run(loaded, orders, world, folder)
-    return 0
+    return close_run(loaded, orders, world, folder)
 
 
 def train_rank(

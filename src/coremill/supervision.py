@@ -28,6 +28,7 @@ from coremill.launch.local import Outcome, run_local_ranks
 from coremill.launch.memory_kills import memory_note
 from coremill.launch.pulse import PulseBoard
 from coremill.launch.run_folder import RunFolder
+from coremill.launch.run_lock import OWNED
 from coremill.launch.sentry import Sentry
 from coremill.launch.spot import spot_notices
 from coremill.launch.stuck import Limits
@@ -250,6 +251,7 @@ class _Watched:
         return replace(outcome, message=f"rank {rank} was ended by SIGKILL{note}")
 
     def _tick(self) -> None:
+        OWNED.check()
         self._screen.update(self._follower.poll())
         self._steps_done = max(self._steps_done, self._sentry.steps_done)
         if self._fault is not None and self._sentry.first_step_done_at is not None:

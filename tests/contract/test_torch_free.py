@@ -97,7 +97,7 @@ def test_plan_of_a_folder_without_torch(tmp_path):
         "tie_word_embeddings": True,
     }
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    settings = [f"model.name={tmp_path}", "model.weights=random", "tokenizer=built-in"]
+    settings = [f"model.name={tmp_path}", "model.weights=random", "tokenizer=built-in", "train.steps=10"]
     words = [word for setting in settings for word in ("--set", setting)]
     outcome = probe("command", "plan", *words, "--fleet", "2xc7i.8xlarge", "--json")
     assert outcome.returncode == 0, outcome.stderr

@@ -19,6 +19,7 @@ import pytest
 
 from coremill.launch.local import Outcome, run_local_ranks
 from coremill.launch.sockets import own_address_towards
+from coremill.launch.stop import SAME_PRESS_SECONDS
 from coremill.launch.template import RankTemplate
 from rank_plans import rank_plan
 
@@ -241,10 +242,21 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         while len(list(tmp_path.glob("asked-*"))) < 2:  # asked, and still there
             time.sleep(0.02)
+        time.sleep(SAME_PRESS_SECONDS)
         process.send_signal(signal.SIGINT)
         outcome = ended(process)
     assert (outcome["exit_code"], outcome["exit_codes"]) == (130, [-signal.SIGKILL] * 2)
     assert outcome["message"].startswith("stopped at once")
+
+
+def test_a_ctrl_c_that_a_wrapper_passes_on_again_is_one(tmp_path: Path) -> None:
+    saves = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), os._exit(75))); say_up(); time.sleep(600)"
+    with launcher(tmp_path, saves, grace=600) as process:
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        outcome = ended(process)
+    assert (outcome["exit_code"], outcome["exit_codes"]) == (75, [75] * 2), outcome
 
 
 @pytest.mark.parametrize("way", ["exec", "fork"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -46,6 +47,17 @@ def no_tokenizer(scene: Scene) -> None:
     folder = copied_model(scene, "mute")
     for file in folder.glob("tokenizer*"):
         file.unlink()
+
+
+def other_words(scene: Scene) -> None:
+    """The model's tokenizer with two ids swapped."""
+    folder = scene.path("words")
+    folder.mkdir()
+    shutil.copy(scene.path("model") / "tokenizer_config.json", folder)
+    document = json.loads((scene.path("model") / "tokenizer.json").read_text())
+    words = document["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(document))
 
 
 def small_vocabulary(scene: Scene) -> None:
@@ -150,6 +162,11 @@ CASES = {
     ),
     "truncated safetensors": Case("model.safetensors is damaged...", ("model=truncated",), prepare=truncated),
     "no tokenizer": Case("has no tokenizer of its own...built-in", ("model=mute",), prepare=no_tokenizer),
+    "a tokenizer of another model": Case(
+        "the tokenizer words was made for another model...where: --set tokenizer=words...2 of [0-9]+ words differ",
+        ("tokenizer=words",),
+        prepare=other_words,
+    ),
     "an encoder": Case("encoder, not a causal language model...bert", ("model=encoder",), prepare=encoder),
     "no language model": Case("no causal language model...vit", ("model=pictures",), prepare=pictures),
     "no such text": Case("no file matches...absent/", ("data.source=absent/*.jsonl",)),

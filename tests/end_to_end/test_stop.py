@@ -100,6 +100,8 @@ def test_a_second_ctrl_c_ends_at_once(scene: Scene) -> None:
     with training(scene, "twice") as running:
         os.kill(pid_of(scene.path("twice"), 1), signal.SIGSTOP)  # the other waits for it, and cannot save
         os.killpg(running.process.pid, signal.SIGINT)
+        time.sleep(0.3)
+        os.killpg(running.process.pid, signal.SIGINT)  # the same press, passed on by a wrapper
         time.sleep(2)
         assert running.process.poll() is None
         os.killpg(running.process.pid, signal.SIGINT)
@@ -108,6 +110,10 @@ def test_a_second_ctrl_c_ends_at_once(scene: Scene) -> None:
     assert not done.left
     assert "Ctrl-C: saving, then stopping; Ctrl-C again ends at once" in done.out
     assert "stopped at once (Ctrl-C)" in done.err and "Traceback" not in done.err
+    report = json.loads((scene.path("twice") / "report.json").read_text())
+    assert (report["state"], report["exit_code"]) == ("stopped", 130)
+    assert report["error"]["message"] == "stopped at once (Ctrl-C)"
+    assert json.loads(scene.coremill("report", "twice", "--json").out)["state"] == "stopped"
 
 
 def test_a_killed_rank_ends_the_run_and_is_named(scene: Scene) -> None:

@@ -252,6 +252,18 @@ def test_a_dry_run_starts_and_leaves_nothing(scene: Scene) -> None:
     assert not scene.path("dry").exists()
 
 
+def test_without_a_run_file_a_named_model_is_trained_by_the_defaults(scene: Scene) -> None:
+    named = ["model=model", "data.source=text/*.jsonl", "data.sequence_length=32", "train.steps=6"]
+    words = [word for setting in named for word in ("--set", setting)]
+    done = scene.coremill("train", *words, "--set", "train.tokens_per_step=256", "--dry-run")
+    assert done.code == 0, str(done)
+    first = done.out.splitlines()[0]
+    assert first.startswith("no run file: model and data.source by --set, every other key has its default"), str(done)
+    assert str(scene.path("runs/model")) in done.out and not scene.path("runs").exists()
+    shown = json.loads(scene.coremill("config", "show", *words, "--json").out)
+    assert (shown["tokenizer"], shown["train"]["learning_rate"]) == (None, 2e-5)
+
+
 def test_fresh_starts_anew_and_crowding_is_said(scene: Scene, two: Finished) -> None:
     """On one CPU by `taskset`, so that two ranks are more than there are cores, on any machine; and with ranks started
     afresh instead of forked, which changes no bit."""

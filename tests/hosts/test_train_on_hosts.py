@@ -250,3 +250,43 @@ def test_hosts_of_one_name_are_two(fleet: Fleet) -> None:
     report = json.loads((run / "report.json").read_text())
     assert report["environment"]["hosts"] == ["localhost (node 0)", "localhost (node 1)"]
     fleet.assert_nothing_left(mark)
+
+
+@pytest.mark.skipif(not os.environ.get("COREMILL_LONG_TESTS"), reason="takes a minute: COREMILL_LONG_TESTS=1 runs it")
+@pytest.mark.timeout(900)
+def test_a_second_start_is_refused_and_a_second_ctrl_c_ends_all_hosts_at_once(fleet: Fleet) -> None:
+    run, mark = fleet.folder / "owned", uuid.uuid4().hex
+    command = [sys.executable, "-m", "coremill", "train", "run.yaml", "--set", "train.steps=50000"]
+    command += ["--set", "run.folder=owned", "--set", "supervise.stuck_after=never"]
+    command += ["--hostfile", str(fleet.hostfile()), "--ssh", fleet.ssh]
+    environ = {**clean_environment(), "COREMILL_CACHE": str(fleet.folder / "cache"), "MARK": mark}
+    pipes = {"env": environ, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(fleet.hosts[0].command(command, fleet.folder), **pipes)
+    try:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(steps_of(run, 1)) < 3 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert process.poll() is None and len(steps_of(run, 1)) >= 3, process.communicate(timeout=60)[0]
+        again = fleet.hosts[0].command([*command, "--fresh"], fleet.folder)
+        second = subprocess.run(again, timeout=WAIT_SECONDS, **pipes)
+        assert second.returncode == 78, second.stdout
+        assert re.search(r"owned is the folder of a run that is going on: host \S+, process \d+, since", second.stdout)
+        assert process.poll() is None
+        lines = (run / "events" / "rank-00001.jsonl").read_text().splitlines()
+        assert sum('"start"' in line for line in lines) == 1, "no rank of the second start wrote into the run"
+        pid = json.loads(lines[0])["pid"]
+        os.kill(pid, signal.SIGSTOP)  # the other waits for it, and cannot save
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)  # the same press
+        time.sleep(2)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)  # two minutes were given to the save
+    finally:
+        process.kill()
+    assert process.returncode == 130, output
+    assert "stopped at once (Ctrl-C)" in output
+    report = json.loads((run / "report.json").read_text())
+    assert (report["state"], report["exit_code"]) == ("stopped", 130)
+    fleet.assert_nothing_left(mark)

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from coremill.data.tokenizer_files import write_chat_templates
 from coremill.errors import StorageError
 from coremill.model.build import build_on_meta, code_of, names_kept_in_fp32
 from coremill.model.names import map_names
@@ -349,6 +350,7 @@ def _write_beside(
         for path in sorted(tokenizer_folder.iterdir()):
             if path.is_file() and path.name.endswith(TOKENIZER_SUFFIXES) and not MODEL_ONLY.match(path.name):
                 _copy(path, folder)
+        write_chat_templates(folder, tokenizer_folder, source.folder if source.weights == "pretrained" else None)
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:

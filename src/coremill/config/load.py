@@ -1,11 +1,14 @@
 """A run file and `--set` options -> one checked config in which every value knows where it came from.
 
 Precedence: default < file < --set. All problems come at once, each as what, where, why and what to do.
+Without a file `--set` changes the built-in example, unless it names a model or data: the example's learning rate and
+tokenizer are the example's, and a run of something else starts from the defaults.
 """
 
 from __future__ import annotations
 
 import importlib.resources
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +27,8 @@ from coremill.config.strangers import nearest
 from coremill.errors import ConfigError, InputError
 
 _NEARBY_SHOWN = 8
+COMMAND_LINE = "command line"
+_NAMES_A_RUN = (("model", "name"), ("model", "config"), ("data", "source"))
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,10 @@ class LoadedConfig:
 
     config: RunConfig
     origins: Mapping[str, Origin]
-    name: str  # the stem of the file, or built-in
+    name: str  # the stem of the file, built-in for the example, else the model's
     path: Path | None
     text: str
+    without_file: str | None = None  # in words, where there is no run file: what the values start from
 
     def where(self, key: str) -> str:
         """The place of a key, for the message of an error found later."""
@@ -54,9 +60,15 @@ class LoadedConfig:
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), *, nproc: int | None = None) -> LoadedConfig:
-    """Read and check a run file, the built-in example where `path` is None; raises ConfigError with all problems."""
-    text = _built_in_text() if path is None else _read_text(path)
-    file = BUILT_IN if path is None else str(path)
+    """Read and check a run file; without one the built-in example, or the defaults where a model or data is named.
+
+    Raises ConfigError with all problems.
+    """
+    named = _named_by(overrides) if path is None else []
+    if path is not None:
+        text, file = _read_text(path), str(path)
+    else:
+        text, file = ("", COMMAND_LINE) if named else (_built_in_text(), BUILT_IN)
     settings = Settings()
     document = read_document(text)
     if not document.readable:
@@ -79,7 +91,32 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), *, nproc: int 
     problems += [_breach_problem(breach, settings, file) for breach in breaches_of(config, doubtful)]
     if problems:
         raise ConfigError([problem.error for problem in sorted(problems, key=lambda problem: problem.place)])
-    return LoadedConfig(config, _all_origins(settings), BUILT_IN if path is None else path.stem, path, text)
+    origins = _all_origins(settings)
+    if path is not None:
+        return LoadedConfig(config, origins, path.stem, path, text)
+    if named:
+        words = f"no run file: {' and '.join(named)} by --set, every other key has its default"
+        return LoadedConfig(config, origins, _name_of(config), path, text, words)
+    return LoadedConfig(config, origins, BUILT_IN, path, text, "no run file: the built-in example")
+
+
+def _named_by(overrides: Sequence[str]) -> list[str]:
+    """Which of the keys that make a run another one than the built-in example are given."""
+    settings = Settings()
+    for override in overrides:
+        settings.add_override(override)
+    given = {path[:2] for path, value in settings.values.items() if value not in (None, BUILT_IN)}
+    return [dotted_key(path).removesuffix(".name") for path in _NAMES_A_RUN if path in given]
+
+
+def _name_of(config: RunConfig) -> str:
+    """For the folder of a run without a file: the last part of the model's name; built-in alone is the example's."""
+    shape, name = config.model.config, config.model.name
+    if shape is not None:
+        name = str(shape.get("model_type", ""))
+    elif name == BUILT_IN:
+        name = "built-in-model"
+    return re.sub(r"[^\w.-]+", "-", Path(name).name).strip("-.") or "run"
 
 
 def _validate(settings: Settings) -> tuple[RunConfig, list[Problem]]:

@@ -15,7 +15,8 @@ _HEAD = """\
 # The run file
 
 One YAML file describes a run: `coremill train run.yaml`. Every key has a default, save that a file says how long to
-train (`train.steps` or `train.epochs`), so a file holds only what differs. Without a file the built-in example runs.
+train (`train.steps` or `train.epochs`), so a file holds only what differs. Without a file the built-in example runs,
+or, where `--set` names a model or data, the defaults with what is set.
 This page is made from the schema: `python -m coremill.config.reference > docs/config.md`.
 
 - **Precedence:** default, then the file, then `--set`. `coremill config show run.yaml --set train.steps=5` prints the

@@ -25,7 +25,8 @@ _NOT_PRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe
 def show(loaded: LoadedConfig) -> str:
     """The whole config, every key written out; `load_config` of this text gives an equal config."""
     rows = _rows(loaded.config.model_dump(), ())
-    return "".join(_line(text, _comment(path, loaded) if path else "") for path, text in rows)
+    head = "" if loaded.without_file is None else f"# {loaded.without_file}\n"
+    return head + "".join(_line(text, _comment(path, loaded) if path else "") for path, text in rows)
 
 
 def json_schema() -> dict[str, Any]:

@@ -26,6 +26,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
+MORE_TEMPLATES = "additional_chat_templates"
 SpecialTokens = Literal["auto", "none"]
 PROBES = ("a", "the mill", "0", "文")  # one whose ids are none of the special ones
 
@@ -65,6 +66,36 @@ def tokenizer_identity(folder: Path) -> str:
         digest.update(repr(name).encode())
         digest.update((folder / name).read_bytes())
     return digest.hexdigest()
+
+
+def chat_template_of(folder: Path) -> str | None:
+    """How a tokenizer writes a conversation down: from the file of its own, or from where older ones keep it."""
+    try:
+        if (folder / "chat_template.jinja").is_file():
+            return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            if (folder / name).is_file():
+                template = json.loads((folder / name).read_text(encoding="utf-8")).get("chat_template")
+                if isinstance(template, list):  # several, each with a name
+                    template = {each["name"]: each["template"] for each in template}.get("default")
+                if isinstance(template, str):
+                    return template
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return None
+
+
+def write_chat_templates(destination: Path, tokenizer_folder: Path, model_folder: Path | None) -> None:
+    """Add to a copy of the tokenizer's files what it lacks: templates in a folder of their own, and the model's own one
+    where another tokenizer was named and has none."""
+    origin, template = tokenizer_folder, None
+    if model_folder is not None and chat_template_of(tokenizer_folder) is None:
+        origin, template = model_folder, chat_template_of(model_folder)
+    if template is not None:
+        (destination / "chat_template.jinja").write_text(template, encoding="utf-8")
+    for path in sorted((origin / MORE_TEMPLATES).glob("*.jinja")):
+        (destination / MORE_TEMPLATES).mkdir(exist_ok=True)
+        (destination / MORE_TEMPLATES / path.name).write_bytes(path.read_bytes())
 
 
 def load_tokenizer(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from coremill.doctor.findings import Finding, Surroundings, findings_of
+from coremill.doctor.findings import Finding, Surroundings, findings_of, installed_versions
 from coremill.doctor.self_test import SelfTest, self_test
 from coremill.errors import CoremillError
 from coremill.hardware.calibrate import calibration_of, torch_version
@@ -140,4 +140,6 @@ def _versions() -> dict[str, str]:
         torch = torch_version()
     except CoremillError:
         torch = "not installed"
-    return {"python": platform.python_version(), "torch": torch, "kernel": f"{platform.system()} {platform.release()}"}
+    packages = {name: version for name, (_, version) in installed_versions().items()}
+    kernel = f"{platform.system()} {platform.release()}"
+    return {**packages, "python": platform.python_version(), "torch": torch, "kernel": kernel}

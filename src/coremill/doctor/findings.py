@@ -7,6 +7,7 @@ environment in, findings out.
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,20 @@ def is_installed(distribution: str) -> bool:
     return True
 
 
+def installed_versions() -> dict[str, tuple[str, str]]:
+    """What coremill needs: the versions it was tested with, as its package says, and the one that is here."""
+    found: dict[str, tuple[str, str]] = {}
+    try:
+        for requirement in importlib.metadata.requires("coremill") or ():
+            wanted, _, condition = requirement.partition(";")
+            name = re.split(r"[<>=!~ \[(]", wanted)[0]
+            if not condition and is_installed(name):
+                found[name] = (wanted.removeprefix(name).strip(), importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:  # run from its source
+        return {}
+    return found
+
+
 def findings_of(
     node: NodeFacts,
     calibration: Calibration | None,
@@ -60,6 +75,7 @@ def findings_of(
     surroundings: Surroundings,
     *,
     installed: Callable[[str], bool] = is_installed,
+    versions: Mapping[str, tuple[str, str]] | None = None,
 ) -> tuple[Finding, ...]:
     """All findings, warnings first."""
     found = [
@@ -72,8 +88,35 @@ def findings_of(
             for name, text in _RETIRED_PACKAGES.items()
             if installed(name)
         ),
+        *_about_versions(installed_versions() if versions is None else versions),
     ]
     return tuple(sorted(found, key=lambda finding: finding.level != "warning"))
+
+
+def _about_versions(versions: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
+    """Packages outside what coremill was tested with: pip keeps to that, other ways of installing do not."""
+    for name, (bounds, version) in versions.items():
+        if not _is_within(version, bounds):
+            yield Finding(
+                level="note",
+                subject=name,
+                message=f"{version} is untested with this coremill, which was tested with {name}{bounds}",
+                do=f"pip install '{name}{bounds}'",
+            )
+
+
+def _is_within(version: str, bounds: str) -> bool:
+    """Bounds are of the form >=2.11,<2.14; of a version its numbers count."""
+    for sign, bound in re.findall(r"(>=|<)([\d.]+)", bounds):
+        size = len(bound.split("."))
+        is_below = _numbers(version)[:size] < _numbers(bound)
+        if is_below != (sign == "<"):
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version)[0]))
 
 
 def _about_cores(node: NodeFacts, surroundings: Surroundings) -> Iterator[Finding]:

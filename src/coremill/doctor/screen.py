@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -77,8 +77,13 @@ def _machine_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("allocators", ", ".join(libraries) or "glibc only"),
         ("huge pages", node.huge_pages or "not known here"),
         ("load", f"others keep {format_percent(node.busy_fraction)} of the usable cores busy"),
-        ("software", f"Python {versions['python']}, torch {versions['torch']}, {versions['kernel']}"),
+        ("software", _software_text(versions)),
     ]
+
+
+def _software_text(versions: Mapping[str, str]) -> str:
+    transformers = f", transformers {versions['transformers']}" if "transformers" in versions else ""
+    return f"Python {versions['python']}, torch {versions['torch']}{transformers}, {versions['kernel']}"
 
 
 def _cores_text(node: NodeFacts) -> str:

@@ -18,13 +18,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
-from coremill.errors import PeerLost, Stopped
+from coremill.errors import InputError, PeerLost, Stopped
 from coremill.launch.hosts import Host, Remote
-from coremill.launch.keeper import STOP_WORD
+from coremill.launch.keeper import AT_ONCE_SECONDS, AT_ONCE_WORD, STOP_WORD
 from coremill.launch.output import Failure, Prefixer, first_failure, write_lines
+from coremill.launch.stop import StopSignals
 
 BLAME_SECONDS = 3.0  # a host whose ranks only lost their peers may end before the one that failed
 _POLL_SECONDS = 0.1
@@ -55,21 +55,13 @@ class HostsOutcome:
 def run_on_hosts(commands: Sequence[HostCommand], remote: Remote) -> HostsOutcome:
     """Start all commands, relay what they print, and wait for them. Call it from the main thread."""
     runs: list[HostRun] = []
-    stop: list[int] = []
-
-    def take(number: int, _: FrameType | None) -> None:
-        stop.append(number)
-
-    former = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        for command in commands:
-            runs.append(HostRun(command, remote))
-        _watch(runs, stop)
-    finally:
-        for run in runs:
-            run.kill()
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    with StopSignals() as stop:
+        try:
+            for command in commands:
+                runs.append(HostRun(command, remote))
+            _watch(runs, stop)
+        finally:
+            end_all(runs, at_once=stop.at_once)
     return outcome_of(runs, stop)
 
 
@@ -120,8 +112,14 @@ class HostRun:
     def ask_to_end(self) -> None:
         """Tell it that nobody wants it any more; it may save and tidy up."""
         if self.process.poll() is None and not self.was_asked_to_end:
+            self.was_asked_to_end = True
             self._send(STOP_WORD + b"\n")
-        self.let_go()
+
+    def hurry(self) -> None:
+        """Take back the time it was given: it ends at once."""
+        self.ask_to_end()
+        self.grace_seconds = AT_ONCE_SECONDS + 4
+        self._send(AT_ONCE_WORD + b"\n")
 
     def let_go(self) -> None:
         """Leave it alone: what it keeps is ended at once, unless it was asked to end before."""
@@ -166,34 +164,49 @@ class HostRun:
         write_lines(target.fileno(), content)
 
 
-def _watch(runs: Sequence[HostRun], stop: Sequence[int]) -> None:
+def end_all(runs: Sequence[HostRun], *, at_once: bool) -> None:
+    """Leave nothing on any host."""
+    if at_once:
+        for run in runs:
+            run.hurry()
+    for run in runs:
+        run.kill()
+
+
+def _watch(runs: Sequence[HostRun], stop: StopSignals) -> None:
     """Until all have ended; a failure or a request to stop ends the others."""
     end_at: float | None = None
     while any(run.process.poll() is None for run in runs):
         # MPICH leaves the other ranks alone when one exits badly; a rank's own word of its failure is enough.
         told = [failure for run in runs for failure in run.failures if failure.exit_code != Stopped.exit_code]
         failed = bool(told) or any(run.process.poll() for run in runs)
-        if end_at is None and (failed or stop):
-            end_at = time.monotonic() + (0.0 if stop else BLAME_SECONDS)
-        if stop and end_at is not None:
+        asked = stop.first is not None
+        if end_at is None and (failed or asked):
+            end_at = time.monotonic() + (0.0 if asked else BLAME_SECONDS)
+        if asked and end_at is not None:
             end_at = min(end_at, time.monotonic())
         if end_at is not None and time.monotonic() >= end_at:
             for run in runs:
                 run.ask_to_end()
-        if len(stop) > 1 or (end_at is not None and time.monotonic() > end_at + max(run.grace_seconds for run in runs)):
+        if stop.at_once or (end_at is not None and time.monotonic() > end_at + max(run.grace_seconds for run in runs)):
             return
         time.sleep(_POLL_SECONDS)
 
 
-def outcome_of(runs: Sequence[HostRun], stop: Sequence[int]) -> HostsOutcome:
+def outcome_of(runs: Sequence[HostRun], stop: StopSignals) -> HostsOutcome:
     """How it ended, by what hosts and their ranks said."""
     codes = [run.process.returncode or 0 for run in runs]
     failures = [failure for run in runs for failure in run.failures]
+    if stop.at_once:
+        return HostsOutcome(exit_code=stop.exit_code, message="stopped at once (Ctrl-C)", last_words="")
+    for run, code in zip(runs, codes, strict=True):
+        if code == InputError.exit_code and not run.was_asked_to_end and not run.failures:  # it said why itself
+            message = f"host {run.host.name}: the command ended with exit code {code}"
+            return HostsOutcome(exit_code=code, message=message, last_words="")
     if any(failure.exit_code == Stopped.exit_code for failure in failures):
         return HostsOutcome(exit_code=Stopped.exit_code, message="stopped on request, saved", last_words="")
-    if stop:
-        name = "Ctrl-C" if stop[0] == signal.SIGINT else signal.Signals(stop[0]).name
-        return HostsOutcome(exit_code=128 + stop[0], message=f"stopped on request ({name})", last_words="")
+    if stop.first is not None:
+        return HostsOutcome(exit_code=stop.exit_code, message=f"stopped on request ({stop.name})", last_words="")
     failure = first_failure(failures)
     if failure is not None:
         how = f"failed with exit code {failure.exit_code}"

@@ -6,6 +6,7 @@ ssh leaves a remote command alone when it is killed here. So the keeper watches 
 holds open. The environment comes on the same way, off the command line: other users of the host read that.
 
     the stop word           the command is asked to end (SIGTERM), and has the time for it that the order gives
+    the at-once word        it is told so (SIGINT), and killed a moment later
     the end of input        the launcher or the connection is lost: all is killed at once
     silence                 the same: a cut link ends no input, so where the order has `silence_seconds` the launcher
                             sends a byte now and then
@@ -31,6 +32,8 @@ from coremill.launch.process import wrapped
 from coremill.launch.waiting import end_of
 
 STOP_WORD = b"stop"
+AT_ONCE_WORD = b"at once"
+AT_ONCE_SECONDS = 5.0  # for a launcher of ours to end its ranks and to say in the report how it ended
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.5  # for signals and silence; the rest wakes it
 
@@ -74,6 +77,8 @@ def keep(
                     heard = os.read(stdin, 4096)
                     if STOP_WORD in heard:  # one write of a few bytes: it comes whole
                         stopped.append(signal.SIGTERM)
+                        if AT_ONCE_WORD in heard:
+                            grace_seconds = AT_ONCE_SECONDS
                     elif not heard:
                         lost = "the connection to the first host is lost"
                 elif silence_seconds is not None and time.monotonic() - heard_at > silence_seconds:
@@ -86,14 +91,28 @@ def keep(
                 print(f"coremill: {lost}: its ranks here are ended", file=sys.stderr, flush=True)
         elif stopped and process.poll() is None:
             process.terminate()
-            deadline = time.monotonic() + grace_seconds
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(_POLL_SECONDS)
+            _wait_for_end(process, stdin, grace_seconds)
         code = process.poll()  # before our own wait() on all children could take it
         end_descendants(grace_seconds=0.0 if stopped or lost else 1.0)
     if code is None:
         code = -signal.SIGKILL
     return code if code >= 0 else 128 - code
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], stdin: int, grace_seconds: float) -> None:
+    """Until it has ended or its time is over, which the at-once word shortens; the end of input does not."""
+    deadline = time.monotonic() + grace_seconds
+    with selectors.DefaultSelector() as selector:
+        selector.register(stdin, selectors.EVENT_READ)
+        while process.poll() is None and time.monotonic() < deadline:
+            if not selector.select(_POLL_SECONDS):
+                continue
+            heard = os.read(stdin, 4096)
+            if AT_ONCE_WORD in heard:
+                process.send_signal(signal.SIGINT)
+                deadline = min(deadline, time.monotonic() + AT_ONCE_SECONDS)
+            elif not heard:
+                selector.unregister(stdin)
 
 
 def _read_line(descriptor: int) -> bytes:

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from coremill.errors import Stopped
 from coremill.launch.descendants import without_strays
@@ -34,6 +31,7 @@ from coremill.launch.rank_process import RankProcess, end_all, explained
 from coremill.launch.sentry import Sentry
 from coremill.launch.sockets import listen_on_loopback
 from coremill.launch.starting import RankStart, start_rank
+from coremill.launch.stop import StopSignals
 from coremill.launch.stuck import Stuck
 from coremill.launch.template import RankTemplate
 from coremill.launch.waiting import sleep_unless_ended
@@ -107,7 +105,7 @@ def run_local_ranks(
     kills_before = memory_kills()
     ranks: list[RankProcess] = []
     log_folder.mkdir(parents=True, exist_ok=True)
-    with _StopRequests() as stop:
+    with StopSignals() as stop:
         if template is not None:  # it is no stray: it outlives the attempt
             template.wait(lambda: stop.first is not None, on_tick)
             if stop.first is not None:
@@ -136,31 +134,6 @@ def run_local_ranks(
             finally:
                 end_all(ranks)
     return _outcome(ranks, culprit, stop, shared, memory_kills() - kills_before)
-
-
-class _StopRequests:
-    """Ctrl-C, SIGTERM and a closed terminal, counted while the ranks run; the former handlers come back afterwards."""
-
-    def __init__(self) -> None:
-        self.first: signal.Signals | None = None
-        self.at_once = False
-        self._former: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> _StopRequests:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup keeps its meaning
-                    self._former[number] = signal.signal(number, self._take)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-
-    def _take(self, number: int, _: FrameType | None) -> None:
-        if self.first is not None and number == signal.SIGINT:
-            self.at_once = True
-        self.first = self.first or signal.Signals(number)
 
 
 def _start(
@@ -221,7 +194,7 @@ def _start(
 
 def _watch(
     ranks: list[RankProcess],
-    stop: _StopRequests,
+    stop: StopSignals,
     on_tick: Callable[[], None],
     on_stop: Callable[[str], None],
     grace_after: Callable[[int], float],
@@ -247,7 +220,7 @@ def _watch(
         if (culprit is not None or stopping) and kill_at is None:
             kill_at = now + (stop_grace_seconds if culprit is None else grace_after(explained(culprit)[0]))
             if stop.first is not None and running:
-                on_stop("Ctrl-C" if stop.first == signal.SIGINT else stop.first.name)
+                on_stop(stop.name)
             for rank in running:
                 rank.ask_to_end()
         if stop.at_once or (kill_at is not None and now >= kill_at):
@@ -275,7 +248,7 @@ def _blamed(ranks: list[RankProcess], now: float) -> RankProcess | None:
 def _outcome(
     ranks: list[RankProcess],
     culprit: RankProcess | None,
-    stop: _StopRequests,
+    stop: StopSignals,
     settings: tuple[Setting, ...],
     kills: int,
 ) -> Outcome:
@@ -290,10 +263,8 @@ def _outcome(
         culprit = failed
         exit_code, message, number = explained(culprit, kills)
     elif stop.first is not None and (any(codes) or not ranks):
-        # A second Ctrl-C ends with Ctrl-C's code, whatever the first request was.
-        exit_code = 128 + (signal.SIGINT if stop.at_once else stop.first)
-        how = "at once" if stop.at_once else "on request"
-        message = f"stopped {how} ({'Ctrl-C' if exit_code == 130 else stop.first.name})"
+        exit_code = stop.exit_code
+        message = "stopped at once (Ctrl-C)" if stop.at_once else f"stopped on request ({stop.name})"
     return Outcome(
         exit_code=exit_code,
         failed_rank=None if culprit is None else culprit.rank,

@@ -41,6 +41,7 @@ from coremill.launch.settings import (
     script_settings,
     setting_lines,
 )
+from coremill.launch.stop import is_same_press
 from coremill.plan.layout import lay_out
 from coremill.plan.types import Choice
 
@@ -142,6 +143,7 @@ def run_rank(argv: list[str], start: RankStart, rank: int, order: ShimOrder) -> 
     """Run the script as this rank; returns its exit code. Nothing it started is left."""
     adopt_orphans()
     asked: list[int] = []
+    asked_at = 0.0
     process = subprocess.Popen(
         wrapped(argv, launcher_pid=os.getpid(), cpus=start.cpus),
         env=start.environ,
@@ -152,6 +154,10 @@ def run_rank(argv: list[str], start: RankStart, rank: int, order: ShimOrder) -> 
     )
 
     def hand_on(number: int, _: FrameType | None) -> None:
+        nonlocal asked_at
+        if number == signal.SIGINT and asked and is_same_press(asked_at):
+            return  # the terminal's, and once more from torchrun or mpirun
+        asked_at = time.monotonic()
         asked.append(number)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)

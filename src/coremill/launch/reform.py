@@ -8,15 +8,14 @@ by its own decision says so in a line (`Failure`), and that is the end of all.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 
 from coremill.errors import InputError, PeerLost
-from coremill.launch.across_hosts import HostCommand, HostRun, HostsOutcome, outcome_of
+from coremill.launch.across_hosts import HostCommand, HostRun, HostsOutcome, end_all, outcome_of
 from coremill.launch.hosts import Host, Remote
+from coremill.launch.stop import StopSignals
 from coremill.launch.supervise import is_worth_a_restart
 from coremill.launch.waiting import sleep_unless_ended
 
@@ -77,14 +76,8 @@ def run_nodes(
     say: Callable[[str], None],
 ) -> HostsOutcome:
     """Start every host's launcher and keep the fleet together until the run ends. Call it from the main thread."""
-    stop: list[int] = []
-
-    def take(number: int, _: FrameType | None) -> None:
-        stop.append(number)
-
-    former = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     is_first = True
-    try:
+    with StopSignals() as stop:
         while True:
             fleet = _Fleet(hosts, commands_of, remote, policy, say, stop, is_first)
             left = None
@@ -95,9 +88,6 @@ def run_nodes(
             if left is None:
                 return fleet.outcome()
             hosts, is_first = left, False
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 @dataclass
@@ -109,7 +99,7 @@ class _Fleet:
     remote: Remote
     policy: ReformPolicy
     say: Callable[[str], None]
-    stop: Sequence[int]
+    stop: StopSignals
     is_first: bool
     _runs: list[HostRun] = field(default_factory=list)
     _states: list[HostState] = field(default_factory=list)
@@ -123,7 +113,7 @@ class _Fleet:
             self._states.append(HostState(started_at=now))
         while True:
             now = time.monotonic()
-            if self.stop:
+            if self.stop.first is not None:
                 return None
             if now >= next_beat:
                 next_beat = now + BEAT_SECONDS
@@ -185,11 +175,10 @@ class _Fleet:
             (run.let_go if goes_on else run.ask_to_end)()
         deadline = time.monotonic() + max((run.grace_seconds for run in self._runs), default=0.0)
         while any(run.process.poll() is None for run in self._runs):
-            if len(self.stop) > 1 or time.monotonic() > deadline:
+            if self.stop.at_once or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_SECONDS)
-        for run in self._runs:
-            run.kill()
+        end_all(self._runs, at_once=self.stop.at_once)
 
     def outcome(self) -> HostsOutcome:
         """How the last formation ended."""

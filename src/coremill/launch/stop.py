@@ -2,7 +2,9 @@
 
 `listen()` comes before anything slow is imported. Until the first step and after the last one there is nothing to
 save, and a request ends the process at once (exit 75). In between it is only noted: the ranks agree on a step, save it
-and leave together. A second Ctrl-C ends at once (130); a second SIGTERM changes nothing. Once the way out is decided
+and leave together. A second Ctrl-C ends at once (130); a second SIGTERM changes nothing, and neither does a SIGINT
+within a second of the first request: launchers and wrappers (timeout, make, npm, docker) pass on what the terminal has
+already sent to all. `StopSignals` counts so too, for launchers while their ranks run. Once the way out is decided
 (`leave`) signals are ignored to the very end: a rank that has saved must not die of a signal in Python's own shutdown,
 which gives signals back to the kernel's default.
 """
@@ -18,13 +20,17 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from coremill.errors import Interrupted, Stopped
 
 REQUEST_FILE = "stop-request.json"
-# torchrun and mpirun pass the terminal's Ctrl-C on to ranks that have already had it: one press, two signals.
-SAME_PRESS_SECONDS = 1.0
+SAME_PRESS_SECONDS = 1.0  # one press, two signals
+
+
+def is_same_press(first_time: float) -> bool:
+    """Whether a Ctrl-C that comes now belongs to a request made then (time.monotonic())."""
+    return time.monotonic() - first_time <= SAME_PRESS_SECONDS
 
 
 class StopRequests:
@@ -65,7 +71,7 @@ class StopRequests:
 
     def _take(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT and self.reason is not None:
-            if time.monotonic() - self._first_time > SAME_PRESS_SECONDS:
+            if not is_same_press(self._first_time):
                 raise Interrupted("ended at once", do="the same command goes on from the last checkpoint")
             return
         if self.reason is None:
@@ -82,6 +88,50 @@ class StopRequests:
 
 
 REQUESTS = StopRequests()
+
+
+class StopSignals:
+    """Ctrl-C, SIGTERM and a closed terminal while a block runs; only noted. The former handlers come back afterwards.
+
+    Where one came, all that is left to this process is to say how it ended: `REQUESTS` takes no further one.
+    """
+
+    def __init__(self) -> None:
+        self.first: signal.Signals | None = None
+        self.at_once = False  # a second Ctrl-C came
+        self._first_time = 0.0
+        self._former: dict[signal.Signals, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """Of the first one, as people call it."""
+        assert self.first is not None
+        return "Ctrl-C" if self.first == signal.SIGINT else self.first.name
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects; a second Ctrl-C ends with Ctrl-C's code, whatever the first request was."""
+        assert self.first is not None
+        return 128 + (signal.SIGINT if self.at_once else self.first)
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup keeps its meaning
+                    self._former[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        if self.first is not None:
+            REQUESTS.leave()
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        if self.first is None:
+            self.first, self._first_time = signal.Signals(number), time.monotonic()
+        elif number == signal.SIGINT and not is_same_press(self._first_time):
+            self.at_once = True
 
 
 def request_file(run_folder: Path) -> Path:

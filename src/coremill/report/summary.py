@@ -41,8 +41,11 @@ SERIES_POINTS = 400  # more than a chart 1,000 pixels wide can show apart
 STOPPED_CODES = (75, 130)
 
 
-def summarise(run_folder: Path | str) -> dict[str, Any]:
-    """Everything known about a run so far, ready for JSON."""
+def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[str, Any]:
+    """Everything known about a run so far, ready for JSON; `exit_code`: what its ranks ended with, where that is known.
+
+    `state` and `exit_code` of the summary are one finding: 0 goes with finished, and with nothing else.
+    """
     folder = Path(run_folder)
     if not folder.is_dir():
         raise InputError(f"no such run folder: {folder}", do="name the folder a run left, for example runs/built-in")
@@ -58,7 +61,7 @@ def summarise(run_folder: Path | str) -> dict[str, Any]:
         tally.add(event)
     document = {
         "run": str(folder),
-        **_state(tally),
+        **_state(tally, exit_code),
         **_figures(tally),
         "plan": _planned(plan),
         "measured": _measured(tally),
@@ -82,10 +85,10 @@ def summarise(run_folder: Path | str) -> dict[str, Any]:
     return cleaned
 
 
-def write_report(run_folder: Path | str) -> dict[str, Any]:
+def write_report(run_folder: Path | str, *, exit_code: int | None = None) -> dict[str, Any]:
     """Write report.json and report.html, each whole or not at all; the summary comes back."""
     folder = Path(run_folder)
-    summary = summarise(folder)
+    summary = summarise(folder, exit_code=exit_code)
     write_whole(folder / "report.json", json.dumps(summary, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     write_whole(folder / "report.html", render_page(summary))
     return summary
@@ -107,24 +110,30 @@ def write_whole(path: Path, text: str) -> None:
         ) from error
 
 
-def _state(tally: RunTally) -> dict[str, Any]:
-    """running, finished, failed or stopped; and the error that made it so."""
+def _state(tally: RunTally, exit_code: int | None) -> dict[str, Any]:
+    """running, finished, failed or stopped; the error that made it so; and the exit code that says the same."""
     cause = tally.cause
+    if cause is None and tally.finished and not exit_code:
+        return {"state": "finished", "exit_code": 0, "error": None}
     if cause is not None:
-        code = int(cause.number("exit_code"))
-        error = {
-            "rank": cause.rank,
-            "message": cause.get("message"),
-            "traceback": cause.get("traceback"),
-            "exit_code": cause.get("exit_code"),
-        }
-        return {"state": "stopped" if code in STOPPED_CODES else "failed", "error": error}
-    if tally.finished:
-        return {"state": "finished", "error": None}
+        code = exit_code or int(cause.number("exit_code")) or 1
+        names = ("message", "traceback", "exit_code")
+        error = {"rank": cause.rank, **{name: cause.get(name) for name in names}}
+        stopped = code in STOPPED_CODES or bool(cause.get("on_request"))
+        return {"state": "stopped" if stopped else "failed", "exit_code": code, "error": error}
+    if exit_code is not None:
+        message = "the ranks came to their end, but their events do not say so: they were removed while the run went on"
+        return _failed(exit_code or 1, message if exit_code == 0 else f"the run ended with exit code {exit_code}")
     if tally.ranks and _nobody_left(_processes(tally)):
-        message = "the run ended without a word: none of its processes is left (killed, or the machine restarted)"
-        return {"state": "failed", "error": {"rank": None, "message": message, "traceback": None, "exit_code": None}}
-    return {"state": "running", "error": None}
+        return _failed(
+            1, "the run ended without a word: none of its processes is left (killed, or the machine restarted)"
+        )
+    return {"state": "running", "exit_code": None, "error": None}
+
+
+def _failed(exit_code: int, message: str) -> dict[str, Any]:
+    error = {"rank": None, "message": message, "traceback": None, "exit_code": None}
+    return {"state": "failed", "exit_code": exit_code, "error": error}
 
 
 def _processes(tally: RunTally) -> Iterable[tuple[Any, Any, float | None]]:

@@ -325,6 +325,8 @@ class RunTally:
         """The error the others followed from: a lost peer (69) or a request to stop is rarely the origin."""
 
         def order(event: Event) -> tuple[int, float]:
+            if event.get("on_request"):  # by the launcher, which ended the ranks: what they said follows from that
+                return -1, event.time
             return {69: 2, 75: 1, 130: 1}.get(int(event.number("exit_code")), 0), event.time
 
         fault = self.last_restart_fault

@@ -10,6 +10,7 @@ import pytest
 
 from coremill.config.keys import keys
 from coremill.config.load import LoadedConfig, load_config
+from coremill.config.schema import RunConfig
 from coremill.errors import ConfigError
 
 FILE = """\
@@ -182,3 +183,40 @@ def test_loading_needs_no_torch():
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)}, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named", "name"),
+    [
+        (["model=models/my model", "data.source=d/*.txt"], "model and data.source", "my-model"),
+        (["model.name=Qwen/Qwen2.5-0.5B"], "model", "Qwen2.5-0.5B"),
+        (["model={name: ../m}"], "model", "m"),
+        (["data.source=*.jsonl"], "data.source", "built-in-model"),
+        (["data={source: '*.jsonl'}"], "data.source", "built-in-model"),
+        (["model.config.model_type=gpt2", "model.weights=random", "tokenizer=t"], "model.config", "gpt2"),
+    ],
+)
+def test_without_a_file_naming_a_model_or_data_starts_from_the_defaults(overrides, named, name):
+    loaded = load_config(None, [*overrides, "train.steps=6"])
+    defaults = RunConfig().train.model_copy(update={"steps": 6})
+    assert loaded.config.train == defaults and loaded.config.sample.prompt is None
+    assert loaded.config.tokenizer == ("t" if "tokenizer=t" in overrides else None)
+    assert loaded.without_file == f"no run file: {named} by --set, every other key has its default"
+    assert loaded.name == name
+    assert str(loaded.origins["train.learning_rate"]) == "default"
+
+
+@pytest.mark.parametrize(
+    "overrides", [[], ["train.steps=5"], ["model.attention=eager"], ["data.sequence_length=64"], ["model=built-in"]]
+)
+def test_without_a_file_anything_else_changes_the_example(overrides):
+    loaded = load_config(None, overrides)
+    assert loaded.config.train.learning_rate == 4e-3 and loaded.config.tokenizer == "built-in"
+    assert (loaded.name, loaded.without_file) == ("built-in", "no run file: the built-in example")
+
+
+def test_what_is_missing_without_a_file_is_missing_on_the_command_line():
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["model=m", "data.source=d.txt"])
+    (problem,) = caught.value.problems
+    assert problem.where == "command line (train.steps)" and "--set train.steps=100" in (problem.do or "")

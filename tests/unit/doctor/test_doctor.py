@@ -10,7 +10,7 @@ from rich.console import Console
 
 from coremill.doctor import Check, Diagnosis, SelfTest, assemble, diagnosis, examine, render
 from coremill.doctor.choices import choices_here
-from coremill.doctor.findings import Finding, Surroundings, findings_of
+from coremill.doctor.findings import Finding, Surroundings, findings_of, installed_versions
 from coremill.doctor.screen import cpu_ranges
 from coremill.errors import CoremillError
 from coremill.hardware.facts import Calibration, Interface, NodeFacts
@@ -44,10 +44,12 @@ def found(
     environ: dict[str, str] | None = None,
     calibration: Calibration | None = CALIBRATION,
     installed: tuple[str, ...] = (),
+    versions: dict[str, tuple[str, str]] | None = None,
     **surroundings: Any,
 ) -> dict[str, Finding]:
     around = Surroundings(**{"online_cpus": 4, **surroundings})
-    findings = findings_of(node, calibration, environ or {}, around, installed=lambda name: name in installed)
+    here = {"installed": lambda name: name in installed, "versions": versions or {}}
+    findings = findings_of(node, calibration, environ or {}, around, **here)  # type: ignore[arg-type]
     return {finding.subject: finding for finding in findings}
 
 
@@ -95,6 +97,12 @@ def test_a_good_machine_has_nothing_to_say() -> None:
             "archived",
         ),
         ({"node": healthy_node(), "installed": ("oneccl-bind-pt",)}, "oneccl-bind-pt", "note", "gloo"),
+        (
+            {"node": healthy_node(), "versions": {"torch": ("<2.14,>=2.11", "2.14.0.dev2"), "rich": (">=13", "15.0")}},
+            "torch",
+            "note",
+            "2.14.0.dev2 is untested with this coremill",
+        ),
     ],
 )
 def test_each_finding_comes_alone(arguments: dict[str, Any], subject: str, level: str, words: str) -> None:
@@ -102,6 +110,20 @@ def test_each_finding_comes_alone(arguments: dict[str, Any], subject: str, level
     assert list(findings) == [subject]
     assert findings[subject].level == level
     assert words in findings[subject].message
+
+
+@pytest.mark.parametrize(
+    ("version", "is_tested"),
+    [("2.10.1", False), ("2.11.0", True), ("2.13.0+cpu", True), ("2.14.0", False), ("2.14.0a0", False), ("3.0", False)],
+)
+def test_untested_versions_are_said(version: str, is_tested: bool) -> None:
+    findings = found(healthy_node(), versions={"torch": ("<2.14,>=2.11", version)})
+    assert ("torch" not in findings) == is_tested
+
+
+def test_the_versions_of_what_is_needed_are_known() -> None:
+    assert {"torch", "transformers", "tokenizers", "rich"} <= set(installed_versions())
+    assert "boto3" not in installed_versions()  # an extra
 
 
 @pytest.mark.parametrize(

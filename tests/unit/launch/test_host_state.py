@@ -7,12 +7,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from coremill.errors import InputError
+from coremill.launch.across_hosts import outcome_of
 from coremill.launch.hosts import ALIVE_COUNT, ALIVE_SECONDS, Host, Remote
-from coremill.launch.keeper import STOP_WORD
+from coremill.launch.keeper import AT_ONCE_WORD, STOP_WORD
+from coremill.launch.output import Failure
 from coremill.launch.reform import (
     BEAT_SECONDS,
     LONGEST_PAUSE_SECONDS,
@@ -21,6 +25,7 @@ from coremill.launch.reform import (
     ReformPolicy,
     check_policy,
 )
+from coremill.launch.stop import StopSignals
 
 # Measured over ssh between two namespaces: two outages of 8 s, 5.4 s apart, each losing TCP's next try.
 LONGEST_STALL_SECONDS = 34.0
@@ -122,3 +127,37 @@ def test_what_the_user_sets_for_ssh_stays() -> None:
     command = Remote(ssh=own, python="python", environ={}).command(host, "coremill.launch.keeper")
     shown = subprocess.run([command[0], "-G", *command[1:]], capture_output=True, text=True, check=True).stdout
     assert "serveraliveinterval 77\n" in shown and f"serveralivecountmax {ALIVE_COUNT}\n" in shown
+
+
+def test_the_at_once_word_takes_the_grace_back() -> None:
+    """A second Ctrl-C on the first host: what has been asked to end and takes its time is ended now."""
+    deaf = KEPT.replace("sys.exit(75)", "time.sleep(600)")
+    order = {"argv": [sys.executable, "-c", deaf], "folder": "/", "environ": {}, "grace_seconds": 600.0}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "coremill.launch.keeper"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as keeper:
+        assert keeper.stdin is not None and keeper.stdout is not None
+        keeper.stdin.write(json.dumps(order).encode() + b"\n")
+        keeper.stdin.flush()
+        assert keeper.stdout.readline() == b"up\n"
+        keeper.stdin.write(STOP_WORD + b"\n")
+        keeper.stdin.flush()
+        assert keeper.stdout.readline() == b"asked\n"
+        keeper.stdin.write(AT_ONCE_WORD + b"\n")
+        keeper.stdin.flush()
+        assert keeper.wait(timeout=120) == 128 + signal.SIGINT  # it could have said something before
+
+
+def test_a_host_that_refuses_decides_how_it_ended() -> None:
+    """The others were asked to end, and may have said that they stopped on request."""
+    stopped = Failure(rank=1, host="b", exit_code=75, signal=None, time=0.0, follows=False, tail="")
+
+    def run(name: str, code: int, *, asked: bool, failures: list[Failure]) -> Any:
+        host, process = Host(name=name, ranks=1, is_here=False), SimpleNamespace(returncode=code)
+        return SimpleNamespace(host=host, process=process, was_asked_to_end=asked, failures=failures)
+
+    refuses = run("a", 78, asked=False, failures=[])
+    follows = run("b", 75, asked=True, failures=[stopped])
+    outcome = outcome_of([refuses, follows], StopSignals())
+    assert (outcome.exit_code, outcome.message) == (78, "host a: the command ended with exit code 78")
+    assert outcome_of([follows], StopSignals()).exit_code == 75

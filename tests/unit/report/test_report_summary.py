@@ -160,6 +160,35 @@ def test_a_request_to_stop_is_no_failure(tmp_path: Path) -> None:
     assert summarise(make_fake_run(tmp_path, steps=5, ending="stopped"))["state"] == "stopped"
 
 
+@pytest.mark.parametrize("exit_code", [None, 0, 1, 70, 75, 130])
+@pytest.mark.parametrize("ending", ["finished", "stopped", "failed", "running"])
+def test_a_state_and_its_exit_code_never_disagree(tmp_path: Path, ending: str, exit_code: int | None) -> None:
+    summary = write_report(make_fake_run(tmp_path, steps=3, ending=ending), exit_code=exit_code)
+    assert (summary["state"] == "finished") == (summary["exit_code"] == 0)
+    assert (summary["state"] == "running") == (summary["exit_code"] is None)
+    assert (summary["error"] is None) == (summary["state"] in ("finished", "running"))
+    if exit_code:
+        assert summary["exit_code"] == exit_code
+
+
+def test_events_that_were_replaced_while_the_run_went_on_are_no_success(tmp_path: Path) -> None:
+    make_fake_run(tmp_path, steps=3)
+    for path in (tmp_path / "events").iterdir():
+        path.unlink()
+    summary = write_report(tmp_path, exit_code=0)
+    assert (summary["state"], summary["exit_code"]) == ("failed", 1)
+    assert "events do not say so" in summary["error"]["message"]
+
+
+def test_what_ranks_said_when_they_were_ended_at_once_is_not_the_cause(tmp_path: Path) -> None:
+    make_fake_run(tmp_path, steps=3, ending="running")
+    write_line(tmp_path, 1, "error", 1e10, message="a collective broke", exit_code=1)
+    write_line(tmp_path, 0, "error", 1e10 + 1, message="stopped at once (Ctrl-C)", exit_code=130, on_request=True)
+    summary = summarise(tmp_path)
+    assert (summary["state"], summary["exit_code"]) == ("stopped", 130)
+    assert summary["error"]["message"] == "stopped at once (Ctrl-C)"
+
+
 def test_a_run_whose_processes_are_gone_is_not_called_running(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()

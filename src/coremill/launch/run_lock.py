@@ -1,0 +1,138 @@
+"""One run, one owner: while a run goes on, the process that leads it holds its folder and its checkpoint folder.
+
+Where a file system may be shared by hosts, a thread renews both. A holder that was taken over meanwhile, for it had
+been suspended for long, finds out with `check`, and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+
+from coremill.errors import InputError
+from coremill.launch.folder_lock import (
+    ENDING_SECONDS,
+    LOCK_FILE,
+    STALE_SECONDS,
+    Busy,
+    FolderLock,
+    Holder,
+    Say,
+    wait_for_own,
+)
+
+RENEW_SECONDS = 3.0
+RECONNECT_SECONDS = 15.0  # where a head connects anew: a cut connection is noticed on one end before the other
+LATER_SECONDS = 10.0  # other nodes speak after the first one, which speaks for all
+
+
+class OwnedFolders:
+    """The folders of the run that this process leads, and the thread that renews them."""
+
+    def __init__(self) -> None:
+        self._locks: list[FolderLock] = []
+        self._lost: tuple[Path, Holder] | None = None
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(
+        self,
+        run: Path,
+        checkpoints: Path,
+        *,
+        where_run: str,
+        where_checkpoints: str,
+        say: Say,
+        meeting: str = "",
+        patience_seconds: float = ENDING_SECONDS,
+    ) -> None:
+        """Both folders, or an InputError that names who has one."""
+
+        def take_one(folder: Path, mode: int | None) -> None:
+            try:
+                lock = FolderLock(
+                    folder, run, meeting=meeting, say=say, mode=mode, patience_seconds=patience_seconds
+                )  # fmt: skip
+                self._locks.append(lock)
+            except OSError as error:  # where nothing can be written, that is refused in a moment
+                say(f"{folder} cannot be held ({error.strerror}): a second run in it would not be noticed")
+                return
+            if lock.is_shared and self._thread is None:
+                self._thread = threading.Thread(target=self._renew, args=(self._ends,), name="run-lock", daemon=True)
+                self._thread.start()
+
+        try:
+            take_one(run, None)
+        except Busy as busy:
+            raise _refusal(run, busy, where_run) from None
+        if checkpoints.resolve() == run.resolve():
+            return
+        try:
+            take_one(checkpoints, 0o755)
+        except Busy as busy:
+            self.release()
+            whose = "another run" if busy.holder is None else f"the run in {busy.holder.run}"
+            raise InputError(
+                f"{checkpoints} is in use by {whose}: {_named(busy.holder)}",
+                where=where_checkpoints,
+                why="two runs in one checkpoint folder remove each other's checkpoints",
+                do="set checkpoint.folder to another folder, or let that run end;"
+                f" where its host is gone for good, remove {checkpoints / LOCK_FILE}",
+            ) from None
+
+    def check(self) -> None:
+        """Raise where another process took a folder over while this one was suspended or cut off."""
+        if self._lost is not None:
+            folder, holder = self._lost
+            raise InputError(
+                f"{folder} was taken over by another run: {holder.words}",
+                why=f"this process gave no sign of life for {STALE_SECONDS:.0f} s or more",
+                do="let that run end; the same command then goes on from its newest checkpoint",
+            )
+
+    def release(self) -> None:
+        """Let all go; further calls do nothing."""
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join(timeout=1)  # it may hang in storage that is away
+        while self._locks:
+            self._locks.pop().release()
+        self._ends, self._thread, self._lost = threading.Event(), None, None
+
+    def abandon(self) -> None:
+        """Let the end of the process free them: storage that hangs would hold it up."""
+        self._locks.clear()
+
+    def _renew(self, ends: threading.Event) -> None:
+        while not ends.wait(RENEW_SECONDS):
+            for lock in [lock for lock in self._locks if lock.is_shared]:
+                other = lock.renew()
+                if other is not None:
+                    self._lost = (lock.path.parent, other)
+
+
+OWNED = OwnedFolders()
+
+
+def join_run(run: Path, meeting: str, *, where_run: str, say: Say, patience_seconds: float) -> None:
+    """As another node than the first: an InputError where the folder that it sees is that of another run."""
+    with contextlib.suppress(OSError):
+        try:
+            wait_for_own(run, meeting, say=say, patience_seconds=patience_seconds)
+        except Busy as busy:
+            raise _refusal(run, busy, where_run) from None
+
+
+def _refusal(run: Path, busy: Busy, where: str) -> InputError:
+    return InputError(
+        f"{run} is the folder of a run that is going on: {_named(busy.holder)}",
+        where=where,
+        why="a second one would write over its events, its checkpoints and its export",
+        do=f"let it end, end it with coremill stop {run}, or set run.folder to another folder;"
+        f" where that host is gone for good, remove {run / LOCK_FILE}",
+    )
+
+
+def _named(holder: Holder | None) -> str:
+    return "it has not said yet who it is" if holder is None else holder.words
