@@ -148,11 +148,13 @@ def train_saved(
     source = ModelFolder(
         source_folder, json.loads((source_folder / "config.json").read_text()), "pretrained", str(source_folder)
     )
+    accumulation_steps = ceil(ceil(rows_per_step / world.size) / micro_batch_rows)
     plan: Any = SimpleNamespace(
         engine=SimpleNamespace(value=engine),
         dtype=SimpleNamespace(value=dtype),
         wire_dtype=SimpleNamespace(value=wire_dtype),
         keep_gathered=SimpleNamespace(value=False),
+        accumulation_steps=SimpleNamespace(value=accumulation_steps),
     )
     memory: Any = SimpleNamespace(limit=memory_limit_bytes, steady_step=SimpleNamespace(total=0))
     events, requests = Events(), StopRequests()
@@ -179,13 +181,13 @@ def train_saved(
         checkpoint=CheckpointSection(every=every),
         supervise=SuperviseSection(save_deadline=deadline),
     )
-    optimizer = make_optimizer(made.parameters(), settings)
+    optimizer = make_optimizer(model, made.parameters(), settings)
     loader = RowLoader(
         PackedData.from_json(data),
         seed=5,
         rows_per_step=rows_per_step,
         micro_batch_rows=micro_batch_rows,
-        accumulation_steps=ceil(ceil(rows_per_step / world.size) / micro_batch_rows),
+        accumulation_steps=accumulation_steps,
         **here,
     )
     now = 0  # the step under way
@@ -216,8 +218,7 @@ def train_saved(
     loader.next_step = noted  # type: ignore[method-assign]
     guard = NumericsGuard(NumericsSection(on_non_finite=on_non_finite, skip_budget=skip_budget), world, events)
     training = Training(made, model, optimizer, loader, guard)
-    if origin.checkpoint is not None:
-        restore_progress(origin.checkpoint, training, **here)
+    restore_progress(origin.checkpoint, training, seed=5, **here)
     losses: dict[int, float] = {}
     skipped: list[int] = []
     ended = "done"
