@@ -88,12 +88,15 @@ def train_saved(
     die_in_commit_at: int | None = None,  # the last rank is killed after rank 0 renamed this step, before it does
     no_commit_at: int | None = None,  # on the last rank this step cannot be renamed
     hang_in_commit_at: int | None = None,  # on the last rank the rename of this step hangs for ever
+    export_to: str | None = None,
+    frozen: tuple[str, ...] = (),  # parameters whose names begin like this
 ) -> dict[str, Any]:
     """Losses by step, rows by step, digest of the final weights, and what was said."""
     import torch
 
     from coremill.checkpoint import saver as saver_module
     from coremill.checkpoint import store
+    from coremill.checkpoint.export import export_model
     from coremill.checkpoint.resume import find_origin
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
@@ -163,6 +166,8 @@ def train_saved(
     make_lean(model)
     task.prepare(model)
     model.train()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(name.startswith(each) for each in frozen))
     made = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
     made.place(model)
     here = {"rank": world.rank, "world_size": world.size}
@@ -244,6 +249,8 @@ def train_saved(
                             weight.fill_(float("nan"))
     except (Stopped, NonFinite, StorageError) as error:
         ended = str(error)
+    if export_to is not None:
+        export_model(model, source, None, Path(export_to), world=world)
     pieces = sorted((piece.name, piece.local.detach().numpy().tobytes()) for piece in made.slices())
     return {
         "first_step": origin.step + 1,

@@ -167,6 +167,31 @@ def test_frozen_and_unused_parameters_are_as_in_one_process(world_size: int) -> 
         assert wrong == []
 
 
+def without_zeros_for_the_unused(world: Any) -> list[str]:
+    """As with torch before 2.13: what a step says where all ranks use the same parts, where they do not."""
+    from torch.distributed.fsdp import FSDPModule
+
+    from coremill.errors import InputError
+
+    del FSDPModule.set_reduce_scatter_unused_params  # this process is only for this
+    said = []
+    for frozen, experts in ((("layers.0", "layers.1", "layers.2.experts"), (0, 1)), ((), (0, 1))):
+        engine = started(world, filled(frozen), passes=1, **ENGINES["wire"])
+        try:
+            expert = experts[world.rank]
+            engine.forward_backward(lambda model, expert=expert: model(tokens_of(0, 0), expert), is_last=True)
+            engine.reduce(0.0)
+            said.append("done")
+        except InputError as error:
+            said.append(str(error))
+    return said
+
+
+def test_where_torch_cannot_fill_in_zeros_ranks_that_use_other_parts_are_refused() -> None:
+    for done, refused in ranks.run_ranks(without_zeros_for_the_unused, 2):
+        assert done == "done" and "torch 2.13" in refused and "parallel.engine=replicate" in refused
+
+
 MANY = 32
 
 

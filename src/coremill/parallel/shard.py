@@ -6,7 +6,7 @@ silently unties them. The mesh is explicit: on a machine that also has a GPU, FS
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -111,11 +111,13 @@ class ShardEngine:
         parameters_after = sum(parameter.numel() for parameter in model.parameters())
         assert parameters_before == parameters_after, f"{parameters_before} parameters became {parameters_after}"
 
-        groups = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
-        install(list(groups.values()), self._gather, self._scatter_sum)
+        install(
+            [module for module in model.modules() if isinstance(module, FSDPModule)], self._gather, self._scatter_sum
+        )
+        self._whole = WholeParameters(model, gradient_dtype=torch.float32 if self._whole_gradients else None)
         if not hasattr(FSDPModule, FILLS_IN):
-            self._scatter_sum.whole_numels = frozenset(_laid_out_numels(groups.values(), self._world.size))
-        self._whole = WholeParameters(groups, gradient_dtype=torch.float32 if self._whole_gradients else None)
+            apart = {self._table.parameter} if self._table else set()
+            self._scatter_sum.whole_numels = frozenset(_laid_out_numels(model, apart, self._world.size))
         first = parts.embedding
         if self._table is not None:
             first = model
@@ -285,17 +287,14 @@ class ShardEngine:
         return WireUse(self._meter.take())
 
 
-def _laid_out_numels(groups: Iterable[nn.Module], ranks: int) -> Iterator[int]:
+def _laid_out_numels(model: nn.Module, apart: Collection[nn.Parameter], ranks: int) -> Iterator[int]:
     """Of the gradients of each group, by how FSDP2 lays them out: as many rows for every rank."""
-    for module in groups:
-        inner = {
-            each
-            for child in module.modules()
-            if child is not module and isinstance(child, FSDPModule)
-            for each in child.parameters()
-        }
-        own = [each for each in module.parameters() if each.requires_grad and each not in inner]
-        yield sum(-(-each.shape[0] // ranks) * ranks * each.shape[1:].numel() for each in own)
+    taken = set(apart)
+    for module in reversed(list(model.modules())):  # those inside of others first
+        if isinstance(module, FSDPModule):
+            own = [each for each in module.parameters() if each not in taken]
+            taken.update(own)
+            yield sum(-(-each.shape[0] // ranks) * ranks * each.shape[1:].numel() for each in own if each.requires_grad)
 
 
 def _check_runs_all_layers(model: nn.Module) -> None:
@@ -316,17 +315,19 @@ class WholeParameters:
     Ranks that use other parts of a layer (experts, say) must lay out the same gradients: FSDP2 puts zeros in the place
     of those that were not made, and from its sums nobody can tell them any more."""
 
-    def __init__(self, groups: Mapping[str, FSDPModule], gradient_dtype: torch.dtype | None) -> None:
+    def __init__(self, model: nn.Module, gradient_dtype: torch.dtype | None) -> None:
         """`gradient_dtype`: in which gradients are added up while they are whole; None: as they are made."""
         self._gradient_dtype = gradient_dtype
         self._trained: set[nn.Parameter] = set()
         self._used: set[str] = set()
-        for name, module in groups.items():
-            if hasattr(module, FILLS_IN):
-                module.set_reduce_scatter_unused_params(True, recurse=False)
-            self._watch(module, name)
+        if isinstance(model, FSDPModule) and hasattr(model, FILLS_IN):
+            model.set_reduce_scatter_unused_params(True)
+        for name, module in model.named_modules():
+            self._watch(name, module)
 
-    def _watch(self, group: FSDPModule, group_name: str) -> None:
+    def _watch(self, group_name: str, group: nn.Module) -> None:
+        if not isinstance(group, FSDPModule):
+            return
         used = self._used  # autograd's side holds what is given to it: not the engine
 
         def see(module: nn.Module, _: object) -> None:
@@ -339,7 +340,6 @@ class WholeParameters:
                 if self._gradient_dtype is not None:
                     parameter.grad_dtype = self._gradient_dtype
 
-        assert isinstance(group, nn.Module)
         handle = group.register_forward_pre_hook(see)
 
     def make_missing_gradients(self) -> None:

@@ -24,6 +24,7 @@ def over_the_wire() -> ShardEngine:
         gradient_codec=codec_of("fp32"),
         weight_wire_dtype=None,
         keep_gathered=False,
+        accumulates=False,
         head_in_backward=False,
         why_wire="two hosts",
     )
