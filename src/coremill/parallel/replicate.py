@@ -240,7 +240,7 @@ def _buckets(model: nn.Module, tables: Collection[nn.Parameter]) -> list[_Bucket
     Backward makes gradients from the end of the model to its beginning, but a norm's after those of all products that
     read it: in one bucket with these, it would keep back a layer. So vectors come behind the matrices, and lookups, of
     which each is a bucket, last."""
-    most_bytes = 2**20 * bucket_mib(sum(weight.nbytes for weight in model.parameters()))
+    most_bytes = 2**20 * bucket_mib(sum(weight.nbytes for weight in model.parameters() if weight.requires_grad))
     trained = [weight for weight in reversed(list(model.parameters())) if weight.requires_grad and weight not in tables]
     ordered = [weight for weight in trained if weight.dim() > 1] + [weight for weight in trained if weight.dim() <= 1]
     left_bytes = sum(weight.nbytes for weight in ordered)

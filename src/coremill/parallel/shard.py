@@ -206,7 +206,7 @@ class ShardEngine:
         if self._whole_gradients and is_last:
             self._whole.make_missing_gradients()
         loss.backward()
-        if not self._keep_gathered and not (is_last and not self._earlier):
+        if not self._keep_gathered and (self._earlier or not is_last):
             self._set_aside()
         return float(loss.detach())
 
@@ -304,7 +304,7 @@ def _check_runs_all_layers(model: nn.Module) -> None:
             raise InputError(
                 f"{name} {share:g} leaves out layers at random, on each rank others",
                 where="config.json of the model",
-                why="with shard over several hosts all ranks take part in gathering each layer's weights",
+                why="with shard over the wire all ranks take part in gathering each layer's weights",
                 do=f"set {name} to 0.0 there, or set parallel.engine=replicate",
             )
 
