@@ -90,12 +90,15 @@ def train_saved(
     die_in_commit_at: int | None = None,  # the last rank is killed after rank 0 renamed this step, before it does
     no_commit_at: int | None = None,  # on the last rank this step cannot be renamed
     hang_in_commit_at: int | None = None,  # on the last rank the rename of this step hangs for ever
+    export_to: str | None = None,
+    frozen: tuple[str, ...] = (),  # parameters whose names begin like this
 ) -> dict[str, Any]:
     """Losses by step, rows by step, digest of the final weights, and what was said."""
     import torch
 
     from coremill.checkpoint import saver as saver_module
     from coremill.checkpoint import store
+    from coremill.checkpoint.export import export_model
     from coremill.checkpoint.resume import find_origin
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
@@ -150,11 +153,13 @@ def train_saved(
     source = ModelFolder(
         source_folder, json.loads((source_folder / "config.json").read_text()), "pretrained", str(source_folder)
     )
+    accumulation_steps = ceil(ceil(rows_per_step / world.size) / micro_batch_rows)
     plan: Any = SimpleNamespace(
         engine=SimpleNamespace(value=engine),
         dtype=SimpleNamespace(value=dtype),
         wire_dtype=SimpleNamespace(value=wire_dtype),
         keep_gathered=SimpleNamespace(value=False),
+        accumulation_steps=SimpleNamespace(value=accumulation_steps),
     )
     memory: Any = SimpleNamespace(limit=memory_limit_bytes, steady_step=SimpleNamespace(total=0))
     events, requests = Events(), StopRequests()
@@ -163,6 +168,8 @@ def train_saved(
     make_lean(model)
     task.prepare(model)
     model.train()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(name.startswith(each) for each in frozen))
     made = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
     made.place(model)
     here = {"rank": world.rank, "world_size": world.size}
@@ -181,13 +188,13 @@ def train_saved(
         checkpoint=CheckpointSection(every=every),
         supervise=SuperviseSection(save_deadline=deadline),
     )
-    optimizer = make_optimizer(made.parameters(), settings)
+    optimizer = make_optimizer(model, made.parameters(), settings)
     loader = RowLoader(
         PackedData.from_json(data),
         seed=5,
         rows_per_step=rows_per_step,
         micro_batch_rows=micro_batch_rows,
-        accumulation_steps=ceil(ceil(rows_per_step / world.size) / micro_batch_rows),
+        accumulation_steps=accumulation_steps,
         **here,
     )
     now = 0  # the step under way
@@ -218,8 +225,7 @@ def train_saved(
     loader.next_step = noted  # type: ignore[method-assign]
     guard = NumericsGuard(NumericsSection(on_non_finite=on_non_finite, skip_budget=skip_budget), world, events)
     training = Training(made, model, optimizer, loader, guard)
-    if origin.checkpoint is not None:
-        restore_progress(origin.checkpoint, training, **here)
+    restore_progress(origin.checkpoint, training, seed=5, **here)
     losses: dict[int, float] = {}
     skipped: list[int] = []
     ended = "done"
@@ -247,6 +253,8 @@ def train_saved(
                     made.parameters()[3][1].detach().view(torch.int32).view(-1)[7] ^= 1
     except (Stopped, NonFinite, StorageError, Drifted) as error:
         ended = str(error)
+    if export_to is not None:
+        export_model(model, source, None, Path(export_to), world=world)
     pieces = sorted((piece.name, piece.local.detach().numpy().tobytes()) for piece in made.slices())
     return {
         "first_step": origin.step + 1,

@@ -99,11 +99,13 @@ def train_here(
     torch.set_num_threads(threads)
     folder = Path(model_folder)
     source = ModelFolder(folder, json.loads((folder / "config.json").read_text()), weights, str(folder))
+    accumulation_steps = ceil(ceil(rows_per_step / world.size) / micro_batch_rows)
     plan: Any = SimpleNamespace(
         engine=SimpleNamespace(value=engine),
         dtype=SimpleNamespace(value=dtype),
         wire_dtype=SimpleNamespace(value=wire_dtype),
         keep_gathered=SimpleNamespace(value=keep_gathered),
+        accumulation_steps=SimpleNamespace(value=accumulation_steps),
     )
     task = CausalLm()
     model = build_on_meta(source)
@@ -130,10 +132,10 @@ def train_here(
         rank=world.rank,
         world_size=world.size,
         micro_batch_rows=micro_batch_rows,
-        accumulation_steps=ceil(ceil(rows_per_step / world.size) / micro_batch_rows),
+        accumulation_steps=accumulation_steps,
         attention_across_documents=across_documents,
     )
-    optimizer = make_optimizer(made.parameters(), settings)
+    optimizer = make_optimizer(model, made.parameters(), settings)
     results = [asdict(result) for result in train_steps(made, task, loader, optimizer, settings, steps=steps)]
     if export_to is not None:
         export_model(model, source, None, Path(export_to), world=world, dtype=getattr(torch, export_dtype))

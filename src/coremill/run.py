@@ -98,7 +98,7 @@ def train_rank(
             loaded_weights = fill_parameters(model, orders.model, seed=config.train.seed, **here)
         events.write("load", **asdict(loaded_weights), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
     engine.start()
-    optimizer = make_optimizer(engine.parameters(), config.train)
+    optimizer = make_optimizer(model, engine.parameters(), config.train)
     across = {"attention_across_documents": config.data.attention_across_documents}
     batch_shape: dict[str, Any] = {**here, **across, "micro_batch_rows": plan.micro_batch_rows.value}
     loader = RowLoader(
@@ -110,8 +110,7 @@ def train_rank(
     )
     guard = NumericsGuard(config.numerics, world, events)
     training = Training(engine, model, optimizer, loader, guard)
-    if origin.checkpoint is not None:
-        restore_progress(origin.checkpoint, training, **here)
+    restore_progress(origin.checkpoint, training, seed=config.train.seed, **here)
     saver = Saver(config, folder.path, origin, plan.memory, orders.steps, world, training, events)
 
     def evaluate(step: int) -> None:

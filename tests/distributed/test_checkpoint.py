@@ -96,6 +96,32 @@ def test_other_numbers_of_ranks_and_the_other_engine_go_on_with_the_same_numbers
     assert rows == reference["rows"]
 
 
+def test_frozen_parameters_stay_as_they_are_on_any_number_of_ranks(inputs, tmp_path):
+    """Saved without moments, by other engines on other ranks gone on with, exported as they came."""
+    from safetensors.numpy import load_file
+
+    frozen = ("model.embed_tokens", "model.layers.0", "model.norm")
+    reference = uninterrupted(inputs, 1, frozen=frozen)[0]
+    losses: dict[int, float] = {}
+    legs: list[tuple[int, dict[str, Any]]] = [
+        (2, {"engine": "shard", "wire_dtype": "auto", "stop_at": 4}),
+        (1, {"engine": "replicate", "stop_at": 7}),
+        (4, {"engine": "shard", "stop_at": 10}),
+        (2, {"engine": "replicate", "export_to": str(tmp_path / "export")}),
+    ]
+    for world_size, settings in legs:
+        losses |= run(inputs, world_size, tmp_path, frozen=frozen, **settings)[0]["losses"]
+    assert losses == pytest.approx(reference["losses"], rel=1e-4)  # two ranks' gradients were rounded on their way
+    saved = [load_file(path) for path in survey(tmp_path / "checkpoints").sound[0].folder.glob("rank-*")]
+    moved = {name.removeprefix("exp_avg/") for tensors in saved for name in tensors if name.startswith("exp_avg/")}
+    before, after = (
+        load_file(inputs["folder"] / "llama" / "model.safetensors"),
+        load_file(tmp_path / "export" / "model.safetensors"),
+    )
+    assert moved == {name for name in before if not name.startswith(frozen)}
+    assert {name for name in before if (before[name] != after[name]).any()} == moved
+
+
 def test_each_rank_reads_its_own_share_of_a_checkpoint(inputs, tmp_path):
     run(inputs, 1, tmp_path, stop_at=4)
     for result in run(inputs, 4, tmp_path, engine="shard", stop_at=6):

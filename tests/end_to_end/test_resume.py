@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Scene
 
@@ -38,6 +39,12 @@ def losses(folder: Path) -> dict[int, float]:
 
 def digest(folder: Path) -> str:
     return hashlib.sha256((folder / "export" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def random_states(folder: Path) -> set[bytes]:
+    """Those of all ranks in the newest checkpoint; this model draws no numbers, so they are where the run began."""
+    files = max((folder / "checkpoints").glob("step-*")).glob("rank-*")
+    return {load_file(file)["rng/torch"].tobytes() for file in files}
 
 
 def interrupted(scene: Scene, folder: Path, by: Callable[[int, list[int]], None], *, after_steps: int) -> Ended:
@@ -99,6 +106,7 @@ def test_stopped_killed_and_damaged_the_run_ends_with_the_same_bits(scene: Scene
 
     peace = scene.path("peace")
     assert scene.run(in_folder("peace", steps)).code == 0
+    assert len(random_states(peace)) == 2  # each rank draws its own dropout
     assert losses(folder) == losses(peace)
     assert digest(folder) == digest(peace)
     report, undisturbed = (json.loads((each / "report.json").read_text()) for each in (folder, peace))

@@ -23,7 +23,7 @@ from typing import Any
 from coremill.checkpoint.committing import Committer
 from coremill.checkpoint.in_flight import POLL_SECONDS, SLOWEST_POLL_SECONDS, GivenUp, Save, gave_up, words
 from coremill.checkpoint.resume import EventSink, Origin
-from coremill.checkpoint.snapshot import Training, file_name, take_snapshot, updates_done
+from coremill.checkpoint.snapshot import Training, file_name, take_snapshot, updates_apart, updates_done
 from coremill.checkpoint.store import NotSaved, Store
 from coremill.config.durations import interval_of, seconds_of
 from coremill.config.schema import RunConfig
@@ -235,6 +235,7 @@ class Saver:
         state = {
             "step": step,
             "updates": updates_done(self._training.optimizer),
+            "updates_apart": updates_apart(self._training),
             "loader": self._training.loader.state(),
             "numerics": self._training.guard.state(),
             "seed": self._config.train.seed,

@@ -94,6 +94,14 @@ def updates_done(optimizer: torch.optim.Optimizer) -> int:
     return int(max((float(state["step"]) for state in optimizer.state.values()), default=0.0))
 
 
+def updates_apart(training: Training) -> dict[str, int]:
+    """The same of parameters that were moved less often, for want of a use (experts, say); whole on rank 0."""
+    most = updates_done(training.optimizer)
+    states = {piece.name: training.optimizer.state.get(piece.local, {}) for piece in training.engine.slices()}
+    updates = {name: int(state["step"]) for name, state in states.items() if "step" in state}
+    return {name: count for name, count in updates.items() if count != most}
+
+
 class CheckpointReader:
     """Reads rows of a checkpoint, whichever files they lie in."""
 
@@ -193,39 +201,46 @@ def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, w
 
 
 @torch.no_grad()
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer, slices: Sequence[RowSlice], checkpoint: Checkpoint, updates: int
-) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer, slices: Sequence[RowSlice], checkpoint: Checkpoint) -> None:
     """Give AdamW its moments back."""
+    saved = checkpoint.state()
+    apart: dict[str, int] = saved.get("updates_apart", {})
     with CheckpointReader(checkpoint) as reader:
         for piece in slices:
-            if not piece.local.numel() or not reader.has(MOMENTS[0], piece):
+            if not piece.local.requires_grad or not piece.local.numel() or not reader.has(MOMENTS[0], piece):
                 continue
-            state: dict[str, torch.Tensor] = {"step": torch.tensor(float(updates), dtype=torch.float32)}
+            updates = float(apart.get(piece.name, saved["updates"]))
+            state: dict[str, torch.Tensor] = {"step": torch.tensor(updates, dtype=torch.float32)}
             for moment in MOMENTS:
                 state[moment] = torch.empty_like(piece.local, requires_grad=False)
                 reader.read(moment, piece, state[moment])
             optimizer.state[piece.local] = state
 
 
-def restore_progress(checkpoint: Checkpoint, training: Training, *, rank: int, world_size: int) -> None:
-    """Everything but the parameters: moments, place in the data, random numbers."""
-    state = checkpoint.state()
-    restore_optimizer(training.optimizer, training.engine.slices(), checkpoint, state["updates"])
-    training.loader.restore(state["loader"])
-    training.guard.restore(state.get("numerics", {}))
-    restore_rng(checkpoint, rank=rank, world_size=world_size, seed=state["seed"])
+def restore_progress(
+    checkpoint: Checkpoint | None, training: Training, *, rank: int, world_size: int, seed: int
+) -> None:
+    """Everything but the parameters: moments, place in the data, random numbers; None: the run begins."""
+    if checkpoint is not None:
+        state = checkpoint.state()
+        restore_optimizer(training.optimizer, training.engine.slices(), checkpoint)
+        training.loader.restore(state["loader"])
+        training.guard.restore(state.get("numerics", {}))
+    restore_rng(checkpoint, rank=rank, world_size=world_size, seed=seed)
 
 
-def restore_rng(checkpoint: Checkpoint, *, rank: int, world_size: int, seed: int) -> None:
-    """Go on with the same random numbers where the ranks are the same; else with new ones that depend on the step."""
-    if checkpoint.manifest.world_size == world_size:
-        with CheckpointReader(checkpoint) as reader:
-            state = reader.read_whole(file_name(rank, world_size), RNG)
-        assert state is not None
-        torch.set_rng_state(state)
-    else:
-        torch.manual_seed(order_key(seed, checkpoint.step, rank) % 2**63)
+def restore_rng(checkpoint: Checkpoint | None, *, rank: int, world_size: int, seed: int) -> None:
+    """Go on with the same random numbers where the ranks are the same; else with new ones that depend on the step.
+
+    Each rank has its own: with the same ones, rows of different ranks would lose the same places to dropout."""
+    if checkpoint is None or checkpoint.manifest.world_size != world_size:
+        step = 0 if checkpoint is None else checkpoint.step
+        torch.manual_seed(order_key(seed, step, rank) % 2**63)
+        return
+    with CheckpointReader(checkpoint) as reader:
+        state = reader.read_whole(file_name(rank, world_size), RNG)
+    assert state is not None
+    torch.set_rng_state(state)
 
 
 def _check_shapes(slices: Sequence[RowSlice], checkpoint: Checkpoint) -> None:

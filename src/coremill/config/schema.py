@@ -98,7 +98,7 @@ class TrainSection(Section):
     schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up")
     warmup_steps: NonNegativeInt = Field(0, description="steps over which the learning rate rises from zero")
     weight_decay: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="AdamW weight decay; vectors (norms, biases) are left out"
+        0.0, description="AdamW weight decay; norms, biases and other vectors are left out"
     )
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="AdamW first moment decay")
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="AdamW second moment decay")

@@ -57,6 +57,7 @@ def _make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_me
         gradient_codec=gradient_codec,
         weight_wire_dtype=torch.bfloat16 if wire == "bf16" else None,
         keep_gathered=plan.keep_gathered.value,
+        accumulates=plan.accumulation_steps.value > 1,
         head_in_backward=head_in_backward,
         why_wire=why_wire,
     )

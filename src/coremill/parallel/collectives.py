@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from coremill.errors import InputError
 from coremill.parallel.codec import Codec, shares_of
 from coremill.parallel.exchange import Exchange, Flight, peers_of
 from coremill.parallel.heap import Backward
@@ -164,6 +165,7 @@ class ScatterSum:
         self._heap = Backward()
         self._is_laid_out = False
         self.look: Callable[[torch.Tensor], None] | None = None  # shown what this rank puts in
+        self.whole_numels: frozenset[int] | None = None  # of groups of which all gradients are made; None: any
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Where FSDP2 lays gradients out; asked again, where it wants its share of the sum, which is fp32."""
@@ -182,6 +184,13 @@ class ScatterSum:
     ) -> None:
         if self.look is not None:
             self.look(input_tensor)
+        if self.whole_numels is not None and input_tensor.numel() not in self.whole_numels:
+            raise InputError(
+                "backward made no gradient of some weights of a layer, and others may have on another rank",
+                where="parallel.engine",
+                why=f"before 2.13 torch cannot shard such a model over several hosts; this is {torch.__version__}",
+                do="install torch 2.13, or set parallel.engine=replicate",
+            )
         parts = input_tensor.view(group.size(), -1)
         columns = columns_at_once(parts.numel(), group.size(), self._pool.keep_up_to_numel)
         for begin in range(0, parts.shape[1], columns):
@@ -196,7 +205,7 @@ class ScatterSum:
         as_laid_out = parts.dtype == self._codec.dtype  # then they are sent as they lie
         buffer_bytes = (ranks - 1) * length * self._codec.dtype.itemsize
         held_bytes = buffer_bytes + (parts.numel() * parts.element_size() if as_laid_out else buffer_bytes)
-        self._make_room(held_bytes)
+        self.make_room(held_bytes)
         receive = self._pool.take((ranks - 1) * length, self._codec.dtype)
         received = receive.view(ranks - 1, -1)
         send, outgoing = None, list(parts)
@@ -217,9 +226,9 @@ class ScatterSum:
 
         self._in_flight.append((held_bytes, finish))
 
-    def follow(self, finish: Callable[[], None]) -> None:
+    def follow(self, finish: Callable[[], None], held_bytes: int) -> None:
         """A reduction that another has started; `finish` is called in turn."""
-        self._in_flight.append((0, finish))
+        self._in_flight.append((held_bytes, finish))
 
     def flush(self) -> None:
         """Wait for every reduction; afterwards the gradients are whole."""
@@ -227,7 +236,7 @@ class ScatterSum:
         while self._in_flight:
             self._finish_first()
 
-    def _make_room(self, needed_bytes: int) -> None:
+    def make_room(self, needed_bytes: int) -> None:
         """Finish the oldest until another may start."""
         while len(self._in_flight) >= LEAST_IN_FLIGHT:
             if sum(held for held, _ in self._in_flight) + needed_bytes <= ROOM_IN_FLIGHT_BYTES:

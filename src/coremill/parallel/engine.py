@@ -8,7 +8,7 @@ The life of an engine: `place` a model that lies on the meta device, fill its pa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -69,7 +69,10 @@ class Engine(Protocol):
         """What to call for a forward pass."""
 
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """What the optimizer updates on this rank: names and fp32 tensors whose .grad is set after `reduce`."""
+        """What the optimizer updates on this rank: names and fp32 tensors; frozen parameters are left out.
+
+        After `reduce` their .grad is the sum over all ranks; None, on every rank, where no rank had a use for the
+        parameter in this step: the optimizer passes it over, as it would in one process."""
 
     def slices(self) -> list[RowSlice]:
         """Every parameter with the rows this rank holds, possibly none; `local` is the tensor that `parameters` has."""
@@ -113,6 +116,34 @@ def agree(world: World, values: Sequence[float], meter: WireMeter) -> list[float
         sent = 2 * (world.size - 1) * 8 * len(values) // world.size
         meter.add("agreement", sent=sent, seconds=seconds, exposed=seconds)
     return totals
+
+
+def agree_on_step(
+    world: World,
+    meter: WireMeter,
+    *,
+    loss: float,
+    squares: float,
+    votes: Sequence[float],
+    is_used: Mapping[nn.Parameter, bool],
+) -> StepTotals:
+    """This rank's part of a step in, the totals of all ranks out. Gradients that no rank made are dropped.
+
+    `is_used`: by trained parameter, all of them and in the same order on every rank, whether this rank's backward made
+    a gradient of it. As a rule it made each, which one number tells; only else do ranks tell each other which."""
+    unused = sum(not used for used in is_used.values())
+    total_loss, squares, *total_votes, unused_anywhere = agree(world, [loss, squares, *votes, unused], meter)
+    if unused_anywhere:
+        users = agree(world, [float(used) for used in is_used.values()], meter)
+        drop_gradients(dict(zip(is_used, (count > 0 for count in users), strict=True)))
+    return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
+
+
+def drop_gradients(is_used: Mapping[nn.Parameter, bool]) -> None:
+    """Of parameters that had no use: zeros would have AdamW decay them and move them by what earlier steps left."""
+    for parameter, used in is_used.items():
+        if not used:
+            parameter.grad = None
 
 
 def sum_of_squares(tensors: Iterable[torch.Tensor]) -> float:

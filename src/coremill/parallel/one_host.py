@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers
 from coremill.model.slices import RowSlice, check_has_rows, keep_as, model_name, rows_of_rank
-from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
+from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree_on_step, sum_of_squares
 from coremill.parallel.exchange import WireMeter
 from coremill.parallel.leaving import in_leaving_order
 from coremill.parallel.neighbours import Neighbours
@@ -58,6 +58,7 @@ class OneHostShardEngine:
             "memory", f"all {world.size} ranks are on this host: they share it, nothing is sent"
         )
         self._is_finite: bool | None = None  # while gradients are only looked at
+        self._used: set[HostWeight] = set()  # by this rank, in this step
 
     def place(self, model: nn.Module) -> None:
         """Give every parameter its place in the shared memory, and each rank room for its rows."""
@@ -95,7 +96,7 @@ class OneHostShardEngine:
         engine = weakref.proxy(self)
         for place, group in enumerate(self._groups):
             for weight in group.weights:
-                if weight.whole.requires_grad:
+                if weight.is_trained:
                     weight.whole.register_post_accumulate_grad_hook(lambda _, place=place: engine._is_made(place))  # type: ignore[misc]
         if self._unmaps:
             for module in (*parts.layers, parts.head):
@@ -117,8 +118,8 @@ class OneHostShardEngine:
         return self._model
 
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """This rank's rows; parameters with fewer rows than ranks may have none here."""
-        return [(name, weight.local) for name, weight in self._named if weight.local.numel()]
+        """This rank's rows of what is trained; parameters with fewer rows than ranks may have none here."""
+        return [(name, weight.local) for name, weight in self._named if weight.is_trained and weight.local.numel()]
 
     def slices(self) -> list[RowSlice]:
         """This rank's rows of everything."""
@@ -156,7 +157,7 @@ class OneHostShardEngine:
         if group.is_layer:
             # Backward is through with the layers above, also with what it found no use for (experts, say).
             self._leave(self._groups[:place])
-        is_whole = group.made == sum(weight.whole.requires_grad for weight in group.weights)
+        is_whole = group.made == sum(weight.is_trained for weight in group.weights)
         if is_whole and all(earlier.has_left for earlier in self._groups[:place]):
             self._leave([group])
 
@@ -167,8 +168,9 @@ class OneHostShardEngine:
             group.has_left = True
             if self._unmaps:
                 self._weights.unmap_others(group.weights)
-            trained = [weight for weight in group.weights if weight.whole.requires_grad]
+            trained = [weight for weight in group.weights if weight.is_trained]
             if self._is_finite is None:
+                self._used.update(weight for weight in trained if weight.whole.grad is not None)
                 if trained:
                     self._sums.add(trained)
             else:
@@ -180,8 +182,9 @@ class OneHostShardEngine:
         """Wait for the last sums; norms of all ranks' rows add up to the whole."""
         self._sums.flush()
         squares = sum_of_squares(weight.local.grad for _, weight in self._named if weight.local.grad is not None)
-        total_loss, total_squares, *total_votes = agree(self._world, [loss, squares, *votes], self._meter)
-        return StepTotals(loss=total_loss, gradient_norm=total_squares**0.5, votes=tuple(total_votes))
+        is_used = {weight.local: weight in self._used for _, weight in self._named if weight.is_trained}
+        self._used.clear()
+        return agree_on_step(self._world, self._meter, loss=loss, squares=squares, votes=votes, is_used=is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
         """Nothing is exchanged."""

@@ -20,7 +20,7 @@ from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import RowSlice, materialise, model_name
 from coremill.parallel.codec import Codec, shares_of
 from coremill.parallel.collectives import BufferPool, SumOverRanks
-from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
+from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree_on_step, drop_gradients, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
 from coremill.parallel.named_rows import NamedRows, SumOfNamedRows, lookups_of
 from coremill.parallel.replicas import require_equal_replicas
@@ -59,7 +59,7 @@ class ReplicateEngine:
         # What the optimizer moves, where that is not the weight that is computed with: fp32 for bf16; the same memory
         # for a table in fp32, whose gradient is added up here and arrives there.
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
-        self._folded: set[nn.Parameter] = set()  # weights whose master's gradient already holds part of this step
+        self._made: set[nn.Parameter] = set()  # weights with a gradient in this step; a master's holds part of it
         self._pass: Literal["adds", "sends", "is looked at"] = "adds"
         self._buckets: list[_Bucket] = []  # in the order in which they are sent
         self._sent = 0  # of these, in this pass
@@ -89,10 +89,9 @@ class ReplicateEngine:
         # Autograd's side holds these where no garbage collector looks: they must not hold the engine.
         engine = weakref.proxy(self)
         self._bucket_of = {weight: bucket for bucket in self._buckets for weight in bucket.weights}
-        if self._masters or self._buckets:
-            for weight in self._model.parameters():
-                if weight.requires_grad:
-                    weight.register_post_accumulate_grad_hook(lambda weight: engine._is_made(weight))
+        for weight in self._model.parameters():
+            if weight.requires_grad:
+                weight.register_post_accumulate_grad_hook(lambda weight: engine._is_made(weight))
 
     @property
     def module(self) -> nn.Module:
@@ -100,14 +99,23 @@ class ReplicateEngine:
         return self._model
 
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """The fp32 weights: the module's own, or the masters."""
-        return [(name, self._masters.get(weight, weight)) for name, weight in self._model.named_parameters()]
+        """The fp32 weights that are trained: the module's own, or the masters."""
+        return [(name, self._masters.get(weight, weight)) for name, weight in self._trained()]
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, weight) for name, weight in self._model.named_parameters() if weight.requires_grad]
 
     def slices(self) -> list[RowSlice]:
         """All rows of everything."""
         return [
-            RowSlice(model_name(name), tuple(weight.shape), 0, weight.shape[0] if weight.dim() else 1, weight)
-            for name, weight in self.parameters()
+            RowSlice(
+                model_name(name),
+                tuple(weight.shape),
+                0,
+                weight.shape[0] if weight.dim() else 1,
+                self._masters.get(weight, weight),
+            )
+            for name, weight in self._model.named_parameters()
         ]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
@@ -121,14 +129,13 @@ class ReplicateEngine:
 
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """The exchange ended with backward; every rank holds the same gradients."""
-        for weight, master in self._masters.items():
-            if master.grad is not None and weight not in self._folded and not self._buckets:
-                master.grad.zero_()  # of the step before: this one had no use for the weight
+        is_used = {self._masters.get(weight, weight): weight in self._made for _, weight in self._trained()}
+        if not self._buckets:
+            drop_gradients(is_used)  # a master's would be the step before's
         gradients = [weight.grad.reshape(-1) for _, weight in self.parameters() if weight.grad is not None]
         # They are the same everywhere: each rank takes the norm of a share, which all agree on.
         squares = sum_of_squares(shares_of(gradients, self._world.size)[self._world.rank])
-        total_loss, squares, *total_votes = agree(self._world, [loss, squares, *votes], self._meter)
-        return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
+        return agree_on_step(self._world, self._meter, loss=loss, squares=squares, votes=votes, is_used=is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
         """On the bare model: nothing is exchanged."""
@@ -150,13 +157,13 @@ class ReplicateEngine:
             for weight, master in self._masters.items():
                 if weight.dtype == master.dtype:
                     master.grad = None
-                else:
+                elif weight.requires_grad:
                     weight.copy_(master)
-        self._folded.clear()
+        self._made.clear()
 
     def require_equal(self, moment: str) -> None:
-        """To the bit, in fp32."""
-        require_equal_replicas(self._world, self.parameters(), moment)
+        """To the bit, in fp32; frozen ones too."""
+        require_equal_replicas(self._world, [(piece.name, piece.local) for piece in self.slices()], moment)
 
     def wire_use(self) -> WireUse:
         """Since the last call."""
@@ -168,6 +175,7 @@ class ReplicateEngine:
             return
         if weight in self._masters:
             self._fold(weight)
+        self._made.add(weight)
         if self._pass == "sends":
             self._bucket_of[weight].made += 1
             while self._sent < len(self._buckets) and self._buckets[self._sent].is_whole:
@@ -177,16 +185,15 @@ class ReplicateEngine:
         """Move a gradient into its master's fp32 one; freed at once."""
         gradient, weight.grad = weight.grad, None
         assert gradient is not None
+        master = self._masters[weight]
         if weight in self._tables:
             self._tables[weight].add(gradient, self._gradient(weight))
+        elif master.grad is None:
+            master.grad = gradient.to(master.dtype)
+        elif weight in self._made:
+            master.grad += gradient
         else:
-            total = self._masters[weight].grad
-            assert total is not None
-            if weight in self._folded:
-                total += gradient
-            else:
-                total.copy_(gradient)
-        self._folded.add(weight)
+            master.grad.copy_(gradient)
 
     def _send_next(self) -> None:
         """Start the exchange of a bucket and move the earlier ones on."""
@@ -218,7 +225,7 @@ class ReplicateEngine:
         owner = self._masters.get(weight, weight)
         if owner.grad is None:
             owner.grad = torch.zeros_like(owner)
-        elif owner is not weight and weight not in self._folded:
+        elif owner is not weight and weight not in self._made:
             owner.grad.zero_()  # it was the step before's
         return owner.grad
 
@@ -241,7 +248,7 @@ def _buckets(model: nn.Module, tables: Collection[nn.Parameter]) -> list[_Bucket
     Backward makes gradients from the end of the model to its beginning, but a norm's after those of all products that
     read it: in one bucket with these, it would keep back a layer. So vectors come behind the matrices, and lookups, of
     which each is a bucket, last."""
-    most_bytes = 2**20 * bucket_mib(sum(weight.nbytes for weight in model.parameters()))
+    most_bytes = 2**20 * bucket_mib(sum(weight.nbytes for weight in model.parameters() if weight.requires_grad))
     trained = [weight for weight in reversed(list(model.parameters())) if weight.requires_grad and weight not in tables]
     ordered = [weight for weight in trained if weight.dim() > 1] + [weight for weight in trained if weight.dim() <= 1]
     left_bytes = sum(weight.nbytes for weight in ordered)

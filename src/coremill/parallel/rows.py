@@ -72,7 +72,8 @@ class RowTable:
         begin, end = self._held[self._group.rank()]
         rows = torch.empty(end - begin, whole.shape[1], device="meta")
         self.parameter = nn.Parameter(
-            DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+            DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()),
+            requires_grad=whole.requires_grad,
         )
         self.rows: nn.Parameter | None = None  # this rank's, as the optimizer moves them; set before the first step
         self._gradient: torch.Tensor | None = None
@@ -80,11 +81,10 @@ class RowTable:
         embedding.weight = self.parameter
         embedding.forward = self._look_up  # type: ignore[method-assign, assignment]
 
-    def take_gradient(self) -> torch.Tensor:
-        """Of this rank's rows, added up since the last call; after the exchange has been flushed."""
-        assert self.rows is not None
+    def take_gradient(self) -> torch.Tensor | None:
+        """Of this rank's rows, added up since the last call; after the exchange has been flushed. None if frozen."""
         gradient, self._gradient = self._gradient, None
-        return torch.zeros_like(self.rows) if gradient is None else gradient
+        return gradient
 
     def ask(self, token_ids: torch.Tensor) -> None:
         """Ask for the rows of these tokens, which are looked up next; ranks wait here until all have asked."""
@@ -130,11 +130,16 @@ class RowTable:
         assert self.rows is not None
         codec, shape, mine = self._codec, self.rows.shape, self._group.rank()
 
-        def wire_for(rows: int) -> torch.Tensor:
-            return torch.empty(codec.length([rows * shape[1]]), dtype=codec.dtype)
+        def wires_for(rows: Sequence[int]) -> list[torch.Tensor]:
+            return [torch.empty(codec.length([each * shape[1]]), dtype=codec.dtype) for each in rows]
 
-        parts = gradients.split(passed.wanted)
-        outgoing, incoming = [wire_for(rows) for rows in passed.wanted], [wire_for(len(each)) for each in passed.asked]
+        parts, asked = gradients.split(passed.wanted), [len(each) for each in passed.asked]
+        held_bytes = gradients.nbytes + codec.dtype.itemsize * sum(
+            codec.length([rows * shape[1]]) for rows in (*passed.wanted, *asked)
+        )
+        # While weights stay gathered, nothing else ends the exchanges of earlier passes.
+        self._scatter_sum.make_room(held_bytes)
+        outgoing, incoming = wires_for(passed.wanted), wires_for(asked)
         for rank in peers_of(self._group):
             codec.encode(parts[rank].reshape(-1), [parts[rank].numel()], outgoing[rank])
         flight = self._exchange.all_to_all("reduce_scatter", self._group, incoming, outgoing)
@@ -150,7 +155,7 @@ class RowTable:
                     codec.decode(incoming[rank], [values.numel()], values.view(-1))
                 self._gradient.index_add_(0, rows, values)
 
-        self._scatter_sum.follow(finish)
+        self._scatter_sum.follow(finish, held_bytes)
 
 
 class _Fetch(torch.autograd.Function):

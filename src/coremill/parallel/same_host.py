@@ -42,6 +42,11 @@ class HostWeight:
     begin: int  # of these rows in the flat whole
     end: int
 
+    @property
+    def is_trained(self) -> bool:
+        """A frozen one has no gradient."""
+        return self.whole.requires_grad
+
 
 class HostWeights:
     """The model's weights, once for the host; parameters come in groups, one for each layer and end of the model."""
@@ -67,6 +72,7 @@ class HostWeights:
         self.groups = [[self._lay_out(parameter, next(place)) for parameter in group] for group in groups]
         self._place = {weight: place for weight, place in zip(self.weights, places, strict=True)}
         self._arrival: Callable[[], None] | None = None
+        self._is_published = False
 
     @property
     def weights(self) -> list[HostWeight]:
@@ -90,12 +96,16 @@ class HostWeights:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Have all ranks compute with what the rows of this one have become; no rank may be computing."""
-        for weight in self.weights:
+        """Have all ranks compute with what the rows of this one have become; no rank may be computing.
+
+        Frozen ones are new once."""
+        moved = [weight for weight in self.weights if weight.is_trained or not self._is_published]
+        self._is_published = True
+        for weight in moved:
             if weight.local.dtype != self._dtype:
                 weight.whole.view(-1)[weight.begin : weight.end].copy_(weight.local.view(-1))
-        own_bytes = sum(weight.end - weight.begin for weight in self.weights) * self._dtype.itemsize
-        whole_bytes = sum(weight.whole.nbytes for weight in self.weights)
+        own_bytes = sum(weight.end - weight.begin for weight in moved) * self._dtype.itemsize
+        whole_bytes = sum(weight.whole.nbytes for weight in moved)
         self._arrival = _announce(self._neighbours, self._meter, "gather", self._slot, whole_bytes - own_bytes)
 
     def wait(self) -> None:

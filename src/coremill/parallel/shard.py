@@ -6,7 +6,7 @@ silently unties them. The mesh is explicit: on a machine that also has a GPU, FS
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -20,11 +20,14 @@ from coremill.model.build import LayerMap, find_layers, has_plain_lookup
 from coremill.model.slices import RowSlice, check_has_rows, materialise, model_name, rows_of_rank
 from coremill.parallel.codec import Codec
 from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, install
-from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree, sum_of_squares
+from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree_on_step, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
 from coremill.parallel.rows import RowTable
 from coremill.plan.types import Choice
 from coremill.world import World
+
+# FSDP2 lays out zeros in the place of gradients that backward did not make; since torch 2.13.
+FILLS_IN = "set_reduce_scatter_unused_params"
 
 
 class ShardEngine:
@@ -40,13 +43,16 @@ class ShardEngine:
         gradient_codec: Codec,
         weight_wire_dtype: torch.dtype | None,
         keep_gathered: bool,
+        accumulates: bool,
         head_in_backward: bool,
         why_wire: str,
     ) -> None:
-        """`why_wire`: why ranks do not share memory."""
+        """`accumulates`: a step has several micro-batches; `why_wire`: why ranks do not share memory."""
         self._world = world
         self._compute_dtype = compute_dtype
         self._keep_gathered = keep_gathered
+        # Where weights stay whole through a step, so do gradients: added up in fp32 and sent once.
+        self._whole_gradients = keep_gathered and accumulates
         self._head_in_backward = head_in_backward
         self._meter = WireMeter()
         self._pool = BufferPool()
@@ -61,15 +67,17 @@ class ShardEngine:
         )
         self._table: RowTable | None = None  # an embedding of which ranks fetch rows
         self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
-        self._earlier: list[torch.Tensor] | None = None  # gradients of this step's earlier micro-batches
+        self._earlier: dict[nn.Parameter, torch.Tensor] = {}  # gradients of this step's earlier micro-batches
 
     def place(self, model: nn.Module) -> None:
         """Cut the model into groups while it is still on the meta device, then give each rank its empty share."""
         check_has_rows(model)
+        if self._world.size > 1:
+            _check_runs_all_layers(model)
         parts = find_layers(model)
         _check_layers_share_nothing(model, parts.layers)
         # Gradients are laid out as backward made them where they travel like that, and summed in fp32 all the same.
-        travel_as_made = self._gradient_codec.dtype == self._compute_dtype
+        travel_as_made = self._gradient_codec.dtype == self._compute_dtype and not self._whole_gradients
         policy = MixedPrecisionPolicy(
             param_dtype=None if self._compute_dtype == torch.float32 else self._compute_dtype,
             reduce_dtype=self._compute_dtype if travel_as_made else torch.float32,
@@ -105,8 +113,13 @@ class ShardEngine:
         parameters_after = sum(parameter.numel() for parameter in model.parameters())
         assert parameters_before == parameters_after, f"{parameters_before} parameters became {parameters_after}"
 
-        modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        install(modules, self._gather, self._scatter_sum)
+        install(
+            [module for module in model.modules() if isinstance(module, FSDPModule)], self._gather, self._scatter_sum
+        )
+        self._whole = WholeParameters(model, gradient_dtype=torch.float32 if self._whole_gradients else None)
+        if not hasattr(FSDPModule, FILLS_IN):
+            apart = {self._table.parameter} if self._table else set()
+            self._scatter_sum.whole_numels = frozenset(_laid_out_numels(model, apart, self._world.size))
         first = parts.embedding
         if self._table is not None:
             first = model
@@ -162,7 +175,8 @@ class ShardEngine:
         self._model.reshard()
         for name, parameter in self._model.named_parameters():
             assert isinstance(parameter, DTensor)
-            self._locals.append((name, parameter, nn.Parameter(parameter.to_local().detach())))
+            local = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
+            self._locals.append((name, parameter, local))
         if self._table is not None:
             whole: torch.Tensor = self._table.parameter
             self._table.rows = next(local for _, parameter, local in self._locals if parameter is whole)
@@ -173,8 +187,8 @@ class ShardEngine:
         return self._model
 
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """This rank's rows; parameters with fewer rows than ranks may have none here."""
-        return [(name, local) for name, _, local in self._locals if local.numel()]
+        """This rank's rows of what is trained; parameters with fewer rows than ranks may have none here."""
+        return [(name, local) for name, _, local in self._locals if local.requires_grad and local.numel()]
 
     def slices(self) -> list[RowSlice]:
         """This rank's rows of everything."""
@@ -195,8 +209,10 @@ class ShardEngine:
             self._model.set_requires_gradient_sync(is_last)
             self._model.set_reshard_after_backward(is_last)
         loss = loss_function(self._model)
+        if self._whole_gradients and is_last:
+            self._whole.make_missing_gradients()
         loss.backward()
-        if not self._keep_gathered and not (is_last and self._earlier is None):
+        if not self._keep_gathered and (self._earlier or not is_last):
             self._set_aside()
         return float(loss.detach())
 
@@ -204,35 +220,37 @@ class ShardEngine:
         """Add this micro-batch's gradients to the earlier ones; FSDP2 would add to results still on the wire."""
         self._scatter_sum.flush()
         gradients = self._gradients()
-        if self._earlier is None:
-            self._earlier = gradients
-        else:
-            torch._foreach_add_(self._earlier, gradients)
+        for local, gradient in gradients.items():
+            if local in self._earlier:
+                self._earlier[local] += gradient
+            else:
+                self._earlier[local] = gradient
         for _, parameter, _ in self._locals:  # those the model has now are whole where weights are kept
             parameter.grad = None
 
-    def _gradients(self) -> list[torch.Tensor]:
-        """Of this rank's rows, as `_locals` has them."""
-        gradients = []
+    def _gradients(self) -> dict[nn.Parameter, torch.Tensor]:
+        """Of this rank's rows of what is trained."""
+        gradients = {}
         for _, parameter, local in self._locals:
             if self._table is not None and self._table.rows is local:
-                gradients.append(self._table.take_gradient())
+                gradient = self._table.take_gradient()
             else:
-                gradients.append(parameter.grad.to_local())  # type: ignore[union-attr]
+                gradient = None if parameter.grad is None else parameter.grad.to_local()  # type: ignore[attr-defined]
+            if gradient is not None:
+                gradients[local] = gradient
         return gradients
 
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """Wait for the last sums; norms of all ranks' rows add up to the whole."""
         self._scatter_sum.flush()
-        if self._earlier is not None:
-            gradients, self._earlier = self._earlier, None
-        else:
-            gradients = self._gradients()
-        for (_, _, local), gradient in zip(self._locals, gradients, strict=True):
+        gradients, self._earlier = self._earlier or self._gradients(), {}
+        for local, gradient in gradients.items():
             local.grad = gradient
-        numbers = [loss, sum_of_squares(gradients), *votes]
-        total_loss, squares, *total_votes = agree(self._world, numbers, self._meter)
-        return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
+        squares = sum_of_squares(gradients.values())
+        used = self._whole.take_used()
+        rows = None if self._table is None else self._table.rows  # every rank looks something up
+        is_used = {local: name in used or local is rows for name, _, local in self._locals if local.requires_grad}
+        return agree_on_step(self._world, self._meter, loss=loss, squares=squares, votes=votes, is_used=is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
         """A whole exchange, with a look at what this rank puts into it."""
@@ -247,10 +265,14 @@ class ShardEngine:
 
         self._scatter_sum.look = look
         try:
-            loss_function(self._model).backward()
+            loss = loss_function(self._model)
+            if self._whole_gradients:
+                self._whole.make_missing_gradients()
+            loss.backward()
             self._scatter_sum.flush()
         finally:
             self._scatter_sum.look = None
+        self._whole.take_used()
         self._model.zero_grad(set_to_none=True)
         if self._table is not None:
             self._table.take_gradient()
@@ -300,3 +322,71 @@ def _forget_other_names(model: nn.Module, head: nn.Module) -> list[tuple[nn.Modu
     for module, name, _ in found:
         del module._parameters[name]
     return found
+
+
+def _laid_out_numels(model: nn.Module, apart: Collection[nn.Parameter], ranks: int) -> Iterator[int]:
+    """Of the gradients of each group, by how FSDP2 lays them out: as many rows for every rank."""
+    taken = set(apart)
+    for module in reversed(list(model.modules())):  # those inside of others first
+        if isinstance(module, FSDPModule):
+            own = [each for each in module.parameters() if each not in taken]
+            taken.update(own)
+            yield sum(-(-each.shape[0] // ranks) * ranks * each.shape[1:].numel() for each in own if each.requires_grad)
+
+
+def _check_runs_all_layers(model: nn.Module) -> None:
+    """Raise where a rank would leave out layers whose weights the others gather."""
+    for name in ("layerdrop", "decoder_layerdrop"):
+        if share := getattr(getattr(model, "config", None), name, 0.0):
+            raise InputError(
+                f"{name} {share:g} leaves out layers at random, on each rank others",
+                where="config.json of the model",
+                why="with shard over the wire all ranks take part in gathering each layer's weights",
+                do=f"set {name} to 0.0 there, or set parallel.engine=replicate",
+            )
+
+
+class WholeParameters:
+    """What FSDP2 computes with, known from each group's first forward on: whether backward makes gradients of it.
+
+    Ranks that use other parts of a layer (experts, say) must lay out the same gradients: FSDP2 puts zeros in the place
+    of those that were not made, and from its sums nobody can tell them any more."""
+
+    def __init__(self, model: nn.Module, gradient_dtype: torch.dtype | None) -> None:
+        """`gradient_dtype`: in which gradients are added up while they are whole; None: as they are made."""
+        self._gradient_dtype = gradient_dtype
+        self._trained: set[nn.Parameter] = set()
+        self._used: set[str] = set()
+        if isinstance(model, FSDPModule) and hasattr(model, FILLS_IN):
+            model.set_reduce_scatter_unused_params(True)
+        for name, module in model.named_modules():
+            self._watch(name, module)
+
+    def _watch(self, group_name: str, group: nn.Module) -> None:
+        if not isinstance(group, FSDPModule):
+            return
+        used = self._used  # autograd's side holds what is given to it: not the engine
+
+        def see(module: nn.Module, _: object) -> None:
+            handle.remove()
+            for name, parameter in module.named_parameters(group_name):
+                if isinstance(parameter, DTensor) or not parameter.requires_grad or parameter in self._trained:
+                    continue
+                self._trained.add(parameter)
+                parameter.register_post_accumulate_grad_hook(lambda _, name=name: used.add(name))  # type: ignore[misc]
+                if self._gradient_dtype is not None:
+                    parameter.grad_dtype = self._gradient_dtype
+
+        handle = group.register_forward_pre_hook(see)
+
+    def make_missing_gradients(self) -> None:
+        """Zeros where no earlier pass made one, before the pass that sends: FSDP2's would have another dtype."""
+        for parameter in self._trained:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter, dtype=self._gradient_dtype)
+
+    def take_used(self) -> set[str]:
+        """Names of parameters of which a gradient was made since the last call."""
+        taken = set(self._used)
+        self._used.clear()
+        return taken

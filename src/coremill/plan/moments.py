@@ -274,8 +274,9 @@ def _leaving(parameters: int, layer: int, arrangement: Arrangement) -> int:
 
 
 def _is_sent_as_laid_out(arrangement: Arrangement) -> bool:
-    """Gradients are laid out in fp32, or as computed where that is how they travel."""
-    return arrangement.gradient_form == "fp32" or arrangement.dtype == "bf16"
+    """Gradients are laid out in fp32, or as computed where that is how they travel and no sum of several passes."""
+    sums_whole = arrangement.keep_gathered and arrangement.accumulation_steps > 1
+    return arrangement.gradient_form == "fp32" or (arrangement.dtype == "bf16" and not sums_whole)
 
 
 # -- shard on one host

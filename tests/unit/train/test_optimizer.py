@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from coremill.config.schema import TrainSection
-from coremill.train.optimizer import make_optimizer
+from coremill.train.optimizer import make_optimizer, undecayed
 from coremill.train.schedule import learning_rate_at
 
 
@@ -29,14 +29,45 @@ def test_linear_decay_loses_the_same_amount_each_step():
     assert _rates(schedule="linear") == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
 
 
-def test_vectors_are_not_decayed_and_the_fused_kernel_is_used():
-    matrix, vector = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4))
-    optimizer = make_optimizer(
-        [("a", matrix), ("b", vector)], TrainSection(steps=1, weight_decay=0.5, learning_rate=0.1)
-    )
+def test_what_is_left_out_is_not_decayed_and_the_fused_kernel_is_used():
+    model = torch.nn.Linear(4, 4)
+    settings = TrainSection(steps=1, weight_decay=0.5, learning_rate=0.1)
+    optimizer = make_optimizer(model, list(model.named_parameters()), settings)
     assert optimizer.defaults["fused"] is True
-    for parameter in (matrix, vector):
+    for parameter in model.parameters():
+        parameter.data.fill_(1.0)
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    assert matrix[0, 0].item() == pytest.approx(0.95)
-    assert vector[0].item() == 1.0
+    assert model.weight[0, 0].item() == pytest.approx(0.95)
+    assert model.bias[0].item() == 1.0
+
+
+class HeadNorm(torch.nn.Module):
+    """A norm with a row for each head (Cohere's of queries and keys)."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2, 3))
+
+
+class Parts(torch.nn.Module):
+    """One of each kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.lookup = torch.nn.Embedding(5, 4)
+        self.queries = HeadNorm()
+        self.router_norm = torch.nn.Linear(4, 4, bias=False)
+        self.product = torch.nn.Linear(4, 4)
+        self.up_proj_bias = torch.nn.Parameter(torch.ones(3, 4))  # of three experts (GPT-OSS)
+        self.up_proj = torch.nn.Parameter(torch.ones(3, 4, 4))
+        self.sinks = torch.nn.Parameter(torch.ones(4))
+        self.ln = torch.nn.LayerNorm(4)
+        self.head = torch.nn.Linear(4, 5, bias=False)
+        self.head.weight = self.lookup.weight
+
+
+def test_biases_and_norms_are_left_out_whatever_their_dimension():
+    model = Parts()
+    decayed = {name for name, _ in model.named_parameters()} - undecayed(model)
+    assert decayed == {"lookup.weight", "product.weight", "up_proj"}

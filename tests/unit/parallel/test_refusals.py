@@ -1,4 +1,4 @@
-"""A parameter that is a single number has no rows to share out: shard says so before anything is placed."""
+"""What shard cannot do it says before anything is placed: share out a single number, leave out layers at random."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def over_the_wire() -> ShardEngine:
         gradient_codec=codec_of("fp32"),
         weight_wire_dtype=None,
         keep_gathered=False,
+        accumulates=False,
         head_in_backward=False,
         why_wire="two hosts",
     )
@@ -40,4 +41,12 @@ def test_it_is_named_with_a_way_out(make: Any) -> None:
     model.scale = torch.nn.Parameter(torch.ones((), device="meta"))
     with pytest.raises(InputError, match="scale is a single number") as refused:
         make().place(model)
+    assert "parallel.engine=replicate" in str(refused.value.do)
+
+
+def test_layers_left_out_at_random_are_refused_where_all_ranks_gather_each() -> None:
+    model = torch.nn.Linear(2, 2, device="meta")
+    model.config = SimpleNamespace(layerdrop=0.1)
+    with pytest.raises(InputError, match="layerdrop 0.1 leaves out layers") as refused:
+        over_the_wire().place(model)
     assert "parallel.engine=replicate" in str(refused.value.do)
