@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from coremill.errors import CoremillError, InputError, Stopped
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import affinity_mask, cache_folder, environment_snapshot, probe_node
+from coremill.launch.pulse import PULSE
 from coremill.launch.run_folder import RunFolder
 from coremill.launch.spot import spot_notices
 from coremill.launch.stop import forget_request
@@ -195,8 +197,27 @@ def without_launcher(
         # Ranks met a moment ago: what is older than that was said by an earlier attempt.
         follower = EventFollower(folder.path, since=time.time() - MEETING_SECONDS)
         with RunConsole(orders.steps, orders.plan.to_json(), Console(force_terminal=False)) as screen:
-            yield lambda: screen.update(follower.poll())
+            with _showing_own_work(screen):
+                yield lambda: screen.update(follower.poll())
             screen.update(follower.poll())
+
+
+@contextmanager
+def _showing_own_work(screen: RunConsole) -> Iterator[None]:
+    """Rank 0 says how far its own long work is, which else its launcher sees: nobody but a thread is free to."""
+    ended = threading.Event()
+
+    def show() -> None:
+        while not ended.wait(1.0):
+            screen.take_work([PULSE.reading()])
+
+    thread = threading.Thread(target=show, daemon=True, name="coremill-show")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def close_run(loaded: LoadedConfig, orders: Orders, world: World, folder: RunFolder) -> None:
