@@ -30,6 +30,7 @@ STAGES = (
     "coremill.checkpoint.snapshot",
     "coremill.data.loader",
     "coremill.model.build",
+    "coremill.model.documents",
     "coremill.model.lean",
     "coremill.model.load",
     "coremill.parallel",
