@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coremill.errors import CoremillError, PeerLost, Stopped
@@ -33,6 +34,7 @@ from coremill.launch.meeting import (
     nodes_of,
     open_store,
 )
+from coremill.launch.peer_progress import PeerProgress
 from coremill.launch.pulse import PULSE
 from coremill.launch.sockets import close_sockets_since, flows_of, interface_for_flows, interface_towards, open_sockets
 from coremill.launch.wire_threads import let_compute_finish
@@ -55,8 +57,10 @@ __all__ = [
 
 T = TypeVar("T")
 
-# torch waits 30 minutes for a silent peer by default; five are enough for the slowest first step we plan for.
+# So long a rank waits while no rank gets on (launch/peer_progress.py); torch waits 30 minutes for a silent peer.
 DEFAULT_TIMEOUT_SECONDS = 300.0
+# gloo's own limit is put out of the way: it knows nothing of the work that is waited for.
+GLOO_TIMEOUT = timedelta(days=7)
 OLD_STORE_SECONDS = 120.0
 HEARTBEAT_SECONDS = 2.0
 HEARING_SECONDS = 3.0  # a failing rank waits this long for the others to hear why
@@ -85,6 +89,7 @@ class World:
     hostnames: tuple[str, ...]  # by rank, for people: no two nodes have the same
     store: Store
     timeout_seconds: float
+    progress: PeerProgress
     flows: int = 1  # connections to each peer
     _meshes: list[DeviceMesh] = field(default_factory=list, repr=False)
     _once_calls: int = field(default=0, repr=False)
@@ -251,11 +256,10 @@ class World:
                 time.sleep(FOLLOWING_SECONDS)
 
     def close(self) -> None:
-        """Leave together: no rank takes its sockets away while another still reads from them."""
+        """Give the process group back; all ranks have met before that."""
         import torch.distributed as dist
 
         if dist.is_initialized():
-            self.barrier()
             self._meshes.clear()
             dist.destroy_process_group()
 
@@ -270,8 +274,14 @@ def join_world(identity: RankIdentity, *, timeout_seconds: float = DEFAULT_TIMEO
     sockets_before = open_sockets()
     device = _device(identity)
     try:
-        world = _meet(identity, timeout_seconds, device)
-        yield world
+        with contextlib.ExitStack() as stack:
+            store, roster = _meet(identity, timeout_seconds)
+            progress = PeerProgress(store, timeout_seconds, partial(close_sockets_since, sockets_before))
+            if identity.size > 1:
+                stack.enter_context(progress)
+            world = _tie(identity, store, roster, device, progress)
+            yield world
+            world.barrier()
         world.close()
     except BaseException as error:
         _leave_at_once(sockets_before)
@@ -292,19 +302,24 @@ def _device(identity: RankIdentity) -> str | None:
     return os.environ.get(INTERFACE) or interface_towards(towards)
 
 
-def _meet(identity: RankIdentity, timeout_seconds: float, device: str | None) -> World:
-    """`device`: for gloo to use, unless the user named one."""
+def _meet(identity: RankIdentity, timeout_seconds: float) -> tuple[Store, list[dict[str, Any]]]:
+    """Find the others at the store; by rank, what each says of itself."""
+    PULSE.enter("meet")
+    return _meet_at_a_fresh_store(identity, time.monotonic() + timeout_seconds)
+
+
+def _tie(
+    identity: RankIdentity, store: Store, roster: list[dict[str, Any]], device: str | None, progress: PeerProgress
+) -> World:
+    """Connect every rank with every other. `device`: for gloo to use, unless the user named one."""
     import torch.distributed as dist
 
-    PULSE.enter("meet")
-    deadline = time.monotonic() + timeout_seconds
-    timeout = timedelta(seconds=timeout_seconds)
-    store, roster = _meet_at_a_fresh_store(identity, deadline)
     if device is not None:
         hosts, fewest_cores = identity.size // identity.local_size, min(entry["cores"] for entry in roster)
         os.environ["GLOO_SOCKET_IFNAME"] = interface_for_flows(device, hosts, fewest_cores)
+    rank, size = identity.rank, identity.size
     with peer_errors():
-        dist.init_process_group("gloo", store=store, rank=identity.rank, world_size=identity.size, timeout=timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=GLOO_TIMEOUT)
     let_compute_finish()
     nodes = nodes_of(roster)
     PULSE.enter("other")
@@ -315,8 +330,9 @@ def _meet(identity: RankIdentity, timeout_seconds: float, device: str | None) ->
         node_of_rank=tuple(nodes),
         hostnames=names_of(roster, nodes),
         store=store,
-        timeout_seconds=timeout_seconds,
+        timeout_seconds=progress.timeout_seconds,
         flows=flows_of(os.environ.get("GLOO_SOCKET_IFNAME", "")),
+        progress=progress,
     )
 
 
@@ -361,6 +377,7 @@ def _heartbeats(store: Store, key: str) -> Iterator[None]:
     def beat() -> None:
         with contextlib.suppress(RuntimeError):  # a lost store shows in the body's next exchange
             while not done.wait(HEARTBEAT_SECONDS):
+                PULSE.mark()  # those who wait elsewhere go by it
                 store.add(key, 1)
 
     thread = threading.Thread(target=beat, daemon=True, name="coremill-heartbeat")

@@ -143,6 +143,47 @@ def test_once_per_node_outlasts_the_timeout_while_its_rank_lives() -> None:
     assert run_ranks(join_with_short_timeout, 2, join=False) == ["done", "done"]
 
 
+def wait_for_long_work(identity: RankIdentity, marks: bool, how: str) -> tuple[float, str]:
+    """Rank 1 works for longer than the timeout; the others wait for it in a collective."""
+    import torch
+    import torch.distributed as dist
+
+    from coremill.launch.lost import peer_errors
+    from coremill.launch.pulse import PULSE
+
+    began = time.monotonic()
+    try:
+        with join_world(identity, timeout_seconds=1.0) as world:
+            if world.rank == 1:
+                for _ in range(30):
+                    time.sleep(0.1)
+                    if marks:
+                        PULSE.advance(1000)
+            if how == "barrier":
+                world.barrier()
+            elif world.rank == 1:
+                dist.send(torch.ones(3), 0)
+            elif world.rank == 0:
+                with peer_errors():
+                    dist.recv(torch.ones(3), 1)
+            return time.monotonic() - began, "done"
+    except PeerLost as error:
+        return time.monotonic() - began, str(error)
+
+
+@pytest.mark.parametrize("how", ["barrier", "receive"])
+def test_a_rank_is_waited_for_as_long_as_it_gets_on(how: str) -> None:
+    for _, ended in run_ranks(wait_for_long_work, 3, join=False, marks=True, how=how):
+        assert ended == "done"
+
+
+def test_a_rank_that_does_not_get_on_is_lost_after_the_timeout() -> None:
+    first, _, third = run_ranks(wait_for_long_work, 3, join=False, marks=False, how="barrier")
+    for seconds, ended in (first, third):
+        assert "another rank stopped answering" in ended and "no rank got on for 1 s" in ended
+        assert seconds >= 1.0
+
+
 def die_or_wait(world: World, how: str) -> None:
     world.barrier()
     if world.rank == 1:

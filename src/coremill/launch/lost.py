@@ -27,6 +27,15 @@ _LOST_PHRASES = (
 )
 
 
+# Set where this rank itself shut its connections, because nobody got on (launch/peer_progress.py).
+_GIVEN_UP_AFTER: list[float] = []
+
+
+def give_peers_up(after_seconds: float) -> None:
+    """What torch says from now on of closed connections is our own doing."""
+    _GIVEN_UP_AFTER[:] = [after_seconds]
+
+
 def as_peer_lost(exception: BaseException) -> PeerLost | None:
     """The PeerLost that a gloo or store error stands for, or None where it is something else."""
     if isinstance(exception, PeerLost):
@@ -38,10 +47,13 @@ def as_peer_lost(exception: BaseException) -> PeerLost | None:
     of_torch = "gloo" in lowered or any(parent.__name__ == "DistError" for parent in type(exception).__mro__)
     if not of_torch or not any(phrase in lowered for phrase in _LOST_PHRASES):
         return None
-    silent = "timed out" in lowered or "timeout" in lowered
+    silent = bool(_GIVEN_UP_AFTER) or "timed out" in lowered or "timeout" in lowered
+    why = text.splitlines()[0]
+    if _GIVEN_UP_AFTER:
+        why = f"this rank waited, and no rank got on for {_GIVEN_UP_AFTER[0]:.0f} s"
     return PeerLost(
         "another rank stopped answering" if silent else "the connection to another rank was lost",
-        why=text.splitlines()[0],
+        why=why,
         do="look at the log of the rank that ended first; a lost host or a full memory are the usual causes",
     )
 

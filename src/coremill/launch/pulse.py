@@ -2,8 +2,9 @@
 
 The launcher makes a `PulseBoard`, one slot per rank, in an anonymous file that ranks inherit; nothing of it lies on a
 disk that may hang or fill. In the rank a thread counts beats, so that a stopped process is seen as one, and the work
-itself leaves marks: its phase, its step, every micro-batch, and whether it computes or waits for the others. A mark is
-a store into memory, 0.3 us; a rank without a launcher of ours makes them into its own.
+itself leaves marks: its phase, its step, every micro-batch, whether it computes or waits for the others, and in work
+that takes long (reading, hashing, fetching, saving, exporting) how many bytes of how many are done. A mark is a store
+into memory, 0.3 us; a rank without a launcher of ours makes them into its own.
 """
 
 from __future__ import annotations
@@ -19,10 +20,21 @@ from dataclasses import dataclass
 
 PULSE_FD = "COREMILL_PULSE_FD"  # DESCRIPTOR:SLOT
 BEAT_SECONDS = 0.5
-SLOT_WORDS = 8
-_BEATS, _MARKS, _PHASE, _STEP, _STEPS_DONE, _WAITING, _SAVING_SINCE_NS, _FIRST_STEP = range(SLOT_WORDS)
+SLOT_WORDS = 13
+_BEATS, _MARKS, _PHASE, _STEP, _STEPS_DONE, _WAITING, _SAVING_SINCE_NS, _FIRST_STEP = range(8)
+_WORK, _WORK_DONE_BYTES, _WORK_TOTAL_BYTES, _SAVED_BYTES, _SAVE_TOTAL_BYTES = range(8, SLOT_WORDS)
 # The order is what travels; `step` is the one phase in which progress is regular enough to be timed.
 PHASES = ("start", "meet", "build", "load", "step", "evaluate", "save", "export", "finish", "other")
+# What is counted in bytes, in the words of the screen; none at first. Saves are counted apart: they run beside the rest.
+WORKS = (
+    "",
+    "checking the checkpoint",
+    "fetching the checkpoint from other hosts",
+    "reading the checkpoint",
+    "reading weights",
+    "making weights",
+    "exporting",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +49,11 @@ class Reading:
     steps_done: int
     is_waiting: bool  # for other ranks
     saving_since: float | None  # time.monotonic(), which all processes of a machine share
+    work: str = ""  # of WORKS
+    work_done_bytes: int = 0
+    work_total_bytes: int = 0  # 0: not known
+    saved_bytes: int = 0  # of the save under way, written so far
+    save_total_bytes: int = 0
 
 
 class PulseBoard:
@@ -65,18 +82,7 @@ class PulseBoard:
 
     def read(self, local_rank: int) -> Reading:
         """The last word of a rank."""
-        words = self._words[local_rank * SLOT_WORDS : (local_rank + 1) * SLOT_WORDS]
-        since = words[_SAVING_SINCE_NS]
-        return Reading(
-            beats=words[_BEATS],
-            marks=words[_MARKS],
-            phase=PHASES[min(words[_PHASE], len(PHASES) - 1)],
-            step=words[_STEP],
-            first_step=words[_FIRST_STEP],
-            steps_done=words[_STEPS_DONE],
-            is_waiting=bool(words[_WAITING]),
-            saving_since=since / 1e9 if since else None,
-        )
+        return _reading(self._words[local_rank * SLOT_WORDS : (local_rank + 1) * SLOT_WORDS])
 
     def close(self) -> None:
         """Give the memory back."""
@@ -168,20 +174,68 @@ class Pulse:
             self.mark()
 
     @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
+    def work(self, what: str, total_bytes: int) -> Iterator[None]:
+        """The body does something that takes long; `advance` counts its bytes. Afterwards the former work goes on."""
+        names = slice(_WORK, _WORK_TOTAL_BYTES + 1)
+        former = self._words[names].tolist()
+        self._put_work(WORKS.index(what), 0, total_bytes)
+        try:
+            yield
+        finally:
+            self._put_work(*former)
+
+    def _put_work(self, work: int, done_bytes: int, total_bytes: int) -> None:
+        self._words[_WORK], self._words[_WORK_DONE_BYTES], self._words[_WORK_TOTAL_BYTES] = work, done_bytes, total_bytes
+        self.mark()
+
+    def advance(self, count_bytes: int) -> None:
+        """So many more bytes of the work are done."""
+        self._words[_WORK_DONE_BYTES] += count_bytes
+        self.mark()
+
+    @contextlib.contextmanager
+    def saving(self, total_bytes: int = 0) -> Iterator[None]:
         """The body writes a checkpoint, perhaps in the background: storage has a deadline of its own."""
+        self._words[_SAVED_BYTES], self._words[_SAVE_TOTAL_BYTES] = 0, total_bytes
         self._words[_SAVING_SINCE_NS] = time.monotonic_ns()
         try:
             yield
         finally:
             self._words[_SAVING_SINCE_NS] = 0
 
+    def saved(self, count_bytes: int) -> None:
+        """So many more bytes of the save are written."""
+        self._words[_SAVED_BYTES] += count_bytes
+
     def not_saving(self) -> None:
         """The save was given up: what still hangs in the storage is no longer waited for."""
         self._words[_SAVING_SINCE_NS] = 0
 
+    def reading(self) -> Reading:
+        """What this rank said last, for itself: under a foreign launcher nobody else reads it."""
+        return _reading(self._words)
+
 
 PULSE = Pulse()
+
+
+def _reading(words: memoryview) -> Reading:
+    since = words[_SAVING_SINCE_NS]
+    return Reading(
+        beats=words[_BEATS],
+        marks=words[_MARKS],
+        phase=PHASES[min(words[_PHASE], len(PHASES) - 1)],
+        step=words[_STEP],
+        first_step=words[_FIRST_STEP],
+        steps_done=words[_STEPS_DONE],
+        is_waiting=bool(words[_WAITING]),
+        saving_since=since / 1e9 if since else None,
+        work=WORKS[words[_WORK]],
+        work_done_bytes=words[_WORK_DONE_BYTES],
+        work_total_bytes=words[_WORK_TOTAL_BYTES],
+        saved_bytes=words[_SAVED_BYTES],
+        save_total_bytes=words[_SAVE_TOTAL_BYTES],
+    )
 
 
 def _anonymous_file(size: int) -> int:

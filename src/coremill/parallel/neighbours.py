@@ -62,12 +62,19 @@ class Slot:
 class Neighbours:
     """The other ranks of this host. All ranks take, announce and release slots in the same order."""
 
-    def __init__(self, rank: int, connections: dict[int, socket.socket], file: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        connections: dict[int, socket.socket],
+        file: int,
+        timeout_seconds: float,
+        standing_seconds: Callable[[], float],  # since any rank got on
+    ) -> None:
         self.rank = rank
         self.size = len(connections) + 1
         self._connections = connections
         self._file = file
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._standing_seconds = timeout_seconds, standing_seconds
         self._poll = select.poll()
         self._by_descriptor: dict[int, int] = {}
         for peer, connection in connections.items():
@@ -178,12 +185,12 @@ class Neighbours:
         if not missing():
             return
         with self._waiting_seconds():
-            deadline = time.monotonic() + self._timeout_seconds
+            began = time.monotonic()
             while late := missing():
                 gone = self._lost.intersection(late)
                 if gone:
                     raise _lost(min(gone), "it closed its end")
-                left = deadline - time.monotonic()
+                left = self._timeout_seconds - min(time.monotonic() - began, self._standing_seconds())
                 if left <= 0:
                     raise _lost(late[0], f"it said nothing for {self._timeout_seconds:.0f} s", is_silent=True)
                 self._poll.poll(1000 * left)
@@ -301,7 +308,7 @@ def _tie(world: World, listener: socket.socket, names: list[bytes]) -> Neighbour
             os.set_inheritable(file, False)
         with mmap.mmap(file, mmap.PAGESIZE, offset=FILE_BYTES - mmap.PAGESIZE):
             pass  # allowed here
-        return Neighbours(world.rank, dict(sorted(connections.items())), file, world.timeout_seconds)
+        return Neighbours(world.rank, dict(sorted(connections.items())), file, world.timeout_seconds, world.progress.standing_seconds)
     except BaseException:
         for connection in connections.values():
             connection.close()
