@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import platform
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from coremill.launch.fingerprint import (
     facts_of_versions,
     facts_to_json,
 )
+from coremill.launch.pulse import PULSE
 from coremill.launch.run_folder import RunFolder
 from coremill.launch.run_lock import OWNED
 from coremill.launch.spot import spot_notices
@@ -265,8 +267,27 @@ def without_launcher(
                 OWNED.check()
                 screen.update(follower.poll())
 
-            yield after_step
+            with _showing_own_work(screen):
+                yield after_step
             screen.update(follower.poll())
+
+
+@contextmanager
+def _showing_own_work(screen: RunConsole) -> Iterator[None]:
+    """Rank 0 says how far its own long work is, which else its launcher sees: nobody but a thread is free to."""
+    ended = threading.Event()
+
+    def show() -> None:
+        while not ended.wait(1.0):
+            screen.take_work([PULSE.reading()])
+
+    thread = threading.Thread(target=show, daemon=True, name="coremill-show")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def close_run(loaded: LoadedConfig, orders: Orders, world: World, folder: RunFolder) -> int:

@@ -34,9 +34,12 @@ from coremill.launch.spot import spot_notices
 from coremill.launch.stuck import Limits
 from coremill.launch.supervise import Decision, RestartBudget, cause_of, is_worth_a_restart, supervise
 from coremill.launch.template import RankTemplate, why_no_template
+from coremill.plan.saving import GRACE_SECONDS, STANDING_SECONDS
+from coremill.plan.types import Plan
 from coremill.prepare import Orders
 from coremill.report.console import RunConsole
 from coremill.report.events import Event, EventFollower, EventWriter, read_events
+from coremill.report.terminal import format_bytes
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,13 @@ def _newest(config: RunConfig, run_folder: Path) -> Checkpoint | None:
         return None
 
 
+def grace_of(config: RunConfig, plan: Plan) -> float:
+    """Seconds from the request to stop to the end by force: as the user set it, else as planned."""
+    if config.checkpoint.grace != AUTO:
+        return seconds_of(config.checkpoint.grace)
+    return GRACE_SECONDS if plan.save is None else plan.save.grace_seconds.value
+
+
 def limits_of(config: RunConfig, nodes: int, planned_step_seconds: float) -> Limits:
     """What the section `supervise` says about waiting."""
     wanted = config.supervise
@@ -140,10 +150,16 @@ def limits_of(config: RunConfig, nodes: int, planned_step_seconds: float) -> Lim
         stuck_after_seconds=seconds_of(wanted.stuck_after) if named else None,
         is_watching=wanted.stuck_after != "never",
         # Ranks give a late save up themselves; who cannot even do that is ended.
-        save_deadline_seconds=1.5 * seconds_of(wanted.save_deadline) + 30.0,
+        save_deadline_seconds=1.5 * _save_deadline(config) + 30.0,
+        save_may_get_on=wanted.save_deadline == AUTO,
         other_hosts=nodes > 1,
         planned_step_seconds=planned_step_seconds,
     )
+
+
+def _save_deadline(config: RunConfig) -> float:
+    named = config.supervise.save_deadline
+    return STANDING_SECONDS if named == AUTO else seconds_of(named)
 
 
 def errors_of(rank: int, run_folder: Path, since: float) -> list[Event]:
@@ -193,7 +209,8 @@ class _Watched:
         self.since = time.time()
 
     def _new_sentry(self) -> Sentry:
-        return Sentry(self._board, self._limits, self._slow_save)
+        planned = self._orders.plan.save
+        return Sentry(self._board, self._limits, self._slow_save, 0.0 if planned is None else planned.seconds)
 
     @property
     def has_met(self) -> bool:
@@ -217,7 +234,8 @@ class _Watched:
             log_folder=self._folder.logs,
             on_tick=self._tick,
             identity_base=self._node_identity,
-            stop_grace_seconds=seconds_of(self._config.checkpoint.grace),
+            stop_grace_seconds=grace_of(self._config, self._orders.plan),
+            grace_may_grow=self._config.checkpoint.grace == AUTO,
             on_stop=self._on_stop,
             settings=self._settings,
             sentry=self._sentry,
@@ -252,6 +270,7 @@ class _Watched:
 
     def _tick(self) -> None:
         OWNED.check()
+        self._screen.take_work(self._sentry.readings)
         self._screen.update(self._follower.poll())
         self._steps_done = max(self._steps_done, self._sentry.steps_done)
         if self._fault is not None and self._sentry.first_step_done_at is not None:
@@ -311,8 +330,18 @@ class _Watched:
 
     def _slow_save(self, local_rank: int, seconds: float) -> None:
         rank = self._first_rank + local_rank
-        deadline = seconds_of(self._config.supervise.save_deadline)
-        text = f"rank {rank} has been writing a checkpoint for {seconds:.0f} s: storage is slow or hangs"
+        deadline, reading = _save_deadline(self._config), self._sentry.readings[local_rank]
         with EventWriter(self._folder.path, rank) as events:
-            events.write("slow_save", seconds=seconds, deadline_seconds=deadline)
-        self._screen.note(f"{text}; training goes on, and the save is given up after {deadline:.0f} s")
+            events.write(
+                "slow_save",
+                seconds=seconds,
+                deadline_seconds=deadline,
+                written_bytes=reading.saved_bytes,
+                total_bytes=reading.save_total_bytes,
+            )
+        far = f"{format_bytes(reading.saved_bytes)} of {format_bytes(reading.save_total_bytes)}"
+        limit = f"after {deadline:.0f} s" + (" without a byte" if self._limits.save_may_get_on else "")
+        self._screen.note(
+            f"rank {rank} has been writing a checkpoint for {seconds:.0f} s ({far}): storage is slow or hangs;"
+            f" training goes on, and the save is given up {limit}"
+        )

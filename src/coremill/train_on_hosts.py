@@ -22,9 +22,7 @@ from coremill.launch.script import launch_script, say
 from coremill.launcher import Options, launch, refuse_what_does_not_fit
 from coremill.plan.planner import make_plan
 from coremill.planning import card_without_weights
-
-# Ranks save before they leave; a checkpoint of the largest share a node holds is written within this.
-STOP_SECONDS = 120.0
+from coremill.supervision import grace_of
 
 
 def train_on_hosts(
@@ -65,7 +63,7 @@ def train_on_hosts(
             memory_bytes_per_rank=None if options.force else plan.memory.peak.total,
             nodes=policy,
             only_first=("--fresh",),
-            stop_seconds=STOP_SECONDS,
+            stop_seconds=grace_of(run_config, plan),  # ranks save before they leave
         ),
         environ,
     )

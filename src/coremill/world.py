@@ -275,7 +275,8 @@ def join_world(identity: RankIdentity, *, timeout_seconds: float = DEFAULT_TIMEO
     device = _device(identity)
     try:
         with contextlib.ExitStack() as stack:
-            store, roster = _meet(identity, timeout_seconds)
+            PULSE.enter("meet")
+            store, roster = _meet_at_a_fresh_store(identity, time.monotonic() + timeout_seconds)
             progress = PeerProgress(store, timeout_seconds, partial(close_sockets_since, sockets_before))
             if identity.size > 1:
                 stack.enter_context(progress)
@@ -300,12 +301,6 @@ def _device(identity: RankIdentity) -> str | None:
         return None
     towards = None if identity.is_one_host else identity.master_address
     return os.environ.get(INTERFACE) or interface_towards(towards)
-
-
-def _meet(identity: RankIdentity, timeout_seconds: float) -> tuple[Store, list[dict[str, Any]]]:
-    """Find the others at the store; by rank, what each says of itself."""
-    PULSE.enter("meet")
-    return _meet_at_a_fresh_store(identity, time.monotonic() + timeout_seconds)
 
 
 def _tie(

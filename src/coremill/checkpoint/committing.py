@@ -3,13 +3,13 @@
     every rank         its file, written and synced -> a report in the store
     rank 0             all reports heard: the whole manifest, for the leaders of other places through the store
     each place's lead  state, manifest, rename -> a report with what lies there now
-    rank 0             all places have it: settled; or one failed: they take it back
-    each place's lead  removes what is older than the `keep` that are whole over all places
-    rank 0             the outcome, for all ranks
+    rank 0             all places have it, or one failed: the outcome, for all ranks
+    each place's lead  removes what is older than the `keep` that are whole over all places; or takes it back
 
-Killed in between, a step lies in some places only; the next start sees that it is not whole (agreement.py). With one
-place all between the first and the last line is rank 0's. A leader whose disk hangs is waited for until the save is
-given up: nothing is done on a disk outside that time.
+Killed in between, a step lies in some places only; the next start sees that it is not whole (agreement.py). A leader
+whose disk hangs is waited for until the save is given up. Whether it was is decided once (in_flight.py): with one place
+right before the rename, which nobody takes back; with several before the outcome is told, and the leaders ask once more
+before they rename.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Committer:
     ) -> None:
         self._store, self._world, self._places, self._keep, self._bad = store, world, places, keep, bad
         self._engine, self._shapes = engine, shapes
-        self._committed = self._settled = 0  # the last save that was put into this place, and into all
+        self._committed = 0  # the last save that was put into this place
 
-    def settle(self, save: Save, partial: Path, report: dict[str, Any]) -> str | None:
-        """Hand in this rank's report and see the save through; why it failed, None where it is whole everywhere.
+    def settle(self, save: Save, partial: Path, report: dict[str, Any]) -> dict[str, Any]:
+        """Hand in this rank's report and see the save through: why it failed (None: it is whole), and what is kept.
 
         Raises GivenUp where the save was given up meanwhile.
         """
@@ -65,13 +65,12 @@ class Committer:
             act = self._decide if self._world.rank == 0 else self._follow
             return act(save, partial, report)
         except GivenUp:
-            if self._settled != save.number:
-                self._take_back(save, partial)
+            self._take_back(save, partial)
             raise
 
     # --- rank 0 ---
 
-    def _decide(self, save: Save, partial: Path, report: dict[str, Any]) -> str | None:
+    def _decide(self, save: Save, partial: Path, report: dict[str, Any]) -> dict[str, Any]:
         channel, prefix = self._world.store, f"save/{save.number}"
         others = [place for place in self._places.leaders if place != 0]
         keys = [f"{prefix}/{rank}" for rank in range(1, self._world.size)]
@@ -88,18 +87,13 @@ class Committer:
             failure = next((view["error"] for view in views.values() if "error" in view), None)
         if failure is None:
             kept = agree(views, self._world.hostnames).kept(self._keep, self._bad - {step_folder_name(save.step)})
-        settled = {"failure": failure, "kept": kept}
-        if others:
-            keys.append(f"{prefix}/settled")
-            channel.set(keys[-1], json.dumps(settled))
-        self._finish(save, partial, settled)
-        self._heard(f"{prefix}/finished", others, save)
-        if not save.decide():
+        if not save.decide("written"):
             raise GivenUp
-        channel.set(save.outcome_key, json.dumps({"failure": failure, "given_up": False}))
-        for key in keys:
+        outcome = {"failure": failure, "given_up": False, "kept": kept}
+        channel.set(save.outcome_key, json.dumps(outcome))
+        for key in [*keys, save.bytes_key]:
             channel.delete_key(key)
-        return failure
+        return outcome
 
     def _heard(self, prefix: str, places: Sequence[int], save: Save) -> dict[int, dict[str, Any]]:
         """What the leaders of other places say, by place."""
@@ -140,26 +134,21 @@ class Committer:
 
     # --- the others ---
 
-    def _follow(self, save: Save, partial: Path, report: dict[str, Any]) -> str | None:
+    def _follow(self, save: Save, partial: Path, report: dict[str, Any]) -> dict[str, Any]:
         channel, prefix = self._world.store, f"save/{save.number}"
         channel.set(f"{prefix}/{self._world.rank}", json.dumps(report))
         if self._places.leads:
-            settled = f"{prefix}/settled"
-            wait_for(channel, [f"{prefix}/commit"], save, or_else=settled)
-            if not channel.check([settled]):  # it would say that a rank failed, and that there is nothing to commit
+            wait_for(channel, [f"{prefix}/commit"], save, or_else=save.outcome_key)
+            if not channel.check([save.outcome_key]):  # it would say that a rank failed: there is nothing to commit
                 count = int(channel.get(f"{prefix}/commit"))
                 data = b"".join(channel.get(f"{prefix}/piece/{index}") for index in range(count))
                 view = self._commit(save, partial, *(text.encode() for text in _unpacked(data)))
                 channel.set(f"{prefix}/place/{self._places.mine}", json.dumps(view))
-                wait_for(channel, [settled], save)
-            self._finish(save, partial, json.loads(channel.get(settled)))
-            channel.set(f"{prefix}/finished/{self._places.mine}", "{}")
         wait_for(channel, [save.outcome_key], save)
-        outcome = json.loads(channel.get(save.outcome_key))
-        save.given_up = outcome["given_up"]
-        if not save.decide():
+        outcome: dict[str, Any] = json.loads(channel.get(save.outcome_key))
+        if outcome["given_up"] or not save.decide("written"):
             raise GivenUp
-        return outcome["failure"]  # type: ignore[no-any-return]
+        return outcome
 
     # --- in each place ---
 
@@ -167,7 +156,7 @@ class Committer:
         """What lies in this place now, or why the save could not be put there."""
         try:
             with PULSE.saving():
-                self._store.put(partial, save.step, manifest_text, state_text)
+                self._store.put(partial, save.step, manifest_text, state_text, lambda: self._may_rename(save))
         except OSError as error:
             host = "" if self._places.is_one else f"{self._world.hostnames[self._world.rank]}: "
             return {"error": f"{host}{words(error)}"}
@@ -177,16 +166,26 @@ class Committer:
         except OSError:  # the new one is whole; nothing can be said of older ones, so they stay
             return view_of(Survey((), ()))
 
-    def _finish(self, save: Save, partial: Path, settled: dict[str, Any]) -> None:
+    def _may_rename(self, save: Save) -> None:
+        """The last moment at which giving up counts."""
+        if self._places.is_one:
+            given_up = not save.decide("written")
+        else:
+            given_up = save.given_up or self._world.store.check([save.outcome_key])
+        if given_up:
+            raise GivenUp
+
+    def tidy(self, save: Save, partial: Path, outcome: dict[str, Any]) -> None:
         """All places have it, so older ones may go; or it failed, and nothing of it stays."""
-        if settled["failure"] is not None:
+        if outcome["failure"] is not None:
             self._take_back(save, partial)
             return
-        self._settled = save.number
+        if not self._places.leads:
+            return
         self._bad -= {step_folder_name(save.step)}
         try:
-            if settled["kept"] is not None:
-                self._store.prune_to(settled["kept"])
+            if outcome["kept"] is not None:
+                self._store.prune_to(outcome["kept"])
         except OSError as error:  # the new checkpoint is whole; older ones simply stay
             print(f"coremill: old checkpoints stay: {words(error)}", file=sys.stderr, flush=True)
 

@@ -8,7 +8,6 @@ a time.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -18,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,8 +27,11 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from coremill.checkpoint.store import SteadyFile
 from coremill.data.tokenizer_files import write_chat_templates
 from coremill.errors import StorageError
+from coremill.launch.lost import peer_errors
+from coremill.launch.pulse import PULSE
 from coremill.model.build import build_on_meta, code_of, names_kept_in_fp32
 from coremill.model.names import map_names
 from coremill.model.slices import named_tensors, rows_of_rank
@@ -138,8 +140,9 @@ def export_model(
             _write_beside(temporary, source, tokenizer_folder, blueprint, files, dtype)
         except OSError as error:
             failure = error
-    for file, listed in files.items():
-        failure = _write_file(temporary / file, listed, tensors, blueprint, world, failure)
+    with PULSE.work("exporting", sum(group.bytes for group in groups) if writing else 0):
+        for file, listed in files.items():
+            failure = _write_file(temporary / file, listed, tensors, blueprint, world, failure)
     if writing:
         try:
             if failure is not None:
@@ -222,28 +225,28 @@ def _write_file(
     failure: OSError | None,
 ) -> OSError | None:
     """Stream one file; after a failed write rank 0 still takes what the others send: no rank is left waiting."""
-    with contextlib.ExitStack() as stack:
-        stream: IO[bytes] | None = None
-        if world.rank == 0 and failure is None:
+    file = SteadyFile(path) if world.rank == 0 and failure is None else None
+    try:
+        if file is not None:
+            file.open()
+            file.write(memoryview(_header(groups)))
+    except OSError as error:
+        failure = error
+    for group in groups:
+        for data in _stored_bytes(group, tensors, blueprint, world):
             try:
-                stream = stack.enter_context(path.open("wb"))
-                stream.write(_header(groups))
+                if file is not None and failure is None:
+                    file.write(data)
             except OSError as error:
                 failure = error
-        for group in groups:
-            for data in _stored_bytes(group, tensors, blueprint, world):
-                if stream is None or failure is not None:
-                    continue
-                try:
-                    stream.write(data)
-                except OSError as error:
-                    failure = error
-        if stream is not None and failure is None:
-            try:
-                stream.flush()
-                os.fsync(stream.fileno())
-            except OSError as error:
-                failure = error
+            PULSE.advance(data.nbytes)
+    if file is not None:
+        try:
+            if failure is None:
+                file.sync()
+        except OSError as error:
+            failure = error
+        file.close()
     return failure
 
 
@@ -299,7 +302,8 @@ def _rows(tensor: torch.Tensor, world: Ranks) -> Iterator[torch.Tensor]:
     step = PIECE_BYTES // local.element_size()
     if world.rank != 0:
         for piece in _pieces(local):
-            dist.send(piece.contiguous(), group=group, group_dst=0)
+            with peer_errors():
+                dist.send(piece.contiguous(), group=group, group_dst=0)
         return
     yield from _pieces(local)
     row_elements = tensor.numel() // max(1, tensor.shape[0])
@@ -309,7 +313,8 @@ def _rows(tensor: torch.Tensor, world: Ranks) -> Iterator[torch.Tensor]:
         remaining = (stop - start) * row_elements
         while remaining:
             piece = buffer[: min(step, remaining)]
-            dist.recv(piece, group=group, group_src=rank)
+            with peer_errors():
+                dist.recv(piece, group=group, group_src=rank)
             yield piece
             remaining -= piece.numel()
 

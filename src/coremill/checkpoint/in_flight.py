@@ -1,4 +1,4 @@
-"""One save under way on one rank: who may say how it ended, and how ranks wait for each other's word."""
+"""One save under way on one rank: how long it may take, who may say how it ended, how ranks wait for each other."""
 
 from __future__ import annotations
 
@@ -6,12 +6,41 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from coremill.checkpoint.snapshot import Snapshot
+from coremill.config.durations import seconds_of
+from coremill.config.schema import AUTO, RunConfig
+from coremill.plan.saving import GRACE_SECONDS, SHARE_OF_GRACE, STANDING_SECONDS
 
 POLL_SECONDS = 0.02
 SLOWEST_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Patience:
+    """When a save counts as one that hangs in the storage."""
+
+    seconds: float
+    setting: str | None = None  # the key that says so, and then from its beginning; None: while nobody writes a byte
+
+    @property
+    def words(self) -> str:
+        """Why a save that took longer counts as failed."""
+        if self.setting is None:
+            return f"the storage took nothing of it for {self.seconds:.0f} s"
+        return f"the storage did not take it within {self.seconds:.0f} s ({self.setting})"
+
+
+def patience_of(config: RunConfig, *, is_stop: bool = False) -> Patience:
+    """How long a save may take: as the user set it, else as long as bytes go to the storage."""
+    named: list[Patience] = []
+    if config.supervise.save_deadline != AUTO:
+        named.append(Patience(seconds_of(config.supervise.save_deadline), "supervise.save_deadline"))
+    if is_stop and config.checkpoint.grace != AUTO:
+        named.append(Patience(SHARE_OF_GRACE * seconds_of(config.checkpoint.grace), "checkpoint.grace"))
+    standing = Patience(SHARE_OF_GRACE * GRACE_SECONDS if is_stop else STANDING_SECONDS)
+    return min(named, key=lambda each: each.seconds, default=standing)
 
 
 @dataclass
@@ -23,16 +52,43 @@ class Save:
     snapshot: Snapshot
     state: dict[str, Any]
     began: float
-    limit_seconds: float
+    patience: Patience
     given_up: bool = False
-    _decided: bool = False
+    _decided: Literal["", "written", "given up"] = ""
+    _decided_at: float = 0.0
+    _told: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _written_bytes: int = 0  # by all ranks
+    _got_on_at: float = field(default_factory=time.perf_counter)
 
-    def decide(self) -> bool:
-        """True for the one who may say how it ended: the thread that wrote it, or whoever gave it up before."""
+    def decide(self, how: Literal["written", "given up"]) -> bool:
+        """Whether this is how it ends: the thread that writes it says one, who gives it up the other; the first counts.
+
+        With one place rank 0's thread says so right before the rename: what was given up is never renamed, and what may
+        be renamed is never given up.
+        """
         with self._lock:
-            first, self._decided = not self._decided, True
+            if not self._decided:
+                self._decided, self._decided_at = how, time.perf_counter()
+            return self._decided == how
+
+    def first_to_tell(self) -> bool:
+        """True for the one who says how it ended, of the two threads that know."""
+        with self._lock:
+            first, self._told = not self._told, True
         return first
+
+    @property
+    def is_told(self) -> bool:
+        """How it ended is known here; what its thread still does is to tidy up."""
+        return self._told
+
+    def hear(self, written_bytes: int) -> bool:
+        """What all ranks have written by now; whether that is more than it was."""
+        if written_bytes == self._written_bytes:
+            return False
+        self._written_bytes, self._got_on_at = written_bytes, time.perf_counter()
+        return True
 
     @property
     def seconds(self) -> float:
@@ -40,18 +96,46 @@ class Save:
         return time.perf_counter() - self.began
 
     @property
+    def is_late(self) -> bool:
+        """As far as this rank has heard of the others."""
+        since = self._got_on_at if self.patience.setting is None else self.began
+        return time.perf_counter() - since > self.patience.seconds
+
+    @property
+    def hangs_in_the_end(self) -> bool:
+        """Nobody may give it up any more, but the rename, or tidying up after it, does not return."""
+        return self._decided == "written" and time.perf_counter() - self._decided_at > self.patience.seconds
+
+    @property
     def outcome_key(self) -> str:
         """Where rank 0 says how it ended."""
         return f"save/{self.number}/outcome"
+
+    @property
+    def bytes_key(self) -> str:
+        """Where all ranks add up what they have written."""
+        return f"save/{self.number}/bytes"
 
 
 class GivenUp(Exception):
     """The save was given up while it was written."""
 
 
-def gave_up(save: Save) -> str:
-    """Why it counts as failed."""
-    return f"the storage did not take it within {save.limit_seconds:.0f} s (supervise.save_deadline)"
+class WrittenBytes:
+    """Tells the other ranks, now and then, how far this rank's file is."""
+
+    EVERY_SECONDS = 1.0
+
+    def __init__(self, store: Any, save: Save) -> None:
+        self._store, self._save = store, save
+        self._untold, self._told_at = 0, time.perf_counter()
+
+    def add(self, count: int) -> None:
+        """So many more."""
+        self._untold += count
+        if time.perf_counter() - self._told_at >= self.EVERY_SECONDS:
+            self._store.add(self._save.bytes_key, self._untold)
+            self._untold, self._told_at = 0, time.perf_counter()
 
 
 def wait_for(store: Any, keys: Sequence[str], save: Save, *, or_else: str | None = None) -> None:

@@ -20,6 +20,7 @@ from coremill.checkpoint.manifest import STATE_FILE, Checkpoint, PassedOver, Unu
 from coremill.checkpoint.places import NoPlace, Places, find_places
 from coremill.checkpoint.store import START_ANEW, Store
 from coremill.errors import InputError, StorageError
+from coremill.launch.pulse import PULSE
 from coremill.world import World
 
 
@@ -180,11 +181,14 @@ def _verified_share(folder: Path, whole: Whole, places: Places) -> tuple[Checkpo
     except Unusable as error:
         return None, {"": str(error)}
     ranks = places.ranks_of(places.mine)
-    for name in sorted({*names[ranks.index(places.rank) :: len(ranks)], *({STATE_FILE} & set(names))}):
-        try:
-            checkpoint.verify([name])
-        except Unusable as error:
-            failures[name] = str(error)
+    mine = {*names[ranks.index(places.rank) :: len(ranks)], *({STATE_FILE} & set(names))}
+    total_bytes = sum(file.bytes for file in checkpoint.manifest.files if file.name in mine)
+    with PULSE.work("checking the checkpoint", total_bytes):
+        for name in sorted(mine):
+            try:
+                checkpoint.verify([name])
+            except Unusable as error:
+                failures[name] = str(error)
     return checkpoint, failures
 
 

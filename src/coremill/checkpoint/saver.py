@@ -21,11 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from coremill.checkpoint.committing import Committer
-from coremill.checkpoint.in_flight import POLL_SECONDS, SLOWEST_POLL_SECONDS, GivenUp, Save, gave_up, words
+from coremill.checkpoint.in_flight import (
+    POLL_SECONDS,
+    SLOWEST_POLL_SECONDS,
+    GivenUp,
+    Patience,
+    Save,
+    WrittenBytes,
+    patience_of,
+    words,
+)
 from coremill.checkpoint.resume import EventSink, Origin
 from coremill.checkpoint.snapshot import Training, file_name, take_snapshot, updates_apart, updates_done
 from coremill.checkpoint.store import NotSaved, Store
-from coremill.config.durations import interval_of, seconds_of
+from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import NonFinite, Stopped, StorageError
 from coremill.launch.pulse import PULSE
@@ -33,8 +42,6 @@ from coremill.launch.stop import REQUESTS, StopRequests, forget_request, was_ask
 from coremill.plan.types import Choice, MemoryPlan
 from coremill.world import World
 
-# Of the time ranks have to stop: the rest is for saying so and leaving.
-SHARE_OF_GRACE = 0.8
 # Training waits so long for an earlier save when the next is due, once; then it goes on without.
 PATIENCE_SECONDS = 10.0
 # At the end of a run, for the thread of a save that was given up: it hears of it within half a second and takes back
@@ -76,7 +83,7 @@ class Saver:
         self._save: Save | None = None
         self._thread: threading.Thread | None = None
         self._stuck: threading.Thread | None = None  # of a save that was given up
-        self._limit_seconds = seconds_of(config.supervise.save_deadline)
+        self._patience = patience_of(config)
         self._last_saved = origin.step  # the newest checkpoint that is whole
         self._equal_after = -1  # the step after which replicas were last compared
         self._last_failure: str | None = None
@@ -176,13 +183,15 @@ class Saver:
         return not self._is_under_way() and time.monotonic() - self._last_occasion >= (interval.seconds or 0.0)
 
     def _save_and_stop(self, step: int) -> None:
+        patience = patience_of(self._config, is_stop=True)
+        if self._save is not None and patience.setting is None:
+            self._save.patience = min(self._save.patience, patience, key=lambda each: each.seconds)
         hangs = self._late or self._hangs or not self._wait()
         failure = self._origin.unsaved_because or (self._shortage_on_any_rank() if self._disk_full else None)
         if failure or hangs:
             self._tell_failure(step, failure or STILL_HANGS)
         elif self._last_saved != step:
-            grace_seconds = SHARE_OF_GRACE * seconds_of(self._config.checkpoint.grace)
-            self._begin(step, in_background=False, limit_seconds=min(self._limit_seconds, grace_seconds))
+            self._begin(step, in_background=False, patience=patience)
         # Rank 0 serves the store: it leaves only when everybody has heard how the save ended.
         self._world.barrier()
         self._raise_stopped(step, saved=self._last_saved == step)
@@ -215,7 +224,7 @@ class Saver:
 
     # --- one save ---
 
-    def _begin(self, step: int, *, in_background: bool, limit_seconds: float | None = None) -> None:
+    def _begin(self, step: int, *, in_background: bool, patience: Patience | None = None) -> None:
         """Take the copy and have it written; at most one save is under way."""
         if in_background and step != self._steps:
             ended = self._wait(0.0 if self._slow else PATIENCE_SECONDS) and not self._is_under_way()
@@ -241,7 +250,7 @@ class Saver:
             "seed": self._config.train.seed,
             "config": self._config.model_dump(mode="json"),
         }
-        save = self._save = Save(self._number, step, snapshot, state, began, limit_seconds or self._limit_seconds)
+        save = self._save = Save(self._number, step, snapshot, state, began, patience or self._patience)
         blocked_seconds = save.seconds if in_background else None
         self._thread = threading.Thread(
             target=self._write, args=(save, blocked_seconds), name="coremill-save", daemon=True
@@ -270,12 +279,29 @@ class Saver:
                 pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)
                 if not thread.is_alive():
                     break
+                if save.hear(self._world.store.add(save.bytes_key, 0)):
+                    PULSE.mark()  # some rank's file has grown
                 if self._world.rank == 0:
                     self._give_up_if_late()
                 elif self._world.store.check([save.outcome_key]) and self._was_given_up(save):
                     self._hear_given_up()
+                if save.hangs_in_the_end:
+                    self._leave_hanging(save)
+                    break
         self._thread = None
         return not save.given_up
+
+    def _leave_hanging(self, save: Save) -> None:
+        """The thread is past the last moment at which giving up counts, and does not return."""
+        if not save.is_told:
+            raise StorageError(
+                f"the storage does not return from the last move of saving step {save.step}",
+                where=str(self._store.folder),
+                why="nobody can tell whether it is saved, so training does not go on",
+                do="the same command goes on from the newest whole checkpoint",
+            )
+        self._stuck = self._thread
+        PULSE.not_saving()
 
     def _was_given_up(self, save: Save) -> bool:
         return bool(json.loads(self._world.store.get(save.outcome_key))["given_up"])
@@ -283,12 +309,15 @@ class Saver:
     def _give_up_if_late(self) -> bool:
         """Rank 0: end the save under way for all where its time is over."""
         save = self._save
-        if save is None or save.seconds <= save.limit_seconds or not save.decide():
+        if save is None or save.given_up or not save.is_late:
             return False
-        reason = gave_up(save)
-        self._world.store.set(save.outcome_key, json.dumps({"failure": reason, "given_up": True}))
+        save.hear(self._world.store.add(save.bytes_key, 0))
+        if not save.is_late or not save.decide("given up"):
+            return False
+        outcome = {"failure": save.patience.words, "given_up": True, "kept": None}
+        self._world.store.set(save.outcome_key, json.dumps(outcome))
         self._leave_stuck(save)
-        self._tell_failure(save.step, reason)
+        self._tell_given_up(save)
         return True
 
     def _hear_given_up(self) -> None:
@@ -296,8 +325,11 @@ class Saver:
         save = self._save
         if save is not None and not save.given_up:
             self._leave_stuck(save)
-            if save.decide():
-                self._tell_failure(save.step, gave_up(save))
+            self._tell_given_up(save)
+
+    def _tell_given_up(self, save: Save) -> None:
+        if save.first_to_tell():
+            self._tell_failure(save.step, save.patience.words)
 
     def _leave_stuck(self, save: Save) -> None:
         save.given_up = True
@@ -309,37 +341,50 @@ class Saver:
         partial = self._store.partial(save.step, save.number)
         report: dict[str, Any]
         try:
-            with PULSE.saving():
+            with PULSE.saving(save.snapshot.bytes):
                 self._store.sweep_failed()
                 if self._world.rank and self._origin.places.leads and (full := self._store.shortage(self._bytes_here)):
                     raise NotSaved(full)  # of its own disk; rank 0 looked at its before the save was begun
                 self._store.begin(save.step, save.number)
                 path = partial / file_name(self._world.rank, self._world.size)
-                report = asdict(self._store.write_tensors(path, save.snapshot.tensors, save.snapshot.rows))
+                progress = WrittenBytes(self._world.store, save)
+
+                def on_bytes(count: int) -> None:
+                    PULSE.saved(count)
+                    progress.add(count)
+
+                snapshot = save.snapshot
+                report = asdict(self._store.write_tensors(path, snapshot.tensors, snapshot.rows, on_bytes))
+        except RuntimeError:  # the store is gone, and with it the run: the main thread says so
+            return
         except (OSError, NotSaved) as error:
             report = {"error": f"rank {self._world.rank}: {words(error)}"}
         size = save.snapshot.bytes
         try:
-            failure = self._committer.settle(save, partial, report)
+            outcome = self._committer.settle(save, partial, report)
         except RuntimeError:  # the store is gone, and with it the run: the main thread says so
             return
-        except GivenUp:  # said already, by the main thread
+        except GivenUp:
+            save.given_up = True
+            self._tell_given_up(save)
             self._store.abandon(partial)
             return
         seconds = save.seconds
-        if failure is not None:
-            self._tell_failure(save.step, failure)
-            return
-        self._last_saved = save.step
-        self._events.write(
-            "save",
-            step=save.step,
-            saved=True,
-            bytes=size,
-            seconds=seconds,
-            blocked_seconds=seconds if blocked_seconds is None else blocked_seconds,
-            folder=str(self._store.folder),
-        )
+        save.first_to_tell()
+        if outcome["failure"] is not None:
+            self._tell_failure(save.step, outcome["failure"])
+        else:
+            self._last_saved = save.step
+            self._events.write(
+                "save",
+                step=save.step,
+                saved=True,
+                bytes=size,
+                seconds=seconds,
+                blocked_seconds=seconds if blocked_seconds is None else blocked_seconds,
+                folder=str(self._store.folder),
+            )
+        self._committer.tidy(save, partial, outcome)
 
     def _tell_failure(self, step: int, reason: str) -> None:
         self._last_failure = reason

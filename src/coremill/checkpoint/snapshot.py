@@ -21,6 +21,7 @@ from coremill.checkpoint.store import StoredTensor
 from coremill.data.loader import RowLoader
 from coremill.data.order import order_key
 from coremill.errors import InputError
+from coremill.launch.pulse import PULSE
 from coremill.model.load import LoadReport
 from coremill.model.read import TensorReader
 from coremill.model.slices import RowSlice, kept, model_name, named_tensors, rows_of_rank, slice_of
@@ -180,7 +181,7 @@ def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, w
     started = time.perf_counter()
     slices = _slices(model, rank, world_size)
     _check_shapes(slices, checkpoint)
-    with CheckpointReader(checkpoint) as reader:
+    with PULSE.work("reading the checkpoint", _bytes(slices)), CheckpointReader(checkpoint) as reader:
         for piece in slices:
             reader.read(WEIGHTS, piece, piece.local)
         first_file = file_name(0, checkpoint.manifest.world_size)
@@ -205,7 +206,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, slices: Sequence[RowSlic
     """Give AdamW its moments back."""
     saved = checkpoint.state()
     apart: dict[str, int] = saved.get("updates_apart", {})
-    with CheckpointReader(checkpoint) as reader:
+    total_bytes = len(MOMENTS) * _bytes(slices)
+    with PULSE.work("reading the checkpoint", total_bytes), CheckpointReader(checkpoint) as reader:
         for piece in slices:
             if not piece.local.requires_grad or not piece.local.numel() or not reader.has(MOMENTS[0], piece):
                 continue
@@ -241,6 +243,10 @@ def restore_rng(checkpoint: Checkpoint | None, *, rank: int, world_size: int, se
         state = reader.read_whole(file_name(rank, world_size), RNG)
     assert state is not None
     torch.set_rng_state(state)
+
+
+def _bytes(slices: Sequence[RowSlice]) -> int:
+    return sum(piece.bytes for piece in slices)
 
 
 def _check_shapes(slices: Sequence[RowSlice], checkpoint: Checkpoint) -> None:

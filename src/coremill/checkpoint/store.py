@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,9 @@ SEEN_PREFIX = ".seen-"  # one host writes it, others look for it
 START_ANEW = ".start-anew"  # left by --fresh for the folders of other hosts
 # Large enough for full disk speed, small enough that hash and check find the piece still in the cache.
 PIECE_BYTES = 2 * 2**20
+# So much may wait in memory for the disk: else that is a part of the whole machine's, and the sync in the end stands
+# still for as long as writing it takes.
+SYNC_BYTES = 256 * 2**20
 # Beyond the tensors: headers, state, manifest, and what file systems keep for themselves.
 SPARE_BYTES = 8 * 2**20
 
@@ -86,9 +89,16 @@ class Store:
         return partial
 
     def write_tensors(
-        self, path: Path, tensors: Sequence[StoredTensor], rows: Mapping[str, tuple[int, int]]
+        self,
+        path: Path,
+        tensors: Sequence[StoredTensor],
+        rows: Mapping[str, tuple[int, int]],
+        on_bytes: Callable[[int], None] = lambda count: None,
     ) -> StoredFile:
-        """One safetensors file in a single pass over the memory; raises NotSaved for numbers that are none."""
+        """One safetensors file in a single pass over the memory; raises NotSaved for numbers that are none.
+
+        `on_bytes` hears of every piece that is written.
+        """
         entries: dict[str, Any] = {"__metadata__": {"format": "coremill"}}
         position = 0
         for tensor in tensors:
@@ -105,6 +115,7 @@ class Store:
                     if tensor.dtype == "F32" and not np.isfinite(np.frombuffer(piece, np.float32)).all():
                         raise NotSaved(f"{tensor.name} holds numbers that are not finite")
                     file.write(piece)
+                    on_bytes(piece.nbytes)
         return StoredFile(path.name, file.bytes, file.digest.hexdigest(), dict(rows))
 
     def commit(self, partial: Path, manifest: Manifest, state: Mapping[str, Any]) -> Checkpoint:
@@ -112,17 +123,37 @@ class Store:
         whole, manifest_text, state_text = sealed(manifest, state)
         return Checkpoint(self.put(partial, whole.step, manifest_text, state_text), whole)
 
-    def put(self, partial: Path, step: int, manifest_text: bytes, state_text: bytes) -> Path:
-        """The same from texts, which are those of every host that has a part of this save."""
+    def put(
+        self,
+        partial: Path,
+        step: int,
+        manifest_text: bytes,
+        state_text: bytes,
+        may_rename: Callable[[], None] = lambda: None,
+    ) -> Path:
+        """The same from texts, which are those of every host that has a part of this save.
+
+        `may_rename` is asked last and may raise: writing takes long, and the save may have been given up meanwhile. An
+        attempt that went on elsewhere has removed this folder (`sweep`): the rename fails, and what it would have
+        replaced stays.
+        """
         for name, text in ((STATE_FILE, state_text), (MANIFEST_FILE, manifest_text)):
             with HashedFile(partial / name) as file:
                 file.write(memoryview(text))
         _sync_folder(partial)
         target = self.folder / step_folder_name(step)
-        if target.exists():  # an unusable one, or one that was passed over: this step was done again
-            self._discard(target)
-        partial.rename(target)
+        may_rename()
+        # An unusable one, or one that was passed over: this step was done again.
+        replaced = self._hide(target) if target.exists() else None
+        try:
+            partial.rename(target)
+        except OSError:
+            if replaced is not None:
+                replaced.rename(target)
+            raise
         _sync_folder(self.folder)
+        if replaced is not None:
+            self._remove(replaced)
         return target
 
     def withdraw(self, step: int) -> None:
@@ -192,10 +223,13 @@ class Store:
 
     def _discard(self, path: Path) -> None:
         """Out of sight in one move, then deleted: half a checkpoint is never seen under its name."""
+        self._remove(self._hide(path))
+
+    def _hide(self, path: Path) -> Path:
         hidden = path.with_name(f"{DISCARDED_PREFIX}{path.name}-{self.attempt}")
         shutil.rmtree(hidden, ignore_errors=True)
         path.rename(hidden)
-        self._remove(hidden)
+        return hidden
 
     def _remove(self, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
@@ -217,31 +251,60 @@ def sealed(manifest: Manifest, state: Mapping[str, Any]) -> tuple[Manifest, byte
     return whole, whole.to_text().encode(), text
 
 
-class HashedFile:
-    """A new file, hashed while it is written, on the disk when the block ends."""
+class SteadyFile:
+    """A new file that goes to the disk while it is written, not all at once in the end: who watches sees it grow."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.digest = hashlib.sha256()
+        self._descriptor: int | None = None
+        self._unsynced_bytes = 0
         self.bytes = 0
 
-    def __enter__(self) -> HashedFile:
+    def open(self) -> None:
         # O_EXCL: nothing that lies there already is ever written over.
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def write(self, data: memoryview) -> None:
+        assert self._descriptor is not None
+        self.bytes += data.nbytes
+        self._unsynced_bytes += data.nbytes
+        while data.nbytes:
+            data = data[os.write(self._descriptor, data) :]
+        if self._unsynced_bytes >= SYNC_BYTES:
+            os.fdatasync(self._descriptor)
+            self._unsynced_bytes = 0
+
+    def sync(self) -> None:
+        assert self._descriptor is not None
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class HashedFile(SteadyFile):
+    """The same, hashed while it is written, on the disk when the block ends."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.digest = hashlib.sha256()
+
+    def __enter__(self) -> HashedFile:
+        self.open()
         return self
 
     def write(self, data: memoryview) -> None:
         self.digest.update(data)
-        self.bytes += data.nbytes
-        while data.nbytes:
-            data = data[os.write(self._descriptor, data) :]
+        super().write(data)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                os.fsync(self._descriptor)
+                self.sync()
         finally:
-            os.close(self._descriptor)
+            self.close()
 
 
 def _sync_folder(folder: Path) -> None:

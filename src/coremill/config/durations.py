@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 DURATION_PATTERN = r"^\d+(\.\d+)?(s|m|h)$"
 INTERVAL_PATTERN = r"^(\d+(\.\d+)?(s|m|h)|[1-9]\d*steps?|never)$"
+LIMIT_PATTERN = r"^(\d+(\.\d+)?(s|m|h)|auto)$"
 WAIT_PATTERN = r"^(\d+(\.\d+)?(s|m|h)|auto|never)$"
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from coremill.config.durations import DURATION_PATTERN, INTERVAL_PATTERN, WAIT_PATTERN
+from coremill.config.durations import DURATION_PATTERN, INTERVAL_PATTERN, LIMIT_PATTERN, WAIT_PATTERN
 
 AUTO: Final = "auto"
 BUILT_IN: Final = "built-in"
@@ -165,10 +165,11 @@ class CheckpointSection(Section):
     )
     keep: PositiveInt = Field(2, description="so many whole checkpoints stay, older ones are removed")
     grace: str = Field(
-        "2m",
-        pattern=DURATION_PATTERN,
-        json_schema_extra={"x-form": "a time (30s, 2m, 1h)"},
-        description="how long ranks may take to save when asked to stop",
+        AUTO,
+        pattern=LIMIT_PATTERN,
+        json_schema_extra={"x-form": "auto or a time (30s, 2m, 1h)"},
+        description="how long ranks may take to save when asked to stop; auto: 2 minutes, more where the planned save"
+        " needs it, and as long as bytes are written",
     )
     spot_notices: Literal["auto", "on", "off"] = Field(
         "auto", description="save and stop when EC2 announces that it takes this machine back; auto: on EC2 only"
@@ -197,10 +198,11 @@ class SuperviseSection(Section):
         " whichever is longer; never: nobody watches",
     )
     save_deadline: str = Field(
-        "10m",
-        pattern=DURATION_PATTERN,
-        json_schema_extra={"x-form": "a time (30s, 2m, 1h)"},
-        description="a save that takes longer hangs in the storage: it is given up, and training goes on without it",
+        AUTO,
+        pattern=LIMIT_PATTERN,
+        json_schema_extra={"x-form": "auto or a time (30s, 2m, 1h)"},
+        description="a save that takes longer hangs in the storage: it is given up, and training goes on without it;"
+        " auto: one of which no byte is written for 10 minutes",
     )
     wait_for_hosts: str = Field(
         "10m",

@@ -43,6 +43,7 @@ __all__ = ["Outcome", "Setting", "describe_layout", "die_with_parent", "run_loca
 GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 # A rank that lost its peers may be gone before the rank that failed: unwinding torch takes up to a second or two.
 BLAME_SECONDS = 3.0
+GROWN_GRACE_SECONDS = 120.0  # from the last byte that was saved
 TICK_SECONDS = 0.2
 TOGETHER_SECONDS = 0.1  # ranks that fail alike, with the same exit code, do so within a moment
 
@@ -82,6 +83,7 @@ def run_local_ranks(
     identity_base: NodeIdentity | None = None,
     grace_seconds: float = GRACE_SECONDS,
     stop_grace_seconds: float | None = None,
+    grace_may_grow: bool = False,
     on_stop: Callable[[str], None] = lambda reason: None,
     settings: tuple[Setting, ...] | None = None,
     serves_store: bool = True,
@@ -94,8 +96,9 @@ def run_local_ranks(
 
     `environ` is what the ranks inherit. `on_tick` is called about five times a second. With `identity_base` the ranks
     are those of one node of several. After a failure the other ranks have `grace_seconds` to end; after a request to
-    stop, all have `stop_grace_seconds` (left out: as many) to save, and `on_stop` is called once with its name. Call
-    it from the main thread: only there can signals be caught, and ranks die with the thread that started them.
+    stop, all have `stop_grace_seconds` (left out: as many) to save, and `on_stop` is called once with its name; where
+    `grace_may_grow`, a save that still gets on is not cut short. Call it from the main thread: only there can signals
+    be caught, and ranks die with the thread that started them.
 
     `settings` replaces what a training run's ranks share. With `serves_store` false rank 0 opens MASTER_PORT itself, as
     programs other than coremill do. `sentry` says which rank is stuck. After a failure with an exit code (128 + n: by
@@ -130,7 +133,8 @@ def run_local_ranks(
                 def grace_after(exit_code: int) -> float:
                     return 0.0 if ends_at_once(exit_code) else grace_seconds
 
-                culprit = _watch(ranks, stop, on_tick, on_stop, grace_after, stop_grace, sentry)
+                grows = sentry is not None and grace_may_grow
+                culprit = _watch(ranks, stop, on_tick, on_stop, grace_after, stop_grace, sentry, grows)
             finally:
                 end_all(ranks)
     return _outcome(ranks, culprit, stop, shared, memory_kills() - kills_before)
@@ -200,10 +204,12 @@ def _watch(
     grace_after: Callable[[int], float],
     stop_grace_seconds: float,
     sentry: Sentry | None,
+    grace_may_grow: bool,
 ) -> RankProcess | None:
     """Wait for all ranks; returns the one to blame, if any failed."""
     culprit: RankProcess | None = None
     kill_at: float | None = None
+    saved_bytes = 0
     while True:
         for rank in ranks:
             rank.poll()
@@ -223,6 +229,10 @@ def _watch(
                 on_stop(stop.name)
             for rank in running:
                 rank.ask_to_end()
+        if sentry is not None and sentry.saved_bytes != saved_bytes:
+            saved_bytes = sentry.saved_bytes
+            if grace_may_grow and kill_at is not None and culprit is None:
+                kill_at = max(kill_at, now + GROWN_GRACE_SECONDS)
         if stop.at_once or (kill_at is not None and now >= kill_at):
             end_all(running)
             running = []

@@ -25,7 +25,7 @@ _BEATS, _MARKS, _PHASE, _STEP, _STEPS_DONE, _WAITING, _SAVING_SINCE_NS, _FIRST_S
 _WORK, _WORK_DONE_BYTES, _WORK_TOTAL_BYTES, _SAVED_BYTES, _SAVE_TOTAL_BYTES = range(8, SLOT_WORDS)
 # The order is what travels; `step` is the one phase in which progress is regular enough to be timed.
 PHASES = ("start", "meet", "build", "load", "step", "evaluate", "save", "export", "finish", "other")
-# What is counted in bytes, in the words of the screen; none at first. Saves are counted apart: they run beside the rest.
+# What is counted in bytes, in the words of the screen; the first is none. Saves run beside it and are counted apart.
 WORKS = (
     "",
     "checking the checkpoint",
@@ -185,7 +185,8 @@ class Pulse:
             self._put_work(*former)
 
     def _put_work(self, work: int, done_bytes: int, total_bytes: int) -> None:
-        self._words[_WORK], self._words[_WORK_DONE_BYTES], self._words[_WORK_TOTAL_BYTES] = work, done_bytes, total_bytes
+        self._words[_WORK] = work
+        self._words[_WORK_DONE_BYTES], self._words[_WORK_TOTAL_BYTES] = done_bytes, total_bytes
         self.mark()
 
     def advance(self, count_bytes: int) -> None:

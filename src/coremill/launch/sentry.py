@@ -10,21 +10,29 @@ from coremill.launch.pulse import PulseBoard, Reading
 from coremill.launch.starvation import Starvation
 from coremill.launch.stuck import Limits, Stuck, Watch
 
-SLOW_SAVE_SECONDS = 10.0
+SLOW_SAVE_SECONDS = 10.0  # without a byte, or in all where the plan knows of no longer save
+SLOWER_THAN_PLANNED = 2.0
 STARVATION_EVERY_SECONDS = 1.0
 
 
 class Sentry:
-    """One attempt's eyes. `on_slow_save` hears once per save, by local rank and seconds, that storage is slow."""
+    """One attempt's eyes. `on_slow_save` hears once per save, by local rank and seconds, that storage is slow: slower
+    than planned, or that it takes nothing."""
 
     def __init__(
-        self, board: PulseBoard, limits: Limits, on_slow_save: Callable[[int, float], None] = lambda rank, seconds: None
+        self,
+        board: PulseBoard,
+        limits: Limits,
+        on_slow_save: Callable[[int, float], None] = lambda rank, seconds: None,
+        planned_save_seconds: float = 0.0,
     ) -> None:
         board.clear()
         self._board = board
         self._watch = Watch(board.ranks, limits)
         self._on_slow_save = on_slow_save
         self._told: dict[int, float] = {}  # by local rank, the save it is about
+        self._grew: dict[int, tuple[int, float]] = {}  # by local rank, what of it was written when it last grew
+        self._long_save_seconds = max(SLOW_SAVE_SECONDS, SLOWER_THAN_PLANNED * planned_save_seconds)
         self._starvation = Starvation()
         self._starvation_at = 0.0
         self._first_done_at: float | None = None
@@ -65,12 +73,20 @@ class Sentry:
     def _tell_slow_saves(self, pids: Sequence[int | None], now: float) -> None:
         for index, reading in enumerate(self.readings):
             since = reading.saving_since
-            if since is None or self._told.get(index) == since:
+            if since is None or self._told.get(index) == since or pids[index] is None:
                 continue
-            if pids[index] is None or now - since < SLOW_SAVE_SECONDS:
+            if self._grew.get(index, (-1, 0.0))[0] != reading.saved_bytes:
+                self._grew[index] = (reading.saved_bytes, now)
+            stands = now - max(since, self._grew[index][1]) >= SLOW_SAVE_SECONDS
+            if not stands and now - since < self._long_save_seconds:
                 continue
             self._told[index] = since
             self._on_slow_save(index, now - since)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Of the saves under way, written so far by all local ranks."""
+        return sum(reading.saved_bytes for reading in self.readings)
 
     @property
     def first_step_done_at(self) -> float | None:

@@ -8,6 +8,9 @@
     everybody waits for others                                2 x (other hosts), 3 x (one)        step
     a save is neither done nor given up                       1.5 x supervise.save_deadline       all
 
+Work that takes long leaves a mark with every few megabytes it reads, hashes, sends or writes: however large a model is,
+a rank that gets on is never stuck. Of a save without a deadline of the user's, time counts while no byte is written.
+
 Time counts only while the launcher itself runs: a machine that was suspended, or a launcher stopped with Ctrl-Z, finds
 its ranks as it left them. Time a rank spent in the queue for a CPU does not count either.
 """
@@ -43,6 +46,7 @@ class Limits:
     stuck_after_seconds: float | None = None  # None: by the median step
     is_watching: bool = True
     save_deadline_seconds: float = 600.0
+    save_may_get_on: bool = False  # the deadline counts from the last byte written, not from the beginning
     other_hosts: bool = False
     planned_step_seconds: float = 0.0
 
@@ -65,7 +69,7 @@ class _Seen:
     marks: int = -1
     beat_at: float = 0.0
     mark_at: float = 0.0
-    saving_since: float | None = None
+    saving: tuple[float | None, int] = (None, 0)  # since when, bytes where those count
     saving_at: float = 0.0
 
 
@@ -119,8 +123,9 @@ class Watch:
                 seen.beats, seen.beat_at = reading.beats, self._clock
             if seen.marks != reading.marks:
                 seen.marks, seen.mark_at = reading.marks, self._clock
-            if seen.saving_since != reading.saving_since:
-                seen.saving_since, seen.saving_at = reading.saving_since, self._clock
+            saving = (reading.saving_since, reading.saved_bytes if self.limits.save_may_get_on else 0)
+            if seen.saving != saving:
+                seen.saving, seen.saving_at = saving, self._clock
         if not self.limits.is_watching:
             return None
         alive = [index for index in range(self.ranks) if running[index]]
@@ -167,6 +172,8 @@ class Watch:
         return None
 
     def _standing_limit(self, reading: Reading) -> float:
+        if reading.phase == "save":  # by then the ranks have given it up themselves
+            return max(UNTIMED_PHASE_SECONDS, self.limit_seconds, self.limits.save_deadline_seconds)
         if reading.phase != "step":
             return max(UNTIMED_PHASE_SECONDS, self.limit_seconds)
         if len(self._durations) < ENOUGH_STEPS and self.limits.stuck_after_seconds is None:
@@ -191,7 +198,8 @@ class Watch:
         for index in alive:
             took = self._clock - self._seen[index].saving_at
             if readings[index].saving_since is not None and took >= self.limits.save_deadline_seconds:
-                return Stuck(index, f"has been writing a checkpoint for {took:.0f} s", took, by_storage=True)
+                without = " without a byte getting on" if self.limits.save_may_get_on else ""
+                return Stuck(index, f"has been writing a checkpoint for {took:.0f} s{without}", took, by_storage=True)
         return None
 
 

@@ -16,10 +16,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from coremill.errors import InputError
+from coremill.launch.pulse import PULSE
 from coremill.model.build import build_on_meta
 from coremill.model.initialise import initialise, record_initialisation
 from coremill.model.names import Conversion, NameMap, map_names
-from coremill.model.read import FLOATING, TensorReader
+from coremill.model.read import FLOATING, TensorReader, bytes_of_rows
 from coremill.model.slices import RowSlice, materialise, model_name, named_tensors, slice_of
 from coremill.model.source import ModelFolder
 from coremill.plan.headers import TensorHeader, read_headers
@@ -52,7 +53,8 @@ def fill_parameters(model: nn.Module, source: ModelFolder, *, rank: int, world_s
     parameters = {model_name(name) for name, _ in model.named_parameters()}
     headers = read_headers(source.folder) if source.weights == "pretrained" else {}
     names = map_names(blueprint, headers) if headers else NameMap({}, {}, (), ())
-    with TensorReader(source.folder) as reader:
+    to_read = _bytes_to_read(slices, aliases, names, headers)
+    with PULSE.work("reading weights", to_read), TensorReader(source.folder) as reader:
         filled = _read_renamed(reader, slices, aliases, names.renamed, headers)
         filled |= _read_converted(reader, slices, aliases, names.conversions, headers, blueprint)
         bytes_read = reader.bytes_read
@@ -61,8 +63,10 @@ def fill_parameters(model: nn.Module, source: ModelFolder, *, rank: int, world_s
         _check_missing(missing, aliases, blueprint, source)
     if missing:
         record = record_initialisation(blueprint)
-        for name in missing:
-            initialise(slices[name], record, seed)
+        with PULSE.work("making weights", sum(slices[name].bytes for name in missing)):
+            for name in missing:
+                initialise(slices[name], record, seed)
+                PULSE.advance(slices[name].bytes)
     taken = {*names.renamed.values(), *(name for each in names.conversions.values() for name, _ in each.sources)}
     return LoadReport(
         bytes_read=bytes_read,
@@ -81,6 +85,22 @@ def _aliases(tensors: dict[str, torch.Tensor]) -> list[tuple[str, ...]]:
     for name, tensor in tensors.items():
         grouped.setdefault(id(tensor), []).append(name)
     return [tuple(names) for names in grouped.values()]
+
+
+def _bytes_to_read(
+    slices: dict[str, RowSlice],
+    aliases: Iterable[tuple[str, ...]],
+    names: NameMap,
+    headers: dict[str, TensorHeader],
+) -> int:
+    """By this rank: its rows of what is only renamed, all of what is converted."""
+    rows = sum(
+        bytes_of_rows(headers[names.renamed[name]], slices[tied[0]].start, slices[tied[0]].stop)
+        for tied in aliases
+        for name in tied
+        if name in names.renamed
+    )
+    return rows + sum(headers[name].bytes for each in names.conversions.values() for name, _ in each.sources)
 
 
 def _read_renamed(

@@ -14,10 +14,13 @@ from types import TracebackType
 import torch
 
 from coremill.errors import InputError
+from coremill.launch.pulse import PULSE
 from coremill.plan.headers import TensorHeader
 
 # Large enough to stream at disk speed, small beside any slice.
 PIECE_BYTES = 8 * 2**20
+# What is read straight into its place is asked for in parts of this: each leaves a mark that the rank gets on.
+MARKED_BYTES = 64 * 2**20
 
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 WHOLE_NUMBERS = {
@@ -90,18 +93,24 @@ class TensorReader:
         descriptor = self._descriptor(header.file)
         done = 0
         while done < len(view):
-            # Linux reads at most 2 GiB at a time.
-            count = os.preadv(descriptor, [view[done : done + 2**30]], position + done)
+            count = os.preadv(descriptor, [view[done : done + MARKED_BYTES]], position + done)
             if count == 0:
                 what = f"{header.file} ended while tensor {header.name} was read"
                 raise InputError(what, where=str(self._folder / header.file), do="download or copy the file again")
             done += count
+            PULSE.advance(count)
         self.bytes_read += done
 
     def _descriptor(self, file: str) -> int:
         if file not in self._files:
             self._files[file] = os.open(self._folder / file, os.O_RDONLY | os.O_CLOEXEC)
         return self._files[file]
+
+
+def bytes_of_rows(header: TensorHeader, start: int, stop: int) -> int:
+    """How many bytes rows [start, stop) have in the file."""
+    first, end = _byte_range(header, start, stop)
+    return end - first
 
 
 def _byte_range(header: TensorHeader, start: int, stop: int) -> tuple[int, int]:

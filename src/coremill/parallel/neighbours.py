@@ -308,7 +308,8 @@ def _tie(world: World, listener: socket.socket, names: list[bytes]) -> Neighbour
             os.set_inheritable(file, False)
         with mmap.mmap(file, mmap.PAGESIZE, offset=FILE_BYTES - mmap.PAGESIZE):
             pass  # allowed here
-        return Neighbours(world.rank, dict(sorted(connections.items())), file, world.timeout_seconds, world.progress.standing_seconds)
+        connections = dict(sorted(connections.items()))
+        return Neighbours(world.rank, connections, file, world.timeout_seconds, world.progress.standing_seconds)
     except BaseException:
         for connection in connections.values():
             connection.close()

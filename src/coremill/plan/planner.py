@@ -22,6 +22,7 @@ from coremill.plan.layout import Layout, lay_out
 from coremill.plan.learn import factors_of
 from coremill.plan.memory import Surroundings, gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
 from coremill.plan.model_choices import activations_choice, attention_choice, logits_choice
+from coremill.plan.saving import plan_save
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
 from coremill.plan.traffic import Traffic, traffic_of
 from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, StepSeconds
@@ -99,6 +100,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
         shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
         step_seconds=chosen.seconds,
+        save=plan_save(config, card.parameters),
         tokens_per_second=rows_per_step * arrangement.sequence_length / chosen.seconds.total,
         steps=config.train.steps,
         usd_per_hour=fleet.usd_per_hour,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from coremill.plan.saving import save_from_json
 from coremill.plan.types import Choice, MemoryPart, MemoryPlan, Plan, Remedy, StepSeconds
 
 
@@ -17,6 +18,8 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
             values["memory"] = _memory(document)
         elif field.name == "step_seconds":
             values["step_seconds"] = _only_fields(StepSeconds, document["step_seconds"])
+        elif field.name == "save":
+            values["save"] = save_from_json(document["save"]) if document.get("save") else None
         elif field.name == "remedies":
             values["remedies"] = tuple(_remedy(remedy) for remedy in document["remedies"])
         elif field.name in document or field.default is MISSING:  # a plan of an earlier version lacks some

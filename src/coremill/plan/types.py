@@ -134,6 +134,18 @@ class StepSeconds:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SavePlan:
+    """One checkpoint: its size, its time, and the time it gets (plan/saving.py)."""
+
+    bytes: int  # of all ranks
+    bytes_per_second: float  # assumed
+    seconds: float
+    grace_seconds: Choice[float]  # from the request to stop
+    deadline_seconds: Choice[float]
+    warnings: tuple[str, ...]  # what does not go together, in words
+
+
+@dataclass(frozen=True, kw_only=True)
 class Remedy:
     """A change that makes the run fit, already evaluated."""
 
@@ -169,6 +181,7 @@ class Plan:
     wire_bytes_per_step_per_rank: int
     shared_bytes_per_step_per_rank: int = 0  # read from ranks of the same host, through memory they share
     step_seconds: StepSeconds
+    save: SavePlan | None = None  # None: from a plan.json of 0.1.0
     tokens_per_second: float
     steps: int | None  # None until epochs are known in rows
     usd_per_hour: float | None

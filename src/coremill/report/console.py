@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -18,6 +18,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from coremill.launch.pulse import Reading
+from coremill.plan.saving import SET_BY_USER, SHARE_OF_GRACE
 from coremill.redaction import redact
 from coremill.report.events import Event
 from coremill.report.summary_screen import format_perplexity
@@ -33,6 +35,7 @@ from coremill.report.terminal import (
     print_verbatim,
 )
 from coremill.report.weights import weight_findings
+from coremill.report.work import LongWorks
 
 RECENT_STEPS = 20  # rates on the screen follow the last so many steps
 KEPT = 64  # steps, evaluations, lines said: a run has millions, and the screen lives as long
@@ -70,6 +73,7 @@ class RunConsole:
         self._printed_time = float("-inf")
         self._announced: deque[str] = deque(maxlen=KEPT)
         self._spinner = Spinner("dots", style="cyan")
+        self._works = LongWorks()
         self._live: Live | None = None
         if self.console.is_terminal:
             self._live = Live(console=self.console, auto_refresh=False, transient=True, get_renderable=self._display)
@@ -83,6 +87,13 @@ class RunConsole:
         if self._live is not None and time.monotonic() - self._drawn >= REDRAW_EVERY_SECONDS:
             self._live.refresh()
             self._drawn = time.monotonic()
+
+    def take_work(self, readings: Sequence[Reading]) -> None:
+        """What ranks say of work that takes long; `update` redraws."""
+        self._works.take(readings)
+        if self._live is None:
+            for line in self._works.lines():
+                print_line(self.console, line)
 
     def note(self, text: str) -> None:
         """One finding of the launcher, above the progress."""
@@ -179,6 +190,16 @@ class RunConsole:
             each = " per rank" if self.tally.world_size > 1 else ""
             size, seconds = format_bytes(event.get("bytes")), format_seconds(event.get("seconds"))
             print_line(self.console, f"saved step {step} ({size}{each} in {seconds})")
+            self._warn_of_grace(event.number("seconds"))
+
+    def _warn_of_grace(self, seconds: float) -> None:
+        """The plan could only assume how quick the storage is."""
+        planned = self.tally.plan.get("save") or {}
+        grace = planned.get("grace_seconds") or {}
+        if grace.get("reason") == SET_BY_USER and seconds > SHARE_OF_GRACE * grace["value"]:
+            took, given = format_seconds(seconds), format_seconds(grace["value"])
+            text = f"a save took {took}, but a stop gives it only a part of {given} (checkpoint.grace): give it more"
+            self._once("grace", text)
 
     def _plain_step(self, event: Event) -> None:
         step = int(event.number("step"))
@@ -215,7 +236,7 @@ class RunConsole:
         """What the live display shows now: a bar with two lines, or the phase before the first step."""
         elapsed = format_seconds(time.monotonic() - self._started)
         if not self.tally.last_step:
-            return Group(self._spinning(f"{self._phase()}  {elapsed}"))
+            return Group(*(self._works.rows() or [self._spinning(f"{self._phase()}  {elapsed}")]))
         step, total = self.tally.last_step, self.total_steps
         grid = Table.grid(padding=(0, 2), expand=True)
         grid.add_column(no_wrap=True)
@@ -232,7 +253,7 @@ class RunConsole:
         rows: list[Any] = [grid, self._figures()]
         if total is not None and step >= total:
             rows.append(self._spinning("after the last step: evaluating, exporting"))
-        return Group(*rows)
+        return Group(*rows, *self._works.rows())
 
     def _figures(self) -> Text:
         record = self.tally.steps[self.tally.last_step]

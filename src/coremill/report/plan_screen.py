@@ -50,6 +50,8 @@ def render_plan(plan_json: Mapping[str, Any], card: Mapping[str, Any], console: 
     print_rows(console, "choice", ("", "", ""), _choice_rows(plan_json), wrapped_column=2)
     if plan_json.get("remedies"):
         _remedies(plan_json, console)
+    for warning in (plan_json.get("save") or {}).get("warnings") or ():
+        print_line(console, f"saving: {warning}", style="yellow")
     for assumption in plan_json.get("assumptions") or ():
         print_line(console, f"assumed, not measured: {assumption}", style="yellow")
 
@@ -92,6 +94,7 @@ def _short_lines(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         *model,
         ("memory", _fit_words(plan)),
         ("speed", ", ".join(speed)),
+        *(("saving", warning) for warning in (plan.get("save") or {}).get("warnings") or ()),
     ]
 
 
@@ -179,6 +182,10 @@ def _time_and_cost(plan: Mapping[str, Any], console: Console) -> None:
         cost.append(f"{format_usd(plan['usd'])} in all")
     if cost:
         print_line(console, "run: " + ", ".join(cost))
+    if save := plan.get("save"):
+        rate = f"an assumed {format_bytes(save['bytes_per_second'])}/s"
+        took, grace = format_seconds(save["seconds"]), format_seconds(save["grace_seconds"]["value"])
+        print_line(console, f"a checkpoint: {format_bytes(save['bytes'])} in {took} at {rate}; a stop gives it {grace}")
 
 
 def _choice_rows(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:

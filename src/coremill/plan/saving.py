@@ -1,0 +1,85 @@
+"""What a checkpoint takes: how many bytes, how long, and whether a stop gives it that time. Pure, like the whole plan.
+
+Nobody knows a folder's rate before the first save. The assumed one is what the smallest disks of a cloud give; on the
+screen it is called assumed, and a save that took longer than a stop would wait for it is told when it happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from coremill.config.durations import seconds_of
+from coremill.config.schema import AUTO, RunConfig
+from coremill.plan.types import Choice, SavePlan
+from coremill.plan.words import size
+
+STATE_BYTES_PER_PARAMETER = 12  # the weight and two moments, fp32
+ASSUMED_BYTES_PER_SECOND = 125e6  # a gp3 volume as it comes
+# A save of which no rank writes a byte for so long hangs in the storage.
+STANDING_SECONDS = 600.0
+# Ranks have at least so long to stop; beyond it as long as they write.
+GRACE_SECONDS = 120.0
+# Of the time to stop: the rest is for saying so and leaving.
+SHARE_OF_GRACE = 0.8
+SET_BY_USER = "set by you"
+SPOT_NOTICE_SECONDS = 120.0  # EC2 takes a machine back so long after it said so
+
+
+def plan_save(config: RunConfig, parameters: int) -> SavePlan:
+    """One checkpoint of the whole state, all of it in one folder."""
+    state_bytes = STATE_BYTES_PER_PARAMETER * parameters
+    seconds = state_bytes / ASSUMED_BYTES_PER_SECOND
+    takes = (
+        f"a save of {size(state_bytes)} takes {_time(seconds)} at an assumed {size(int(ASSUMED_BYTES_PER_SECOND))}/s"
+    )
+    grace, deadline = _grace(config, seconds, takes), _deadline(config)
+    warnings = []
+    if SHARE_OF_GRACE * grace.value < seconds:
+        warnings.append(
+            f"checkpoint.grace is {config.checkpoint.grace}, but {takes}: when asked to stop, the run would be ended"
+            " before it is saved; leave checkpoint.grace out, or give it more"
+        )
+    if config.supervise.save_deadline != AUTO and deadline.value < seconds:
+        warnings.append(
+            f"supervise.save_deadline is {config.supervise.save_deadline}, but {takes}: it would be given up; leave it"
+            " out, and a save lasts as long as it gets on"
+        )
+    if config.checkpoint.spot_notices == "on" and seconds > SHARE_OF_GRACE * SPOT_NOTICE_SECONDS:
+        warnings.append(
+            f"EC2 takes a spot machine back {SPOT_NOTICE_SECONDS:.0f} s after it says so, but {takes}: what was done"
+            " since the last save (checkpoint.every) would be lost"
+        )
+    return SavePlan(
+        bytes=state_bytes,
+        bytes_per_second=ASSUMED_BYTES_PER_SECOND,
+        seconds=seconds,
+        grace_seconds=grace,
+        deadline_seconds=deadline,
+        warnings=tuple(warnings),
+    )
+
+
+def save_from_json(document: Mapping[str, Any]) -> SavePlan:
+    """The inverse of its JSON form."""
+    choices = {name: Choice(**document[name]) for name in ("grace_seconds", "deadline_seconds")}
+    return SavePlan(**{**document, **choices, "warnings": tuple(document["warnings"])})
+
+
+def _grace(config: RunConfig, seconds: float, takes: str) -> Choice[float]:
+    if config.checkpoint.grace != AUTO:
+        return Choice(seconds_of(config.checkpoint.grace), SET_BY_USER)
+    # One save may be under way when the stop is asked for, and the last one comes on top.
+    value = max(GRACE_SECONDS, float(ceil(2 * seconds / SHARE_OF_GRACE)))
+    return Choice(value, f"{takes}, and one may be under way already; longer as long as bytes are written")
+
+
+def _deadline(config: RunConfig) -> Choice[float]:
+    if config.supervise.save_deadline != AUTO:
+        return Choice(seconds_of(config.supervise.save_deadline), SET_BY_USER)
+    return Choice(STANDING_SECONDS, "without a byte written: as long as it gets on, a save is not given up")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
