@@ -92,12 +92,15 @@ def train_saved(
     hang_in_commit_at: int | None = None,  # on the last rank the rename of this step hangs for ever
     export_to: str | None = None,
     frozen: tuple[str, ...] = (),  # parameters whose names begin like this
+    late_commit: tuple[int, float] | None = None,  # right before the rename of this step storage hangs for so long
+    slow_pieces_seconds: float = 0.0,  # the last rank writes pieces of 16 kB, each in so long
+    standing_seconds: float = 600.0,  # deadline auto: without a byte
 ) -> dict[str, Any]:
     """Losses by step, rows by step, digest of the final weights, and what was said."""
     import torch
 
+    from coremill.checkpoint import in_flight, store
     from coremill.checkpoint import saver as saver_module
-    from coremill.checkpoint import store
     from coremill.checkpoint.export import export_model
     from coremill.checkpoint.resume import find_origin
     from coremill.checkpoint.saver import Saver
@@ -147,6 +150,25 @@ def train_saved(
             os.kill(os.getpid(), signal.SIGKILL)
         return put(self, partial, step, *rest)
 
+    sync_folder, write_to_file = store._sync_folder, store.SteadyFile.write
+
+    def sync_late(path: Path) -> None:
+        sync_folder(path)
+        if late_commit is not None and path.name.startswith(f".partial-step-{late_commit[0]:08d}"):
+            time.sleep(late_commit[1])
+
+    def write_slowly(self: Any, data: memoryview) -> None:
+        if last:
+            time.sleep(slow_pieces_seconds)
+        write_to_file(self, data)
+
+    if slow_pieces_seconds:
+        store.PIECE_BYTES = 16 * 1024
+        store.SteadyFile.write = write_slowly  # type: ignore[method-assign]
+    in_flight.STANDING_SECONDS = standing_seconds
+    in_flight.GRACE_SECONDS = standing_seconds / in_flight.SHARE_OF_GRACE
+    in_flight.WrittenBytes.EVERY_SECONDS = 0.0
+    store._sync_folder = sync_late
     store.Store.write_tensors = write  # type: ignore[method-assign]
     store.Store.put = put_here  # type: ignore[method-assign]
     source_folder = Path(model_folder_of_last if last and model_folder_of_last else model_folder)

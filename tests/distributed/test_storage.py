@@ -85,6 +85,25 @@ def test_a_save_that_hangs_is_given_up_on_every_rank(inputs, tmp_path, hang_rank
     assert [each.step for each in survey(tmp_path / "checkpoints").sound] == [4]
 
 
+def test_a_save_that_was_given_up_never_commits(inputs, tmp_path):
+    """All is written, rank 0 is about to rename, the storage hangs until the save was given up, and comes back."""
+    for result in run(inputs, tmp_path, late_commit=(16, 2.0), deadline="1s"):
+        told = saves(result)
+        assert [told[step] for step in (4, 8, 12)] == ["saved"] * 3
+        assert told[16] == "the storage did not take it within 1 s (supervise.save_deadline)"
+    assert [each.step for each in survey(tmp_path / "checkpoints").sound] == [12, 8]
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_a_slow_save_that_gets_on_is_not_given_up_and_one_that_stands_is(inputs, tmp_path):
+    slowly = {"every": "never", "stop_at": 3, "deadline": "auto", "standing_seconds": 1.0}
+    for result in run(inputs, tmp_path / "slow", slow_pieces_seconds=0.05, **slowly):
+        (save,) = [event for event in result["events"] if event["kind"] == "save"]
+        assert save["saved"] and save["seconds"] > 2.0
+    for result in run(inputs, tmp_path / "stands", hang_at=3, hang_rank=1, **slowly):
+        assert saves(result) == {3: "the storage took nothing of it for 1 s"}
+
+
 def test_a_stop_on_hanging_storage_says_that_it_could_not_save(inputs, tmp_path):
     for result in run(inputs, tmp_path, hang_at=6, hang_rank=1, stop_at=6, deadline="1s"):
         assert "stopped on request after step 6, which could not be saved" in result["ended"]

@@ -1,5 +1,5 @@
-"""What takes longer than every limit, as a model of 96 GB does: it ends well as long as it gets on. No large model here:
-limits are shortened to seconds and every piece that is read, hashed or written is slowed, by a sitecustomize.py.
+"""What takes longer than every limit, as a model of 96 GB does, ends well as long as it gets on. There is no large model
+here: a sitecustomize.py shortens the limits to seconds and slows every piece that is read, hashed or written.
 """
 
 from __future__ import annotations
@@ -171,7 +171,9 @@ def test_a_rank_that_is_stopped_in_such_work_is_found(scene: Scene) -> None:
     assert done.code == 0 and not done.left, str(done)
     folder = scene.path("stopped")
     faults = sorted(events(folder, "fault"), key=lambda event: event["time"])
-    assert [(fault["rank"], fault["cause"], fault["action"]) for fault in faults] == [(1, "stuck", "restart")] * len(faults)
+    assert [(fault["rank"], fault["cause"], fault["action"]) for fault in faults] == [(1, "stuck", "restart")] * len(
+        faults
+    )
     assert all("is stopped" in fault["text"] for fault in faults)
     phases = [fault["text"] for fault in faults]
     assert len(phases) >= 2 and signal.SIGSTOP

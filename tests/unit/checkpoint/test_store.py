@@ -60,6 +60,42 @@ def test_every_write_is_synced_before_the_rename_and_the_folder_after_it(tmp_pat
     assert log[committed + 1] == ("fsync", "/checkpoints")
 
 
+def test_large_files_go_to_the_disk_while_they_are_written(tmp_path, monkeypatch):
+    """Else the sync at the end stands still for as long as writing all of it takes."""
+    synced: list[int] = []
+    real = os.fdatasync
+    monkeypatch.setattr(
+        os, "fdatasync", lambda descriptor: (synced.append(os.fstat(descriptor).st_size), real(descriptor))
+    )
+    monkeypatch.setattr(store_module, "SYNC_BYTES", 1000)
+    monkeypatch.setattr(store_module, "PIECE_BYTES", 400)
+    written: list[int] = []
+    tensor = StoredTensor("parameters/w", "F32", (750,), memoryview(bytes(3000)))
+    file = make_store(tmp_path).write_tensors(tmp_path / "file", [tensor], {"w": (0, 750)}, written.append)
+    assert sum(written) == 3000 and max(written) == 400
+    assert len(synced) >= 2 and max(b - a for a, b in zip([0, *synced], [*synced, file.bytes], strict=True)) <= 1400
+
+
+def test_a_rename_that_fails_leaves_what_it_would_have_replaced(tmp_path, monkeypatch):
+    """An attempt that was out of the way for a while, and whose half-written save the next attempt swept."""
+    late, sync = make_store(tmp_path, "a1"), store_module._sync_folder
+
+    def meanwhile(folder: Path) -> None:
+        sync(folder)
+        if folder.name.startswith(".partial-step-00000005-a1"):
+            monkeypatch.setattr(store_module, "_sync_folder", sync)
+            store = make_store(tmp_path, "a2")
+            store.sweep()
+            save(store, 5)
+
+    monkeypatch.setattr(store_module, "_sync_folder", meanwhile)
+    with pytest.raises(FileNotFoundError):
+        save(late, 5)
+    (found,) = survey(tmp_path / "checkpoints").sound
+    assert (found.step, found.manifest.attempt) == (5, "a2")
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
 def in_a_child(action: Callable[[], None]) -> int:
     """Run it in a forked process; its wait status."""
     pid = os.fork()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ class Ranks:
             for _ in range(count)
         ]
         self.saving: list[float | None] = [None] * count
+        self.saved_bytes = [0] * count
         self.running = [True] * count
         self.stopped: set[int] = set()
         self.watch = Watch(count, limits or Limits())
@@ -37,8 +39,8 @@ class Ranks:
             each_tick(tick)
             self.now += TICK
             readings = [
-                Reading(first_step=1, saving_since=since, **words)  # type: ignore[arg-type]
-                for words, since in zip(self.words, self.saving, strict=True)
+                Reading(first_step=1, saving_since=since, saved_bytes=saved, **words)  # type: ignore[arg-type]
+                for words, since, saved in zip(self.words, self.saving, self.saved_bytes, strict=True)
             ]
             found = self.watch.look(readings, self.running, self.now, lambda index: index in self.stopped)
             if found is not None:
@@ -189,6 +191,51 @@ def test_a_hung_save_has_a_deadline_of_its_own() -> None:
     assert found is not None and found.local_rank == 0 and found.by_storage
 
 
+def test_a_save_without_a_deadline_lasts_as_long_as_it_gets_on() -> None:
+    ranks = Ranks(limits=Limits(save_deadline_seconds=60.0, save_may_get_on=True))
+    ranks.train(steps=5)
+    ranks.saving[1] = ranks.now
+
+    def work(tick: int) -> None:
+        for words in ranks.words:
+            words["marks"] += 1
+
+    def work_and_write(tick: int) -> None:
+        work(tick)
+        if tick % 100 == 0:
+            ranks.saved_bytes[1] += 4096
+
+    assert ranks.pass_by(3600.0, work_and_write) is None
+    found = ranks.pass_by(61.0, work)
+    assert found is not None and found.local_rank == 1 and found.by_storage
+    assert found.text == "has been writing a checkpoint for 60 s without a byte getting on"
+
+
+@pytest.mark.parametrize("phase", ["load", "export", "other"])
+def test_long_work_that_gets_on_is_never_stuck(phase: str) -> None:
+    ranks = Ranks()
+    for words in ranks.words:
+        words["phase"] = phase
+    ranks.wait(1)
+
+    def read(tick: int) -> None:
+        if tick % 200 == 0:  # a piece in 50 s
+            ranks.words[0]["marks"] += 1
+
+    assert ranks.pass_by(3600.0, read) is None
+    ranks.stopped = {0}
+    found = ranks.pass_by(11.0)
+    assert found is not None and found.local_rank == 0 and "is stopped" in found.text
+
+
+def test_a_save_has_time_to_be_given_up_by_the_ranks_themselves() -> None:
+    ranks = Ranks(limits=Limits(save_deadline_seconds=930.0))
+    for words in ranks.words:
+        words["phase"] = "save"
+    assert ranks.pass_by(900.0) is None
+    assert ranks.pass_by(60.0) is not None
+
+
 def test_a_named_time_and_never() -> None:
     named = Ranks(limits=Limits(stuck_after_seconds=3.0))
     found = named.pass_by(4.0)
@@ -228,6 +275,18 @@ def test_a_pulse_reaches_the_board() -> None:
             reading = board.read(1)
             assert (reading.phase, reading.step, reading.first_step) == ("evaluate", 7, 7)
             assert reading.saving_since is not None
+        with pulse.work("reading weights", 100):
+            pulse.advance(60)
+            with pulse.work("making weights", 7), pulse.saving(50):
+                pulse.advance(1)
+                pulse.saved(20)
+                reading = board.read(1)
+                assert (reading.work, reading.work_done_bytes, reading.work_total_bytes) == ("making weights", 1, 7)
+                assert (reading.saved_bytes, reading.save_total_bytes) == (20, 50)
+            reading = board.read(1)
+            assert (reading.work, reading.work_done_bytes, reading.work_total_bytes) == ("reading weights", 60, 100)
+            assert reading == replace(pulse.reading(), beats=reading.beats)
+        assert board.read(1).work == ""
         pulse.step_done(7)
         reading = board.read(1)
         assert not reading.is_waiting and reading.saving_since is None
