@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from coremill.launch.pulse import Reading
 from coremill.report import console as console_module
 from coremill.report.console import AmountProgress, RunConsole, TokenisingProgress, show_error
 from coremill.report.events import Event, read_events
 from coremill.report.summary import summarise
 from coremill.report.summary_screen import render_summary
+from coremill.report.work import LongWorks
 from unit.report.fake_run import START, fake_plan, make_fake_run, write_line
 
 
@@ -258,3 +260,60 @@ def test_a_screen_keeps_no_more_of_a_long_run_than_of_a_short_one() -> None:
     # All that is kept was replaced meanwhile: a few dozen events, against 20,000 that went by.
     assert grown_bytes < 500_000
     assert tally.last_step == 15_000 and tally.tokens_per_second(console_module.RECENT_STEPS) == 10.0
+
+
+def reading(**fields: Any) -> Reading:
+    quiet = {"beats": 1, "marks": 1, "step": 0, "first_step": 0, "steps_done": 0, "is_waiting": False}
+    return Reading(**{"phase": "load", "saving_since": None, **quiet, **fields})
+
+
+class Hour:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_long_work_is_a_bar_with_its_rate_and_what_is_left() -> None:
+    clock, console = Hour(), terminal()
+    with RunConsole(10, fake_plan().to_json(), console) as screen:
+        screen._works = LongWorks(clock)
+        shown = []
+        for second in range(60):
+            clock.now = float(second)
+            hashed = reading(
+                work="checking the checkpoint", work_done_bytes=second * 10**8, work_total_bytes=48 * 10**9
+            )
+            ahead = reading(work="reading the checkpoint", work_done_bytes=5, work_total_bytes=10)
+            screen.take_work([hashed, ahead])
+            shown.append("\n".join(frame(screen)))
+        assert "checking the checkpoint" not in shown[2]
+        assert "checking the checkpoint" in shown[30] and "reading the checkpoint" not in shown[30]
+        assert "3.00 GB of 48.0 GB (6.2 %), 100 MB/s, ETA 7m 30s" in shown[30]
+        for saved in (0, 50):
+            screen.take_work([reading(saving_since=1.0, saved_bytes=saved, save_total_bytes=100)])
+            clock.now += 5.0
+        assert "saving" in "\n".join(frame(screen)) and "checking" not in "\n".join(frame(screen))
+
+
+def test_long_work_off_a_terminal_is_a_line_now_and_then() -> None:
+    clock, console = Hour(), plain()
+    screen = RunConsole(10, fake_plan().to_json(), console)
+    screen._works = LongWorks(clock)
+    for second in range(60):
+        clock.now = float(second)
+        screen.take_work([reading(work="exporting", work_done_bytes=second * 10**6, work_total_bytes=10**9)])
+    lines = [line for line in text(console).splitlines() if line.startswith("exporting: ")]
+    assert len(lines) == 3 and lines[0] == "exporting: 15.0 MB of 1.00 GB (1.5 %), 1.00 MB/s, ETA 16m 25s"
+
+
+def test_a_save_that_took_longer_than_a_stop_gives_it_is_said() -> None:
+    document = fake_plan().to_json()
+    document["save"] = {"grace_seconds": {"value": 120.0, "reason": "set by you"}}
+    console = plain()
+    screen = RunConsole(10, document, console)
+    for step, seconds in ((1, 80.0), (2, 110.0), (3, 111.0)):
+        screen.update([Event("save", 1.0, 0, {"step": step, "saved": True, "bytes": 5, "seconds": seconds})])
+    assert text(console).count("but a stop gives it only a part of 2m 00s (checkpoint.grace)") == 1

@@ -1,0 +1,76 @@
+"""What the launcher does about saves that take long: it says so, and a stop waits for those that get on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coremill.launch import local, sentry
+from coremill.launch import pulse as pulse_module
+from coremill.launch.pulse import Pulse
+from coremill.launch.sentry import Sentry
+from coremill.launch.stuck import Limits
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def monotonic_ns(self) -> int:
+        return int(1e9 * self.now)
+
+
+@pytest.mark.parametrize(("planned_seconds", "told_after_seconds"), [(0.0, 10), (300.0, 600)])
+def test_storage_is_called_slow_by_the_plan_or_where_it_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch, planned_seconds: float, told_after_seconds: int
+) -> None:
+    clock, told, pulse = Clock(), [], Pulse()
+    monkeypatch.setattr(sentry, "time", clock)
+    board: Any = SimpleNamespace(ranks=1, clear=lambda: None, read=lambda rank: pulse.reading())
+    watching = Sentry(board, Limits(), lambda rank, seconds: told.append(round(seconds)), planned_seconds)
+    monkeypatch.setattr(pulse_module, "time", clock)
+    with pulse.saving(10**9):
+        for _ in range(700):
+            clock.now += 1.0
+            pulse.mark()
+            pulse.saved(1000)
+            watching.look([1])
+    assert told == [pytest.approx(told_after_seconds, abs=1)]
+    with pulse.saving(10**9):
+        for _ in range(15):
+            clock.now += 1.0
+            pulse.mark()
+            watching.look([1])
+    assert told[1:] == [pytest.approx(10, abs=2)]
+
+
+@pytest.mark.parametrize("may_grow", [False, True])
+def test_a_stop_waits_for_a_save_that_gets_on(monkeypatch: pytest.MonkeyPatch, may_grow: bool) -> None:
+    monkeypatch.setattr(local, "GROWN_GRACE_SECONDS", 0.5)
+    ended: list[float] = []
+    monkeypatch.setattr(local, "end_all", lambda ranks: ended.append(time.monotonic()))
+    rank: Any = SimpleNamespace(
+        poll=lambda: None, is_running=True, exit_code=None, failed=False, pid=None, ask_to_end=lambda: None
+    )
+    began = time.monotonic()
+
+    class Writing:
+        look = staticmethod(lambda pids: None)
+
+        @property
+        def saved_bytes(self) -> int:  # grows for a second and a half
+            return int(1000 * min(1.5, time.monotonic() - began))
+
+    stop: Any = SimpleNamespace(first=signal.SIGTERM, at_once=False)
+    writing: Any = Writing()
+    local._watch([rank], stop, lambda: None, lambda text: None, lambda code: 0.0, 0.4, writing, may_grow)
+    assert (ended[0] - began >= 1.9) if may_grow else (ended[0] - began < 1.5)
