@@ -93,6 +93,7 @@ def train_saved(
     export_to: str | None = None,
     frozen: tuple[str, ...] = (),  # parameters whose names begin like this
     late_commit: tuple[int, float] | None = None,  # right before the rename of this step storage hangs for so long
+    hang_in_prune: bool = False,  # on rank 0 the storage does not return from removing old checkpoints
     slow_pieces_seconds: float = 0.0,  # the last rank writes pieces of 16 kB, each in so long
     standing_seconds: float = 600.0,  # deadline auto: without a byte
 ) -> dict[str, Any]:
@@ -165,6 +166,9 @@ def train_saved(
     if slow_pieces_seconds:
         store.PIECE_BYTES = 16 * 1024
         store.SteadyFile.write = write_slowly  # type: ignore[method-assign]
+    if hang_in_prune and world.rank == 0:
+        store.Store.prune_to = lambda *_: time.sleep(3600)  # type: ignore[method-assign, assignment]
+    in_flight.END_SECONDS = 1.0
     in_flight.STANDING_SECONDS = standing_seconds
     in_flight.GRACE_SECONDS = standing_seconds / in_flight.SHARE_OF_GRACE
     in_flight.WrittenBytes.EVERY_SECONDS = 0.0

@@ -95,6 +95,15 @@ def test_a_save_that_was_given_up_never_commits(inputs, tmp_path):
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
+def test_what_is_renamed_is_saved_though_tidying_up_hangs(inputs, tmp_path):
+    for result in run(inputs, tmp_path, hang_in_prune=True, deadline="1s"):
+        told = saves(result)
+        assert told[4] == told[8] == "saved"
+        assert result["ended"] == "done" and result["digest"] == inputs["digest"]
+    steps = [step for step, how in sorted(told.items(), reverse=True) if how == "saved"]
+    assert [each.step for each in survey(tmp_path / "checkpoints").sound] == steps
+
+
 def test_a_slow_save_that_gets_on_is_not_given_up_and_one_that_stands_is(inputs, tmp_path):
     slowly = {"every": "never", "stop_at": 3, "deadline": "auto", "standing_seconds": 1.0}
     for result in run(inputs, tmp_path / "slow", slow_pieces_seconds=0.05, **slowly):

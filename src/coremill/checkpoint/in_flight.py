@@ -15,6 +15,8 @@ from coremill.plan.saving import GRACE_SECONDS, SHARE_OF_GRACE, STANDING_SECONDS
 
 POLL_SECONDS = 0.02
 SLOWEST_POLL_SECONDS = 0.5
+# For the rename and what comes after it, however short a deadline is: from there on a save cannot be given up.
+END_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ class Save:
     @property
     def hangs_in_the_end(self) -> bool:
         """Nobody may give it up any more, but the rename, or tidying up after it, does not return."""
-        return self._decided == "written" and time.perf_counter() - self._decided_at > self.patience.seconds
+        patience_seconds = max(END_SECONDS, self.patience.seconds)
+        return self._decided == "written" and time.perf_counter() - self._decided_at > patience_seconds
 
     @property
     def outcome_key(self) -> str:
