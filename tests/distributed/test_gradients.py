@@ -22,8 +22,8 @@ ENGINES: dict[str, dict[str, Any]] = {
 FROZEN: dict[str, tuple[str, ...]] = {
     "none": (),
     "the bottom": ("lookup", "positions", "layers.0"),
-    "the top": ("head", "norm", "layers.2"),
-    "nearly all": ("lookup", "positions", "layers.0", "layers.1", "layers.2.experts", "norm", "head"),
+    "the top": ("top", "norm", "layers.2"),
+    "nearly all": ("lookup", "positions", "layers.0", "layers.1", "layers.2.experts", "norm", "top"),
 }
 # By step, which expert each pass of the global batch uses; the last one's is nobody's, the third's only now and then.
 EXPERTS = ((0, 1, 0, 0), (0, 0, 0, 2), (1, 0, 0, 0))
@@ -41,6 +41,18 @@ class Experts(torch.nn.Module):
         return hidden + torch.tanh(self.experts[expert](hidden)) + self.adapter(hidden)
 
 
+class Top(torch.nn.Module):
+    """Has a name of its own for the head's bias (BERT's)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(WIDTH, 53)
+        self.bias = self.head.bias
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden)
+
+
 class Mixture(torch.nn.Module):
     """Rows that no number of ranks divides, a lookup, learned positions, and parts without a gradient."""
 
@@ -50,19 +62,19 @@ class Mixture(torch.nn.Module):
         self.positions = torch.nn.Parameter(torch.empty(LENGTH, WIDTH))
         self.layers = torch.nn.ModuleList(Experts() for _ in range(3))
         self.norm = torch.nn.LayerNorm(WIDTH)
-        self.head = torch.nn.Linear(WIDTH, 53)
+        self.top = Top()
 
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.lookup
 
     def get_output_embeddings(self) -> torch.nn.Module:
-        return self.head
+        return self.top.head
 
     def forward(self, tokens: torch.Tensor, expert: int) -> torch.Tensor:
         hidden = self.lookup(tokens) + self.positions
         for layer in self.layers:
             hidden = layer(hidden, expert)
-        return self.head(self.norm(hidden)).float().square().mean()
+        return self.top(self.norm(hidden)).float().square().mean()
 
 
 def filled(frozen: tuple[str, ...] = ()) -> Mixture:

@@ -67,6 +67,7 @@ class ShardEngine:
         )
         self._table: RowTable | None = None  # an embedding of which ranks fetch rows
         self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
+        self._by_name: dict[str, nn.Parameter] = {}  # these rows by every name that the model has for them
         self._earlier: dict[nn.Parameter, torch.Tensor] = {}  # gradients of this step's earlier micro-batches
 
     def place(self, model: nn.Module) -> None:
@@ -177,6 +178,9 @@ class ShardEngine:
             assert isinstance(parameter, DTensor)
             local = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
             self._locals.append((name, parameter, local))
+        by_parameter: dict[torch.Tensor, nn.Parameter] = {parameter: local for _, parameter, local in self._locals}
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            self._by_name[name] = by_parameter[parameter]
         if self._table is not None:
             whole: torch.Tensor = self._table.parameter
             self._table.rows = next(local for _, parameter, local in self._locals if parameter is whole)
@@ -247,9 +251,10 @@ class ShardEngine:
         for local, gradient in gradients.items():
             local.grad = gradient
         squares = sum_of_squares(gradients.values())
-        used = self._whole.take_used()
-        rows = None if self._table is None else self._table.rows  # every rank looks something up
-        is_used = {local: name in used or local is rows for name, _, local in self._locals if local.requires_grad}
+        used = {self._by_name[name] for name in self._whole.take_used() if name in self._by_name}
+        if self._table is not None and self._table.rows is not None:
+            used.add(self._table.rows)  # every rank looks something up
+        is_used = {local: local in used for _, _, local in self._locals if local.requires_grad}
         return agree_on_step(self._world, self._meter, loss=loss, squares=squares, votes=votes, is_used=is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:

@@ -50,7 +50,7 @@ def test_between_hosts_layers_that_share_weights_are_refused() -> None:
     world: Any = SimpleNamespace(flows=[], nodes=2, size=2, rank=0)
     codec: Any = SimpleNamespace(dtype=None)
     how: dict[str, Any] = {"weight_wire_dtype": None, "keep_gathered": False, "accumulates": False}
-    how["head_in_backward"] = False
-    engine = ShardEngine(world, compute_dtype=torch.float32, gradient_codec=codec, why_wire="two hosts", **how)
+    how |= {"head_in_backward": False, "why_wire": "two hosts"}
+    engine = ShardEngine(world, compute_dtype=torch.float32, gradient_codec=codec, **how)
     with pytest.raises(InputError, match="layers of Decoder share weights(?s:.)*parallel.engine=replicate"):
         engine.place(Decoder(shares=True))
