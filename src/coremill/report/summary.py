@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from coremill.redaction import redact
 from coremill.report.events import events_folder, iter_events
 from coremill.report.page import render_page
 from coremill.report.spikes import loss_spikes
+from coremill.report.state import state_of
 from coremill.report.summary_screen import render_summary
 from coremill.report.tally import COLLECTIVE_FIGURES, SPLIT, RankTally, RunTally
 from coremill.report.timeline import timeline
@@ -38,7 +38,6 @@ DATA_COUNTS = (
     "evaluation_words",
 )
 SERIES_POINTS = 400  # more than a chart 1,000 pixels wide can show apart
-STOPPED_CODES = (75, 130)
 
 
 def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[str, Any]:
@@ -61,7 +60,7 @@ def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[s
         tally.add(event)
     document = {
         "run": str(folder),
-        **_state(tally, exit_code),
+        **state_of(tally, exit_code),
         **_figures(tally),
         "plan": _planned(plan),
         "measured": _measured(tally),
@@ -108,62 +107,6 @@ def write_whole(path: Path, text: str) -> None:
         raise StorageError(
             f"cannot write {path}: {error.strerror or error}", do="free space or check permissions"
         ) from error
-
-
-def _state(tally: RunTally, exit_code: int | None) -> dict[str, Any]:
-    """running, finished, failed or stopped; the error that made it so; and the exit code that says the same."""
-    cause = tally.cause
-    if cause is None and tally.finished and not exit_code:
-        return {"state": "finished", "exit_code": 0, "error": None}
-    if cause is not None:
-        code = exit_code or int(cause.number("exit_code")) or 1
-        names = ("message", "traceback", "exit_code")
-        error = {"rank": cause.rank, **{name: cause.get(name) for name in names}}
-        stopped = code in STOPPED_CODES or bool(cause.get("on_request"))
-        return {"state": "stopped" if stopped else "failed", "exit_code": code, "error": error}
-    if exit_code is not None:
-        message = "the ranks came to their end, but their events do not say so: they were removed while the run went on"
-        return _failed(exit_code or 1, message if exit_code == 0 else f"the run ended with exit code {exit_code}")
-    if tally.ranks and _nobody_left(_processes(tally)):
-        return _failed(
-            1, "the run ended without a word: none of its processes is left (killed, or the machine restarted)"
-        )
-    return {"state": "running", "exit_code": None, "error": None}
-
-
-def _failed(exit_code: int, message: str) -> dict[str, Any]:
-    error = {"rank": None, "message": message, "traceback": None, "exit_code": None}
-    return {"state": "failed", "exit_code": exit_code, "error": error}
-
-
-def _processes(tally: RunTally) -> Iterable[tuple[Any, Any, float | None]]:
-    """Host, process id and a moment at which it ran: of ranks, and of a launcher that is starting them again."""
-    for rank in tally.ranks.values():
-        if not rank.ended:
-            yield rank.start.get("hostname"), rank.start.get("pid"), rank.start_time
-    fault = tally.last_restart_fault
-    if fault is not None:
-        yield fault.get("hostname"), fault.get("launcher_pid"), fault.time
-
-
-def _nobody_left(processes: Iterable[tuple[Any, Any, float | None]]) -> bool:
-    """Whether all of them ran on this machine and are gone; unknown counts as alive."""
-    import psutil  # only a run without an end needs it
-
-    here = socket.gethostname()
-    for hostname, pid, started in processes:
-        if hostname != here or not isinstance(pid, int) or started is None:
-            return False
-        try:
-            process = psutil.Process(pid)
-            # a process made after the start event only inherited the number; a second for the kernel's coarse clock
-            if process.create_time() <= started + 1 and process.status() != psutil.STATUS_ZOMBIE:
-                return False
-        except psutil.NoSuchProcess:
-            continue
-        except psutil.Error:
-            return False
-    return True
 
 
 def _figures(tally: RunTally) -> dict[str, Any]:

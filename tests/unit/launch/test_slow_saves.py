@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from coremill.launch import local, sentry
+from coremill.launch.stop import StopSignals
 from coremill.launch import pulse as pulse_module
 from coremill.launch.pulse import Pulse
 from coremill.launch.sentry import Sentry
@@ -70,7 +71,8 @@ def test_a_stop_waits_for_a_save_that_gets_on(monkeypatch: pytest.MonkeyPatch, m
         def saved_bytes(self) -> int:  # grows for a second and a half
             return int(1000 * min(1.5, time.monotonic() - began))
 
-    stop: Any = SimpleNamespace(first=signal.SIGTERM, at_once=False)
+    stop = StopSignals()
+    stop.first = signal.SIGTERM
     writing: Any = Writing()
     local._watch([rank], stop, lambda: None, lambda text: None, lambda code: 0.0, 0.4, writing, may_grow)
     assert (ended[0] - began >= 1.9) if may_grow else (ended[0] - began < 1.5)
