@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from coremill.launch import local, sentry
-from coremill.launch.stop import StopSignals
 from coremill.launch import pulse as pulse_module
 from coremill.launch.pulse import Pulse
 from coremill.launch.sentry import Sentry
+from coremill.launch.stop import StopSignals
 from coremill.launch.stuck import Limits
 
 
