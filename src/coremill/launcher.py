@@ -32,13 +32,12 @@ from coremill.hardware.calibrate import calibration_of
 from coremill.hardware.facts import Calibration, Fleet, NodeFacts
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
-from coremill.launch.folder_lock import ENDING_SECONDS
 from coremill.launch.identity import HEAD, NodeIdentity
 from coremill.launch.local import Outcome, describe_layout
 from coremill.launch.output import Failure
 from coremill.launch.run_folder import RunFolder
-from coremill.launch.run_lock import LATER_SECONDS, OWNED, RECONNECT_SECONDS, join_run
-from coremill.launch.stop import ask_to_stop, forget_request
+from coremill.launch.run_lock import OWNED, own_or_join
+from coremill.launch.stop import REQUESTS, ask_to_stop, forget_request
 from coremill.plan.types import Plan
 from coremill.prepare import Orders, prepare, words_of_smaller_step
 from coremill.report.console import AmountProgress, show_error
@@ -85,29 +84,16 @@ def launch(loaded: LoadedConfig, options: Options, node_identity: NodeIdentity |
         return _launch_owned(loaded, options, folder, node_identity, console)
 
 
-def own_run(
-    loaded: LoadedConfig, folder: RunFolder, console: Console, node_identity: NodeIdentity | None = None
-) -> None:
-    """As the first node hold the folders of the run from here on; as any node, 78 where another run has them."""
-    meeting = "" if node_identity is None else f"{node_identity.master_address}:{node_identity.master_port}"
-    patience_seconds = RECONNECT_SECONDS if HEAD in environment_snapshot() else ENDING_SECONDS
-    where_run = loaded.where("run.folder")
-
-    def tell(text: str) -> None:
-        say(console, text)
-
-    if not not_a_follower(node_identity):
-        patience_seconds += LATER_SECONDS
-        join_run(folder.path, meeting, where_run=where_run, say=tell, patience_seconds=patience_seconds)
-        return
-    OWNED.take(
+def own_run(loaded: LoadedConfig, folder: RunFolder, console: Console, node: NodeIdentity | None = None) -> None:
+    """Nobody else's run goes on in these folders, and none is begun there before this one ends."""
+    own_or_join(
         folder.path,
         checkpoint_folder(loaded.config, folder.path),
-        where_run=where_run,
+        node,
+        has_head=HEAD in environment_snapshot(),
+        where_run=loaded.where("run.folder"),
         where_checkpoints=loaded.where("checkpoint.folder"),
-        say=tell,
-        meeting=meeting,
-        patience_seconds=patience_seconds,
+        say=lambda text: say(console, text),
     )
 
 
@@ -137,6 +123,8 @@ def _launch_owned(
     write_orders(folder, loaded, orders, fresh=options.fresh, node=node_identity)
     ending = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
     outcome = ending.outcome
+    if outcome.exit_code == Stopped.exit_code:
+        REQUESTS.leave()  # ranks have saved: what is left is to say so
     if outcome.unkillable:
         OWNED.abandon()
     if outcome.exit_code == 0 and config.sample.prompt and config.run.export and leads:

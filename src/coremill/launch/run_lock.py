@@ -21,6 +21,7 @@ from coremill.launch.folder_lock import (
     Say,
     wait_for_own,
 )
+from coremill.launch.identity import NodeIdentity
 
 RENEW_SECONDS = 3.0
 RECONNECT_SECONDS = 15.0  # where a head connects anew: a cut connection is noticed on one end before the other
@@ -113,6 +114,33 @@ class OwnedFolders:
 
 
 OWNED = OwnedFolders()
+
+
+def own_or_join(
+    run: Path,
+    checkpoints: Path,
+    node: NodeIdentity | None,
+    *,
+    has_head: bool,
+    where_run: str,
+    where_checkpoints: str,
+    say: Say,
+) -> None:
+    """As the first node hold the folders of the run from here on; as any node, 78 where another run has them."""
+    meeting = "" if node is None else f"{node.master_address}:{node.master_port}"
+    patience_seconds = RECONNECT_SECONDS if has_head else ENDING_SECONDS
+    if node is not None and node.node_rank != 0:
+        join_run(run, meeting, where_run=where_run, say=say, patience_seconds=patience_seconds + LATER_SECONDS)
+        return
+    OWNED.take(
+        run,
+        checkpoints,
+        where_run=where_run,
+        where_checkpoints=where_checkpoints,
+        say=say,
+        meeting=meeting,
+        patience_seconds=patience_seconds,
+    )
 
 
 def join_run(run: Path, meeting: str, *, where_run: str, say: Say, patience_seconds: float) -> None:

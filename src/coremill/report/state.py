@@ -1,4 +1,4 @@
-"""How a run stands: running, finished, failed or stopped, with the exit code that says the same."""
+"""What became of a run: running, finished, stopped or failed, with the exit code that says the same."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from coremill.launch import local, sentry
 from coremill.launch import pulse as pulse_module
 from coremill.launch.pulse import Pulse
 from coremill.launch.sentry import Sentry
+from coremill.launch.stop import StopSignals
 from coremill.launch.stuck import Limits
 
 
@@ -70,7 +71,8 @@ def test_a_stop_waits_for_a_save_that_gets_on(monkeypatch: pytest.MonkeyPatch, m
         def saved_bytes(self) -> int:  # grows for a second and a half
             return int(1000 * min(1.5, time.monotonic() - began))
 
-    stop: Any = SimpleNamespace(first=signal.SIGTERM, name="SIGTERM", at_once=False)
+    stop = StopSignals()
+    stop.first = signal.SIGTERM
     writing: Any = Writing()
     local._watch([rank], stop, lambda: None, lambda text: None, lambda code: 0.0, 0.4, writing, may_grow)
     assert (ended[0] - began >= 1.9) if may_grow else (ended[0] - began < 1.5)
