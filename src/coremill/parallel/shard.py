@@ -67,6 +67,7 @@ class ShardEngine:
         )
         self._table: RowTable | None = None  # an embedding of which ranks fetch rows
         self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
+        self._names: dict[torch.Tensor, set[str]] = {}  # all that the model has for a parameter
         self._earlier: dict[nn.Parameter, torch.Tensor] = {}  # gradients of this step's earlier micro-batches
 
     def place(self, model: nn.Module) -> None:
@@ -177,6 +178,8 @@ class ShardEngine:
             assert isinstance(parameter, DTensor)
             local = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
             self._locals.append((name, parameter, local))
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            self._names.setdefault(parameter, set()).add(name)
         if self._table is not None:
             whole: torch.Tensor = self._table.parameter
             self._table.rows = next(local for _, parameter, local in self._locals if parameter is whole)
@@ -249,7 +252,11 @@ class ShardEngine:
         squares = sum_of_squares(gradients.values())
         used = self._whole.take_used()
         rows = None if self._table is None else self._table.rows  # every rank looks something up
-        is_used = {local: name in used or local is rows for name, _, local in self._locals if local.requires_grad}
+        is_used = {
+            local: local is rows or not used.isdisjoint(self._names[parameter])
+            for _, parameter, local in self._locals
+            if local.requires_grad
+        }
         return agree_on_step(self._world, self._meter, loss=loss, squares=squares, votes=votes, is_used=is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
