@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from coremill.config.schema import DataSection
 from coremill.errors import InputError
-from coremill.model.small_copy import SPECIAL_TOKENS, VOCABULARY, small_copy
+from coremill.model.small_copy import SPECIAL_TOKENS, small_copy
 from coremill.plan.types import Choice
 
 FIRST, SECOND = 13, 11  # tokens of two documents in one row: longer than the small copy's windows
@@ -31,11 +31,6 @@ class Influence:
 
     of_neighbour: float  # by other tokens in the document before it
     of_place: float  # by being behind another document instead of alone in its row
-
-    @property
-    def is_none(self) -> bool:
-        """Documents are apart."""
-        return max(self.of_neighbour, self.of_place) <= SAME
 
 
 def documents_of(model: PreTrainedModel, data: DataSection) -> Choice[str]:
@@ -53,10 +48,10 @@ def require_documents_apart(model: PreTrainedModel, *, row_tokens: int) -> Choic
     except Exception as error:  # of an unknown forward: then nothing is known of it, and silence would be a promise
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise _refusal(f"cannot tell whether {name} keeps documents apart", why) from error
-    if found.of_neighbour > SAME:
+    if not found.of_neighbour <= SAME:  # nor is what is no number
         why = "on a small copy of it, other tokens in one document change the next one's logits"
         raise _refusal(f"{name} does not keep the documents of a row apart", why)
-    if found.of_place > SAME:
+    if not found.of_place <= SAME:
         why = "on a small copy of it, a document behind another has other logits than alone in its row"
         raise _refusal(f"{name} does not read a document in the middle of a row as it would alone", why)
     return Choice("apart", "tried on a small copy of the model: no document changes another's logits")
@@ -65,12 +60,14 @@ def require_documents_apart(model: PreTrainedModel, *, row_tokens: int) -> Choic
 def influence_of_neighbours(small: PreTrainedModel) -> Influence:
     """Try two documents in a row; the row beside it changes documents elsewhere, as rows of a batch do."""
     generator = torch.Generator().manual_seed(1)
+    embedding: Any = small.get_input_embeddings()
+    words = embedding.weight.shape[0] - SPECIAL_TOKENS
 
     def tokens(count: int) -> torch.Tensor:
-        return torch.randint(SPECIAL_TOKENS, VOCABULARY - SPECIAL_TOKENS, (1, count), generator=generator)
+        return torch.randint(words // 4, words, (1, count), generator=generator)  # padding is among the first
 
-    first, other, second, beside = tokens(FIRST), tokens(FIRST), tokens(SECOND), tokens(FIRST + SECOND)
-    other = torch.where(other == first, other + 1, other)
+    first, second, beside = tokens(FIRST), tokens(SECOND), tokens(FIRST + SECOND)
+    other = torch.where(first > words // 4, first - 1, first + 1)
     here = torch.cat([torch.arange(FIRST), torch.arange(SECOND)])
     elsewhere = torch.cat([torch.arange(SECOND), torch.arange(FIRST)])
     positions = torch.stack([here, elsewhere])

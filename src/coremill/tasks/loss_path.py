@@ -140,6 +140,14 @@ def _trunk_of(model: Any) -> nn.Module | None:
     return others[0] if len(others) == 1 else None  # Llama 4's goes by another name than its model says
 
 
+def _trunk_and_all_of_it(trunk: nn.Module) -> Iterator[nn.Module]:
+    """What a wrapper is around may be called past it (Pegasus' decoder)."""
+    yield trunk
+    inside = list(trunk.children())
+    if len(inside) == 1:
+        yield from _trunk_and_all_of_it(inside[0])
+
+
 def _why_no_plain_head(head: Any) -> str | None:
     """What the chunked loss cannot stand in for; None where the head is a product and nothing else."""
     if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
@@ -227,7 +235,8 @@ def _in_place(
     model: Any, trunk: nn.Module, head: nn.Module, seen: _StandIns, *, own_loss: bool = False
 ) -> Iterator[None]:
     """Put the stand-ins there, and take them away again."""
-    places: list[tuple[nn.Module, str, Any]] = [(trunk, "forward", seen.trunk), (head, "forward", seen.head)]
+    places: list[tuple[nn.Module, str, Any]] = [(head, "forward", seen.head)]
+    places += [(module, "forward", seen.trunk) for module in _trunk_and_all_of_it(trunk)]
     if not own_loss:
         places.append((model, "_loss_function", seen.loss))
     before = [module.__dict__.get(name) for module, name, _ in places]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from transformers.initialization import no_init_weights
 
 from coremill.config.schema import DataSection
 from coremill.errors import InputError
-from coremill.model.documents import documents_of
+from coremill.model import documents
+from coremill.model.documents import Influence, documents_of
 from coremill.model.small_copy import small_copy
 
 APART = DataSection(attention_across_documents=False, sequence_length=512)
@@ -38,6 +40,17 @@ def test_families_that_let_position_ids_pass_are_refused(family: str) -> None:
     assert caught.value.where == "data.attention_across_documents"
     assert "attention_across_documents: true" in str(caught.value.do)
     assert documents_of(model, DataSection()).value == "joined"
+
+
+def test_a_vocabulary_of_letters_is_enough() -> None:
+    assert documents_of(of_family("llama", vocab_size=40), APART).value == "apart"
+
+
+def test_what_is_no_number_keeps_nothing_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Influence(of_neighbour=math.nan, of_place=0.0)
+    monkeypatch.setattr(documents, "influence_of_neighbours", lambda small: nothing)
+    with pytest.raises(InputError, match="does not keep"):
+        documents_of(of_family("llama"), APART)
 
 
 def test_attention_in_chunks_of_the_row_is_refused_where_rows_are_longer() -> None:
