@@ -46,7 +46,6 @@ _ALWAYS_WHOLE = frozenset(
         "granitemoeshared",
         "hyperclovax",
         "falcon_h1",
-        "inkling_text",
         "electra",
         "rembert",
         "prophetnet",

@@ -1,10 +1,14 @@
 """The task computes the model's own loss on every family, by whichever path."""
 
+import os
+
 import pytest
 import torch
 from torch import nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from coremill.data.loader import FILLER, Batch
+from coremill.plan.logits import makes_whole_logits
 from coremill.tasks.causal_lm import CausalLm
 from coremill.tasks.loss_path import follow
 from tiny_models import FAMILIES, tiny_config
@@ -181,3 +185,20 @@ def test_following_leaves_the_model_as_it_was():
 def test_perplexity_of_an_absurd_loss_is_infinite_not_an_error():
     assert CausalLm.metric(0.0) == 1.0
     assert CausalLm.metric(1e6) == float("inf")
+
+
+SAMPLE = ["beam", "cohere", "falcon_h1", "gemma2", "gemma3_text", "granite", "llama", "mixtral", "nanochat", "olmoe"]
+LONG = bool(os.environ.get("COREMILL_LONG_TESTS"))
+
+
+@pytest.mark.parametrize("family", list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) if LONG else SAMPLE)
+def test_the_plan_knows_who_makes_whole_logits(family):
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](), attn_implementation="eager")
+    except Exception as error:
+        pytest.skip(f"its default config makes no model here: {type(error).__name__}")
+    path = follow(model)
+    assert makes_whole_logits(model.config.to_dict(), family) == (not path.chunked), path.reason
