@@ -45,7 +45,8 @@ def test_a_store_that_removes_before_it_commits(rig: Rig, monkeypatch: pytest.Mo
 def test_a_store_that_writes_under_the_final_name(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Store, "partial", lambda self, step, number: self.folder / manifest.step_folder_name(step))
     monkeypatch.setattr(Path, "rename", lambda self, target: self if self == target else self.replace(target))
-    monkeypatch.setattr(Store, "_discard", lambda self, path: None)
+    monkeypatch.setattr(Store, "_hide", lambda self, path: path)
+    monkeypatch.setattr(Store, "_remove", lambda self, path: None)
     assert not all(trial.passed for trial in store_faults.killed_in_save(rig, 12))
 
 
