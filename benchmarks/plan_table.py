@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(outcomes: Sequence[Outcome], how: str, options: argparse.Namespace) -> None:
-    text = render(outcomes, how)
+    text = render_memory(outcomes, f"{how} --memory") if options.memory else render(outcomes, how)
     print("\n" + text)
     if options.json:
         _write_json(options.json, outcomes)
@@ -123,6 +123,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few small runs")
     parser.add_argument("--only", default="", help="runs whose names hold one of these words, with commas")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--memory", action="store_true", help="memory alone: on a busy machine times mean nothing")
     parser.add_argument("--json", type=Path, help="write every number to this file")
     parser.add_argument("--out", type=Path, help="write the table to this file (docs/plan-table.md)")
     return parser.parse_args(arguments)
@@ -307,9 +308,28 @@ def render(outcomes: Sequence[Outcome], how: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _verdicts(outcomes: Sequence[Outcome]) -> list[str]:
+def render_memory(outcomes: Sequence[Outcome], how: str) -> str:
+    """The columns of memory alone."""
+    lines = [
+        f"Made by `python -m benchmarks.plan_table {how}`; planned / measured; rows x tokens of a row are"
+        " those of one forward pass.",
+        "",
+        "| run | threads | rows x tokens | peak memory per rank, MB | error |",
+        "|---|---|---|---|---|",
+    ]
+    for one in outcomes:
+        lines.append(
+            f"| {one.name} | {one.threads} | {one.micro_batch_rows} x {one.sequence_length}"
+            f" | {_megabytes(one.memory_planned_bytes)} / {_megabytes(one.memory_measured_bytes)}"
+            f" | {one.errors['memory']:+.1f} % |"
+        )
+    return "\n".join([*lines, "", *_verdicts(outcomes, ("memory",))]) + "\n"
+
+
+def _verdicts(outcomes: Sequence[Outcome], kinds: Sequence[str] = tuple(GOALS)) -> list[str]:
     lines = ["| | median error | largest error | goal |", "|---|---|---|---|"]
-    for kind, (every, median) in GOALS.items():
+    for kind in kinds:
+        every, median = GOALS[kind]
         sizes = sorted(abs(one.errors[kind]) for one in outcomes)
         if sizes:
             goal = f"every run {every:g} %, median {median:g} %" if every != median else f"every run {every:g} %"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from coremill.plan.allocator import Habits
 from coremill.plan.card import ModelCard
-from coremill.plan.moments import Moment, gradient_bytes, moments_of_step, quiet_moment, share
+from coremill.plan.moments import Moment, fullest, gradient_bytes, moments_of_step, quiet_moment, share
 from coremill.plan.types import Arrangement, MemoryPart, MemoryPlan
 
 __all__ = ["MemoryPlan", "Surroundings", "gradient_bytes", "memory_plan", "optimizer_bytes", "parameter_bytes"]
@@ -61,7 +61,7 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, surroundings: Surroun
             slack=int(surroundings.slack_factor * (runtime + holes)),
         )
 
-    worst = max(moments, key=lambda moment: moment.total)
+    worst = fullest(moments)
     # The optimizer's moments appear at the end of the first step, when the activations have gone.
     first_update = part(
         quiet_moment("update", card, arrangement, gradients=gradient_bytes(card, arrangement)), optimizer=optimizer

@@ -7,8 +7,8 @@ out here. The names follow one backward pass: the loss is first, the lookup tabl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
@@ -77,6 +77,13 @@ def moments_of_step(card: ModelCard, arrangement: Arrangement, *, linear_copies_
     if arrangement.engine == "replicate":
         return list(_replicate(card, arrangement, loss))
     return list((_one_host if arrangement.through_memory else _shard)(card, arrangement, loss))
+
+
+def fullest(moments: Sequence[Moment]) -> Moment:
+    """The peak of a step. Ranks keep what they free: the heap stays as large as it ever was, and stands beside the most
+    that is resident of shared memory, even if that is at another moment."""
+    largest_heap = max(moments, key=lambda moment: moment.heap)
+    return replace(largest_heap, shared=max(moment.shared for moment in moments))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from coremill.hardware.instances import fleet_of
 from coremill.plan.card import read_card
 from coremill.plan.cost import compare_fleets, usd_per_million_tokens
 from coremill.plan.dtype import choose_dtype
-from coremill.plan.planner import make_plan
+from coremill.plan.moments import moments_of_step, pooled
+from coremill.plan.planner import candidates_of, make_plan
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Plan
 from unit.plan.shapes import GIB, LLAMA_3_8B, LLAMA_50M, calibration, fleet, machine, with_memory
@@ -270,3 +271,19 @@ def test_fleets_are_ranked_by_cost_and_by_time() -> None:
 def test_the_limit_is_the_smaller_of_cgroup_and_ram() -> None:
     assert plan(with_memory(fleet(), 4 * GIB)).memory.limit < 4 * GIB
     assert plan(with_memory(fleet(), 64 * GIB)).memory.limit < 16 * GIB
+
+
+def test_pieces_of_a_table_are_counted_where_they_stay_mapped() -> None:
+    # 0.1.0 counted two million numbers of any table, and forgot what other ranks had filled once the head had left.
+    small = read_card(config={**LLAMA_50M, "hidden_size": 256, "intermediate_size": 704, "vocab_size": 4096})
+    ranks = {"engine": "shard", "ranks_per_node": 2}
+    chosen = candidates_of(config(parallel=ranks), fleet(), small)[0].arrangement
+    layer, table = small.largest_layer_parameters, 4096 * 256
+    assert layer < table < 2**21
+    pool = pooled(small, chosen)
+    assert pool == 2 * 4 * (layer + table)  # two slots in turn
+    moments = {one.name: one for one in moments_of_step(small, chosen, linear_copies_weight=False)}
+    read = 4 * small.parameters // 2  # weights of the other rank, all of them: few enough to stay
+    others_filled, pieces = 2 * 4 * layer // 2, 2 * 4 * table // 2
+    for name in ("loss", "backward of the last layer"):
+        assert moments[name].shared == pool + read + others_filled + pieces
