@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,7 @@ M19_EXPERTS = Shape(
     family="granitemoe",
     keys={"num_local_experts": 8, "num_experts_per_tok": 2, "logits_scaling": 4.0},
 )
+M19_MIXTURE = replace(M19_EXPERTS, family="mixtral", keys={"num_local_experts": 8, "num_experts_per_tok": 2})
 # Caps scores and logits: eager attention and whole logits.
 M9_CAPPED = Shape(
     hidden=256,
@@ -193,6 +194,7 @@ HERE = (
     ),
     Case(name="19M experts, whole logits, replicate 1", shape=M19_EXPERTS),
     Case(name="19M experts, whole logits, shard 2", shape=M19_EXPERTS, ranks=2, engine="shard", tokens_per_step=2048),
+    Case(name="19M experts, shard 2", shape=M19_MIXTURE, ranks=2, engine="shard", tokens_per_step=2048),
     Case(name="9M eager, capped, replicate 1", shape=M9_CAPPED, sequence_length=512),
 )
 
