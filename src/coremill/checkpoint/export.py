@@ -172,9 +172,7 @@ def _plan_groups(blueprint: PreTrainedModel, tensors: dict[str, torch.Tensor], d
     """What becomes what, found by a dry run on meta: a stand-in that comes back as itself was renamed at most."""
     in_fp32 = names_kept_in_fp32(blueprint, dtype)
     dtypes = {name: torch.float32 if name in in_fp32 else _stored_dtype(tensors[name], dtype) for name in tensors}
-    stand_ins = {
-        name: torch.empty(tensor.shape, dtype=dtypes[name], device="meta") for name, tensor in tensors.items()
-    }
+    stand_ins = {name: torch.empty(tensor.shape, dtype=dtypes[name], device="meta") for name, tensor in tensors.items()}
     outcome = revert_weight_conversion(blueprint, dict(stand_ins))
     stored_names = {id(tensor): name for name, tensor in outcome.items()}
     groups: list[_Group] = []
