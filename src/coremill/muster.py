@@ -56,6 +56,7 @@ from coremill.sample import write_sample
 from coremill.world import World, as_peer_lost
 
 MEETING_SECONDS = 3.0
+SHOW_WORK_SECONDS = 1.0
 
 
 def load_together(config_path: Path | None, overrides: Sequence[str], world: World) -> LoadedConfig:
@@ -278,7 +279,7 @@ def _showing_own_work(screen: RunConsole) -> Iterator[None]:
     ended = threading.Event()
 
     def show() -> None:
-        while not ended.wait(1.0):
+        while not ended.wait(SHOW_WORK_SECONDS):
             screen.take_work([PULSE.reading()])
 
     thread = threading.Thread(target=show, daemon=True, name="coremill-show")

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from coremill import muster
 from coremill.launch import local, sentry
 from coremill.launch import pulse as pulse_module
-from coremill.launch.pulse import Pulse
+from coremill.launch.pulse import PULSE, Pulse, Reading
 from coremill.launch.sentry import Sentry
 from coremill.launch.stop import StopSignals
 from coremill.launch.stuck import Limits
@@ -76,3 +77,15 @@ def test_a_stop_waits_for_a_save_that_gets_on(monkeypatch: pytest.MonkeyPatch, m
     writing: Any = Writing()
     local._watch([rank], stop, lambda: None, lambda text: None, lambda code: 0.0, 0.4, writing, may_grow)
     assert (ended[0] - began >= 1.9) if may_grow else (ended[0] - began < 1.5)
+
+
+def test_under_a_foreign_launcher_rank_0_shows_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Reading] = []
+    screen: Any = SimpleNamespace(take_work=shown.extend)
+    monkeypatch.setattr(muster, "SHOW_WORK_SECONDS", 0.01)
+    with muster._showing_own_work(screen), PULSE.work("exporting", 100):
+        PULSE.advance(60)
+        deadline = time.monotonic() + 10
+        while not any(each.work_done_bytes == 60 for each in shown) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert ("exporting", 60, 100) in {(each.work, each.work_done_bytes, each.work_total_bytes) for each in shown}
