@@ -28,8 +28,9 @@ INDEXER = {
     "indexer_compress_ratio": 4,
 }
 STARTS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"), DECODER),
-    **dict.fromkeys(("megatron-bert", "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert"), DECODER),
+    **dict.fromkeys(("bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie"), DECODER),
+    "big_bird": {**DECODER, "attention_type": "original_full"},
+    **dict.fromkeys(("megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert"), DECODER),
     **dict.fromkeys(("roformer", "xlm-roberta", "xlm-roberta-xl"), DECODER),
     "xmod": {**DECODER, "default_language": "en_XX"},
     "xlm": {"causal": True},

@@ -27,10 +27,11 @@ _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 _MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
 
 # What makes a family causal that transformers lists as such whatever its config says.
-_CAUSAL_BY: dict[str, tuple[str, Any]] = {
-    "bert-generation": ("is_decoder", True),
-    "xlm": ("causal", True),
-    "xlnet": ("attn_type", "uni"),
+_CAUSAL_BY: dict[str, dict[str, Any]] = {
+    "bert-generation": {"is_decoder": True},
+    "big_bird": {"is_decoder": True, "attention_type": "original_full"},  # blocks of long rows see what comes later
+    "xlm": {"causal": True},
+    "xlnet": {"attn_type": "uni"},
 }
 # Listed too, yet none of these learns from text to predict the next token.
 _SOMETHING_ELSE = {
@@ -70,13 +71,13 @@ def require_causal(config: Mapping[str, Any], *, description: str, where: str, t
             do=ADVICE,
         )
     is_encoder = tables[_MASKED].get(family, "").endswith("MaskedLM")
-    key, needed = _CAUSAL_BY.get(family, ("is_decoder", True) if is_encoder else ("", None))
-    if key and config.get(key) != needed:
-        shown = json.dumps(needed)
+    needed = _CAUSAL_BY.get(family, {"is_decoder": True} if is_encoder else {})
+    if any(config.get(key) != value for key, value in needed.items()):
+        shown = " and ".join(f"{key}: {json.dumps(value)}" for key, value in needed.items())
         raise InputError(
             f"{description} is an encoder, not a causal language model",
             where=where,
-            why=f"a {family} model sees the tokens it is to predict, unless its config has {key}: {shown}",
+            why=f"a {family} model sees the tokens it is to predict, unless its config has {shown}",
             do=ADVICE,
         )
 

@@ -65,8 +65,6 @@ _LABELS = ("id2label", "label2id")
 
 # What a family needs beside the common names, so that its widths fit each other.
 _NEEDS: dict[str, dict[str, Any]] = {
-    "big_bird": {"block_size": 2, "num_random_blocks": 1},  # else rows this short are attended to in full
-    "bigbird_pegasus": {"block_size": 2, "num_random_blocks": 1},
     "falcon_h1": {"mamba_d_head": 16},
     # Sparse ones, dense ones, and ones that take keys and values over, of both kinds of attention.
     "gemma3n_text": {

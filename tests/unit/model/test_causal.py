@@ -41,6 +41,12 @@ def test_families_that_are_causal_by_their_config_only(family: str, key: str, va
     require(model_type=family, **{key: value})
 
 
+def test_big_bird_in_blocks_sees_what_comes_later() -> None:
+    with pytest.raises(InputError, match='is_decoder: true and attention_type: "original_full"'):
+        require(model_type="big_bird", is_decoder=True, attention_type="block_sparse")
+    require(model_type="big_bird", is_decoder=True, attention_type="original_full")
+
+
 @pytest.mark.parametrize("family", ["git", "musicgen", "prophetnet", "gemma4_assistant", "cpmant"])
 def test_families_that_learn_something_else_are_refused(family: str) -> None:
     with pytest.raises(InputError, match=f"next token of a text(?s:.)*model_type is {family}: it "):
