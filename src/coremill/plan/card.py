@@ -135,9 +135,10 @@ def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | Non
             shape = shape_of_tensors(shape, tensors, config)
         if shape.tied:  # files may hold a second copy
             tensors = [tensor for tensor in tensors if tensor.role != "head"]
-        if from_config is not None and not any(tensor.role == "head" for tensor in tensors) and not shape.tied:
+        if not any(tensor.role == "head" for tensor in tensors) and not shape.tied:
             # Files without a head for an untied model: the head will be made at random, and counts all the same.
-            tensors += [tensor for tensor in from_config if tensor.role == "head"]
+            head = [Tensor("head", (shape.vocabulary, shape.hidden))]
+            tensors += head if from_config is None else [tensor for tensor in from_config if tensor.role == "head"]
     elif from_config is not None:
         tensors = from_config
     else:

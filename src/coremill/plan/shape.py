@@ -27,6 +27,7 @@ class Tensor:
         return prod(self.shape)
 
 
+HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads")
 _ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 _RESIDUAL_DROPOUT = ("resid_pdrop", "hidden_dropout", "hidden_dropout_prob", "dropout")
@@ -100,7 +101,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     config = text_config(config)
     family_name = str(config.get("model_type") or "unknown")
     traits = FAMILIES.get(family_name, LLAMA)
-    hidden = _integer(config, ("hidden_size", "n_embd", "d_model", "n_embed"), traits.hidden)
+    hidden = _integer(config, HIDDEN, traits.hidden)
     # Without a number of heads a model that is not known has no attention (Mamba, RWKV).
     heads = _integer(config, _HEADS, traits.heads if family_name in FAMILIES else 0)
     biased = bool(config.get(traits.bias_key, traits.qkv_bias)) if traits.bias_key else traits.qkv_bias

@@ -16,7 +16,7 @@ from typing import Any
 
 from coremill.plan.attention import windows_of
 from coremill.plan.families import KEPT_BY_ACTIVATION
-from coremill.plan.shape import ModelShape, Tensor
+from coremill.plan.shape import HIDDEN, ModelShape, Tensor
 
 # As wide as the hidden state: norms written in Python keep copies, dropouts what they left out.
 NORMS_KEPT = 2
@@ -45,7 +45,7 @@ def named_by_shape(shape: ModelShape, tensors: Sequence[Tensor]) -> list[Tensor]
 def shape_of_tensors(shape: ModelShape, tensors: Sequence[Tensor], config: Mapping[str, Any]) -> ModelShape:
     """What the tensors say goes before what Llama would have had for keys that the config leaves out."""
     embedding = next((tensor.shape for tensor in tensors if tensor.role == "embedding"), None)
-    hidden = embedding[-1] if embedding else shape.hidden
+    hidden = shape.hidden if not embedding or any(config.get(key) for key in HIDDEN) else embedding[-1]
     widths = [
         inside for tensor in tensors if tensor.role.isdigit() for inside, _ in [_ends(tensor)] if inside != hidden
     ]

@@ -57,6 +57,9 @@ def test_tensors_with_names_of_their_own_are_told_by_their_shape() -> None:
     assert card.layers == 1  # all that has no number: the largest group there can be
     del tensors["out.weight"]
     assert read_card(config=UNKNOWN, headers=headers_of(tensors), name="m").tied
+    # A head that the files lack is made at random, and counts.
+    untied = read_card(config={**UNKNOWN, "tie_word_embeddings": False}, headers=headers_of(tensors), name="m")
+    assert untied.parameters == card.parameters and untied.head_parameters == 250 * 64
 
 
 def test_without_files_an_unknown_family_is_refused_with_a_reason() -> None:
