@@ -1,51 +1,36 @@
-"""Under a foreign launcher: rank 0 owns the run before anything is written."""
+"""What ranks settle before they train, as far as it needs no ranks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from coremill import muster
-from coremill.config.load import load_config
-from coremill.errors import InputError
-from coremill.launch.folder_lock import LOCK_FILE
+from coremill.config.schema import RunConfig
 from coremill.launch.run_folder import RunFolder
-from coremill.launch.run_lock import OWNED, OwnedFolders
-from coremill.launcher import Options
+from coremill.muster import with_cpus_told
+from coremill.plan.card import read_card
+from coremill.plan.planner import make_plan
+from coremill.prepare import Orders
+from unit.plan.shapes import LLAMA_50M, fleet
 
 
-@dataclass
-class Alone:
-    """A world of one rank that torchrun started."""
-
-    rank: int = 0
-    nodes: int = 1
-    identity: Any = field(default_factory=lambda: SimpleNamespace(launcher="torchrun"))
-
-    def once_per_node(self, action: Any) -> Any:
-        return action()
-
-    def broadcast(self, value: Any) -> Any:
-        return value
-
-
-@pytest.mark.parametrize("fresh", [False, True])
-def test_rank_0_does_not_start_beside_a_living_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: bool
-) -> None:
-    monkeypatch.setattr(muster, "_cpus_of_node", lambda world: {0})
-    monkeypatch.setattr(muster.atexit, "register", lambda release: None)
-    first, folder = OwnedFolders(), RunFolder(tmp_path / "run")
-    first.take(folder.path, folder.path / "checkpoints", where_run="", where_checkpoints="", say=print)
-    loaded = load_config(None, [f"run.folder={folder.path}"])
-    try:
-        with pytest.raises(InputError, match="is the folder of a run that is going on: host"):
-            muster.orders_for(loaded, folder, Alone(), Options(fresh=fresh))  # type: ignore[arg-type]
-        assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoints", LOCK_FILE]
-    finally:
-        first.release()
-        OWNED.release()
+@pytest.mark.parametrize(
+    ("engine", "other", "is_told"),
+    [("replicate", "aarch64 NEON", True), ("shard", "aarch64 NEON", False), ("replicate", None, False)],
+)
+def test_cpus_that_may_round_differently_are_in_the_plan(tmp_path: Path, engine, other, is_told) -> None:
+    world: Any = SimpleNamespace(nodes=2, rank=0, gather=lambda mine: [mine, other or mine])
+    config = RunConfig.model_validate({"parallel": {"engine": engine}})
+    plan = make_plan(config, fleet(), read_card(config=LLAMA_50M, name="small"))
+    nothing: Any = None
+    orders = Orders(model=nothing, tokenizer=nothing, data=nothing, steps=1, plan=plan, facts={})
+    told = with_cpus_told(orders, RunFolder(tmp_path), world).plan.assumptions[len(plan.assumptions) :]
+    if not is_told:
+        assert told == () and not list(tmp_path.iterdir())
+        return
+    assert len(told) == 1 and "aarch64 NEON" in told[0]
+    assert json.loads((tmp_path / "plan.json").read_text())["assumptions"][-1] == told[0]

@@ -39,7 +39,7 @@ def require_equal_replicas(world: World, parameters: Sequence[tuple[str, torch.T
 
 
 def digest_of_bits(weight: torch.Tensor) -> str:
-    """Of the bits: sums of words as integers, by all threads, then a hash of the sums. 20 times as quick as a hash."""
+    """Of the bits: sums of words as integers, by all threads, then a hash of these: over ten times as quick."""
     bits = weight.detach().reshape(-1)
     if bits.storage_offset() * bits.element_size() % 8:
         bits = bits.clone()
