@@ -53,7 +53,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_ends_nothing_and_saves_go_on_when_there_is_room(inputs, small_disk):
-    results = run(inputs, small_disk, storage={5: "fill", 9: "free"})
+    results = run(inputs, small_disk, storage={7: "fill", 9: "free"})
     for result in results:
         told = saves(result)
         assert [told[step] for step in (4, 12, 16)] == ["saved"] * 3
