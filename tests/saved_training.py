@@ -165,13 +165,13 @@ def train_saved(
 
     if slow_pieces_seconds:
         store.PIECE_BYTES = 16 * 1024
+        in_flight.WrittenBytes.EVERY_SECONDS = 0.0
         store.SteadyFile.write = write_slowly  # type: ignore[method-assign]
     if hang_in_prune and world.rank == 0:
         store.Store.prune_to = lambda *_: time.sleep(3600)  # type: ignore[method-assign, assignment]
     in_flight.END_SECONDS = 1.0
     in_flight.STANDING_SECONDS = standing_seconds
     in_flight.GRACE_SECONDS = standing_seconds / in_flight.SHARE_OF_GRACE
-    in_flight.WrittenBytes.EVERY_SECONDS = 0.0
     store._sync_folder = sync_late
     store.Store.write_tensors = write  # type: ignore[method-assign]
     store.Store.put = put_here  # type: ignore[method-assign]
