@@ -14,8 +14,9 @@ from coremill.config.load import load_config
 from coremill.errors import InputError
 from coremill.launch.folder_lock import LOCK_FILE
 from coremill.launch.run_folder import RunFolder
-from coremill.launch.run_lock import OWNED, OwnedFolders
-from coremill.launcher import Options
+from coremill.launch.run_lock import OWNED, FolderTaken, OwnedFolders
+from coremill.launcher import Options, record_failure
+from coremill.report.events import read_events
 
 
 @dataclass
@@ -31,6 +32,28 @@ class Alone:
 
     def broadcast(self, value: Any) -> Any:
         return value
+
+
+def test_a_run_that_was_taken_over_leaves_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> None:
+        raise FolderTaken("taken over")
+
+    monkeypatch.setattr(OWNED, "check_now", lost)
+    folder = RunFolder(tmp_path)
+    (tmp_path / "events").mkdir()
+    loaded = load_config(None, ["sample.prompt=The"])
+    with pytest.raises(FolderTaken):
+        muster.close_run(loaded, None, Alone(), folder)  # type: ignore[arg-type]
+    assert not folder.report.exists()
+
+
+def test_the_words_of_a_rank_that_refused_are_whole(tmp_path: Path) -> None:
+    """A line of a disagreement may begin with the package's name; the words begin where the program speaks."""
+    words = "b and a differ in coremill\n  coremill: 0.1.0 on a; 0.2.0 on b\n  do: install one"
+    log = f"coremill: a word before\ncoremill: {words}\n"
+    outcome = SimpleNamespace(exit_code=78, failed_rank=0, message="rank 0 failed", log_tail=log)
+    record_failure(outcome, RunFolder(tmp_path), since=0.0)  # type: ignore[arg-type]
+    assert [event.get("message") for event in read_events(tmp_path)] == [words]
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -111,6 +111,14 @@ def affinity_mask() -> frozenset[int]:
 # -- memory and pages
 
 
+def boot_id() -> str:
+    """Of the running kernel: another one on every machine and after every start; empty where it is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def read_memory(root: Path = _SYSTEM) -> tuple[int, int]:
     """Bytes of RAM, and how many a new process could have without swapping."""
     values = {}
