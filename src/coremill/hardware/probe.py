@@ -108,15 +108,12 @@ def affinity_mask() -> frozenset[int]:
     return frozenset(range(psutil.cpu_count() or 1))
 
 
-# -- memory and pages
-
-
-def boot_id() -> str:
+def boot_id(root: Path = _SYSTEM) -> str:
     """Of the running kernel: another one on every machine and after every start; empty where it is not known."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return _text(root / "proc/sys/kernel/random/boot_id").strip()
+
+
+# -- memory and pages
 
 
 def read_memory(root: Path = _SYSTEM) -> tuple[int, int]:

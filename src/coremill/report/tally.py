@@ -97,7 +97,7 @@ class RankTally:
 
     @property
     def attempt(self) -> float:
-        """That it started in last: all ranks of one name the same, and later ones a higher; 0: it named none."""
+        """That it started in last, by the clock of rank 0: all ranks of one name the same; 0: it named none."""
         return float(self.start.get("attempt") or 0.0)
 
     @property
@@ -248,8 +248,9 @@ class RunTally:
 
     @property
     def attempt(self) -> float:
-        """The last one."""
-        return max((rank.attempt for rank in self.ranks.values()), default=0.0)
+        """The last one. Clocks differ: a rank that began late by both, rank 0's and its own, did begin late."""
+        last = max(self.ranks.values(), key=lambda rank: min(rank.attempt, rank.start_time or 0.0), default=None)
+        return 0.0 if last is None else last.attempt
 
     @property
     def current_ranks(self) -> list[RankTally]:

@@ -205,6 +205,16 @@ def test_what_ranks_left_that_write_elsewhere_now_is_over(
     assert (summary["state"], summary["exit_code"], summary["error"]) == ("finished", 0, None)
 
 
+@pytest.mark.parametrize("ahead", [-900.0, 1e6])
+def test_clocks_of_hosts_differ(tmp_path: Path, ahead: float) -> None:
+    """Hosts were swapped: the attempt before is named by the clock of the host that led it."""
+    for rank in (2, 3):
+        write_line(tmp_path, rank, "start", 1001.0, world_size=4, attempt=1000.0 + ahead, hostname="elsewhere")
+        write_line(tmp_path, rank, "error", 1009.0, exit_code=69, message="lost")
+    attempt_of(tmp_path, (0, 1), 2000.0, ending="end")
+    assert write_report(tmp_path, exit_code=0)["state"] == "finished"
+
+
 def test_an_attempt_of_fewer_ranks_counts_for_itself(tmp_path: Path) -> None:
     attempt_of(tmp_path, (0, 1, 2, 3), 1000.0, ending="error", exit_code=75)
     attempt_of(tmp_path, (0, 1), 2000.0, ending="end", size=2)
