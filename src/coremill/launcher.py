@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import sys
 import time
@@ -127,12 +128,14 @@ def _launch_owned(
         REQUESTS.leave()  # ranks have saved: what is left is to say so
     if outcome.unkillable:
         OWNED.abandon()
+    OWNED.check_now()  # what follows is written over another run's, where one has begun here
     if outcome.exit_code == 0 and config.sample.prompt and config.run.export and leads:
         begin_ids, code = orders.data.begin_ids, orders.model.code_sha256
         write_sample(folder.export, config.sample, folder.path, environ, begin_ids=begin_ids, code_sha256=code)
     record_failure(outcome, folder, since=ending.since)
     exit_code = outcome.exit_code
     if leads:
+        OWNED.check_now()  # a sample takes its time
         record_stop(outcome, folder, since=ending.since)
         summary = write_report(folder.path, exit_code=exit_code)
         exit_code = int(summary["exit_code"])  # what the screen says and what the command ends with are one value
@@ -339,7 +342,7 @@ def record_failure(outcome: Outcome, folder: RunFolder, *, since: float) -> None
         return
     message, words = outcome.message.removeprefix(f"rank {rank} "), outcome.log_tail.strip()
     if outcome.exit_code == InputError.exit_code:  # it had said all there is to say, in its log
-        message, words = words.rpartition("coremill: ")[2] or message, ""
+        message, words = re.split("^coremill: ", words, flags=re.MULTILINE)[-1] or message, ""
     with EventWriter(folder.path, rank) as events:
         events.write("error", message=message, traceback=words or None, exit_code=outcome.exit_code)
 

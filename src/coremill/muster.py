@@ -265,8 +265,11 @@ def without_launcher(
         with RunConsole(orders.steps, orders.plan.to_json(), Console(force_terminal=False)) as screen:
 
             def after_step() -> None:
-                OWNED.check()
                 screen.update(follower.poll())
+                if screen.tally.last_step >= orders.steps:
+                    OWNED.check_now()  # the export follows
+                else:
+                    OWNED.check()
 
             with _showing_own_work(screen):
                 yield after_step
@@ -298,10 +301,12 @@ def close_run(loaded: LoadedConfig, orders: Orders, world: World, folder: RunFol
     """
     if world.identity.launcher == "coremill" or world.rank != 0:
         return 0
+    OWNED.check_now()
     if loaded.config.sample.prompt and loaded.config.run.export:
         begin_ids, code = orders.data.begin_ids, orders.model.code_sha256
         sample, environ = loaded.config.sample, environment_snapshot()
         write_sample(folder.export, sample, folder.path, environ, begin_ids=begin_ids, code_sha256=code)
+        OWNED.check_now()
     summary = write_report(folder.path, exit_code=0)
     render_summary(summary, Console(force_terminal=False))
     return int(summary["exit_code"])

@@ -224,6 +224,7 @@ class _Watched:
 
     def run(self, number: int) -> Outcome:
         """One attempt."""
+        OWNED.check_now()
         self._attempt = number
         self._sentry = self._new_sentry()
         self.since = time.time()

@@ -90,6 +90,7 @@ class World:
     store: Store
     timeout_seconds: float
     progress: PeerProgress
+    attempt: float = 0.0  # when rank 0 came to the meeting, by its clock (unix seconds): the same on all ranks
     flows: int = 1  # connections to each peer
     _meshes: list[DeviceMesh] = field(default_factory=list, repr=False)
     _once_calls: int = field(default=0, repr=False)
@@ -116,7 +117,7 @@ class World:
 
     def whereabouts(self) -> dict[str, Any]:
         """For an event: which rank of how many, and where. Hosts of one name have different nodes."""
-        where = {"hostname": socket.gethostname(), "node": self.node_rank}
+        where = {"hostname": socket.gethostname(), "node": self.node_rank, "attempt": self.attempt}
         return {"world_size": self.size, "local_rank": self.local_rank, **where}
 
     @property
@@ -328,6 +329,7 @@ def _tie(
         timeout_seconds=progress.timeout_seconds,
         flows=flows_of(os.environ.get("GLOO_SOCKET_IFNAME", "")),
         progress=progress,
+        attempt=roster[0]["time"],
     )
 
 

@@ -48,13 +48,14 @@ def disk(fleet: Fleet, host: int) -> Path:
     return Path(f"/proc/{fleet.hosts[host].sshd_pid}/root{fleet.folder}/disk")
 
 
-def start(fleet: Fleet, mark: str, *settings: str) -> subprocess.Popen[str]:
+def start(fleet: Fleet, mark: str, *settings: str, swapped: bool = False) -> subprocess.Popen[str]:
     chosen = ("run.folder=disk/run", "train.schedule=constant", "checkpoint.every=10steps", *settings)
     words = [word for setting in chosen for word in ("--set", setting)]
     command = [sys.executable, "-m", "coremill", "train", "run.yaml", *words, "--ssh", fleet.ssh]
-    hostfile = str(fleet.hostfile("node1 slots=1", "node2 slots=1"))
+    lines = ("node1 slots=1", "node2 slots=1")
+    hostfile = str(fleet.hostfile(*(reversed(lines) if swapped else lines)))
     return subprocess.Popen(
-        fleet.hosts[0].command([*command, "--hostfile", hostfile], fleet.folder),
+        fleet.hosts[int(swapped)].command([*command, "--hostfile", hostfile], fleet.folder),
         env={**clean_environment(), "COREMILL_CACHE": str(fleet.folder / "cache"), "MARK": mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -68,7 +69,9 @@ def steps_of(fleet: Fleet, host: int) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-def test_a_run_on_hosts_without_a_shared_disk_stops_goes_on_and_ends(fleet: Fleet) -> None:
+@pytest.mark.parametrize("swapped", [False, True], ids=["as before", "hosts swapped"])
+def test_a_run_on_hosts_without_a_shared_disk_stops_goes_on_and_ends(fleet: Fleet, swapped: bool) -> None:
+    """With the hosts swapped the second host leads, and has events of a rank that writes elsewhere now."""
     mark = uuid.uuid4().hex
     first = start(fleet, mark, "train.steps=1000000")
     try:
@@ -89,7 +92,7 @@ def test_a_run_on_hosts_without_a_shared_disk_stops_goes_on_and_ends(fleet: Flee
         [f"rank-0000{host}-of-00002.safetensors"] for host in (0, 1)
     ]
     step = int(newest[0].name.removeprefix("step-"))
-    second = start(fleet, mark, f"train.steps={step + 5}")
+    second = start(fleet, mark, f"train.steps={step + 5}", swapped=swapped)
     try:
         text, _ = second.communicate(timeout=WAIT_SECONDS)
     finally:
@@ -97,7 +100,7 @@ def test_a_run_on_hosts_without_a_shared_disk_stops_goes_on_and_ends(fleet: Flee
             os.killpg(second.pid, signal.SIGKILL)
     assert second.returncode == 0, text
     assert f"this host has its part of step {step}" in text and f"the run goes on after step {step}" in text
-    report = json.loads((disk(fleet, 0) / "run" / "report.json").read_text())
+    report = json.loads((disk(fleet, int(swapped)) / "run" / "report.json").read_text())
     assert report["state"] == "finished" and report["steps"] == step + 5
     assert steps_of(fleet, 0)[-1] == steps_of(fleet, 1)[-1] == f"step-{step + 5:08d}"
     assert not [path for host in (0, 1) for path in (disk(fleet, host) / "run" / "checkpoints").glob(".*")]

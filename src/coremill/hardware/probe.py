@@ -108,6 +108,11 @@ def affinity_mask() -> frozenset[int]:
     return frozenset(range(psutil.cpu_count() or 1))
 
 
+def boot_id(root: Path = _SYSTEM) -> str:
+    """Of the running kernel: another one on every machine and after every start; empty where it is not known."""
+    return _text(root / "proc/sys/kernel/random/boot_id").strip()
+
+
 # -- memory and pages
 
 

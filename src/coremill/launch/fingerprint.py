@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
-from coremill.launch.host_report import versions
+from coremill.launch.host_report import public_version, versions
 
 # Only these say what is computed; two hosts with other Pythons get the same numbers from the same files.
 CHANGE_NUMBERS = ("coremill", "torch", "transformers", "tokenizers")
-# Where things lie on a host, and how many cores it has: what is found there is compared instead, and the launchers
-# count the ranks.
+# Where things lie on a host, how many cores it has and who would take it away: what is found there is compared instead,
+# and the launchers count the ranks.
 MAY_DIFFER = frozenset(
     {
         "model.name",
@@ -28,6 +28,7 @@ MAY_DIFFER = frozenset(
         "data.evaluation_source",
         "run.folder",
         "checkpoint.folder",
+        "checkpoint.spot_notices",
         "parallel.ranks_per_node",
         "parallel.threads_per_rank",
     }
@@ -53,7 +54,7 @@ Facts = Mapping[str, Fact]  # by name
 def facts_of_versions() -> dict[str, Fact]:
     """Of what computes."""
     installed = versions()
-    return {name: Fact(installed[name]) for name in CHANGE_NUMBERS}
+    return {name: Fact(public_version(installed[name])) for name in CHANGE_NUMBERS}
 
 
 def facts_of_settings(config: Mapping[str, Any]) -> dict[str, Fact]:
@@ -112,7 +113,7 @@ def disagreement(told: Mapping[str, Facts]) -> InputError | None:
     more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
     return InputError(
         "\n  ".join([f"{who} in {_listed(list(lines)[:MOST_SHOWN])}", *shown, *more]),
-        why="every host reads its own files: they would train one model on different data, or towards different ends",
+        why="every host goes by its own run file, files and versions: they would not train one model in one way",
         do="give all hosts the same run file, model, data and versions, and start again",
     )
 

@@ -3,7 +3,7 @@
 On one machine the kernel decides: an flock on that file dies with its holder, also with one that was killed. Shared
 file systems may lock between hosts, on each host for itself, or not at all, and nobody tells which. So there the file
 is a lease as well: its holder touches it every few seconds, and what another host left in it counts as alive while it
-keeps changing. Clocks are never compared.
+keeps changing, and only then: a file server may keep the lock of a host that is gone. Clocks are never compared.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from typing import Literal
 
 import psutil
 
+from coremill.hardware.probe import boot_id
+
 LOCK_FILE = "run.lock"
 STALE_SECONDS = 20.0  # a lease of another host that did not change for so long has no holder
+CACHED_STALE_SECONDS = 90.0  # the same where a host may be shown a time stamp from before (NFS: up to 60 s)
 ENDING_SECONDS = 1.0  # a process of this machine that was killed may need so long to be gone
-LOST_CLIENT_SECONDS = 150.0  # a file server keeps the locks of a host that vanished (NFS: 90 s)
+LOST_CLIENT_SECONDS = 150.0  # the same where it is locked too: a server frees a vanished host's locks (NFS: in 90 s)
 GONE_SECONDS = 5.0  # a folder that cannot be made again within this is not there
 SETTLE_SECONDS = 0.5  # without locks: whoever wrote last owns it, and all look again after this
 POLL_SECONDS = 0.1
@@ -36,6 +39,8 @@ NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 OF_ONE_MACHINE = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
 )  # fmt: skip
+# Every host sees a time stamp as it is.
+COHERENT = frozenset({"beegfs", "ceph", "gfs2", "gpfs", "lustre", "ocfs2"})
 
 Say = Callable[[str], None]
 Lock = Literal["got", "busy", "none"]  # none: the file system has no locks
@@ -65,7 +70,7 @@ class Holder:
             pid=os.getpid(),
             since=time.time(),
             token=uuid.uuid4().hex,
-            boot_id=_boot_id(),
+            boot_id=boot_id(),
             pid_namespace=_pid_namespace(),
             process_started=psutil.Process().create_time(),
         )
@@ -73,7 +78,7 @@ class Holder:
     @property
     def is_on_this_machine(self) -> bool:
         """Whether the same kernel runs it, in whatever container."""
-        return bool(self.boot_id) and self.boot_id == _boot_id()
+        return bool(self.boot_id) and self.boot_id == boot_id()
 
     @property
     def words(self) -> str:
@@ -124,9 +129,10 @@ class FolderLock:
         if mode is not None and folder in self._created:
             folder.chmod(mode)
         self.holder = Holder.this_process(run, meeting)
-        self.is_shared = not is_of_one_machine(folder)
+        file_system = file_system_of(folder)
+        self.is_shared = file_system not in OF_ONE_MACHINE
         try:
-            self._descriptor = _wait_for(self.path, say, patience_seconds, is_shared=self.is_shared)
+            self._descriptor = _wait_for(self.path, say, patience_seconds, file_system)
             try:
                 self._claim()
             except BaseException:
@@ -159,9 +165,11 @@ class FolderLock:
             return
         fresh = self.path.with_name(f".{self.path.name}.{self.holder.token}")
         fresh.write_bytes(text)
-        fresh.replace(self.path)
+        descriptor = _open(fresh, is_shared=self.is_shared)
         os.close(self._descriptor)
-        self._descriptor = _open(self.path, is_shared=self.is_shared)
+        self._descriptor = descriptor
+        _flock(descriptor)  # before anybody sees it, where there are locks: the one on the file before is a lost host's
+        fresh.replace(self.path)
         time.sleep(SETTLE_SECONDS)
         if (other := self._other_holder()) is not None:
             raise Busy(other)
@@ -179,24 +187,25 @@ class FolderLock:
 
 def wait_for_own(folder: Path, meeting: str, *, say: Say, patience_seconds: float) -> None:
     """As a node that holds nothing: until nobody but the run that meets there holds the folder; else raises Busy."""
-    path = folder / LOCK_FILE
-    if path.is_file():
-        os.close(_wait_for(path, say, patience_seconds, is_shared=not is_of_one_machine(folder), joins=meeting))
+    with contextlib.suppress(FileNotFoundError):  # nobody does
+        os.close(_wait_for(folder / LOCK_FILE, say, patience_seconds, file_system_of(folder), joins=meeting))
 
 
-def _wait_for(path: Path, say: Say, patience_seconds: float, *, is_shared: bool, joins: str | None = None) -> int:
+def _wait_for(path: Path, say: Say, patience_seconds: float, file_system: str, *, joins: str | None = None) -> int:
     """A descriptor of the lock file, once nobody else holds it; raises Busy where somebody does.
 
-    The run that meets at `joins` is nobody else.
+    The run that meets at `joins` is nobody else; who joins makes no file: FileNotFoundError where there is none.
     """
+    is_shared = file_system not in OF_ONE_MACHINE
+    stale_seconds = STALE_SECONDS if file_system in COHERENT else CACHED_STALE_SECONDS
     began = time.monotonic()
     first: tuple[str, int] | None = None  # what the lease was when we came
     told = False
     while True:
         try:
-            descriptor = _open(path, is_shared=is_shared)
+            descriptor = _open(path, is_shared=is_shared, create=joins is None)
         except FileNotFoundError:  # its holder took file or folder away between two of our looks
-            if time.monotonic() - began >= GONE_SECONDS:
+            if joins is not None or time.monotonic() - began >= GONE_SECONDS:
                 raise
             path.parent.mkdir(parents=True, exist_ok=True)
             continue
@@ -212,6 +221,7 @@ def _wait_for(path: Path, say: Say, patience_seconds: float, *, is_shared: bool,
                 has_changed=stamp != first,
                 waited_seconds=waited,
                 patience_seconds=patience_seconds,
+                stale_seconds=stale_seconds,
             )
             if joins is not None and holder is not None and holder.meeting == joins:
                 return descriptor
@@ -219,8 +229,12 @@ def _wait_for(path: Path, say: Say, patience_seconds: float, *, is_shared: bool,
                 raise Busy(holder)
             if found == "free" and (lock == "none" or _is_file_at(descriptor, path)):
                 return descriptor
-            if found == "wait" and holder is not None and not holder.is_on_this_machine and not told:
-                say(f"{path.parent} was held by {holder.words}: looking for {STALE_SECONDS:.0f} s whether it still is")
+            if found == "wait" and holder is not None and not told and not holder.is_on_this_machine:
+                seconds = LOST_CLIENT_SECONDS if lock == "busy" else stale_seconds
+                say(f"{path.parent} was held by {holder.words}: looking for {seconds:.0f} s whether it still is")
+                told = True
+            elif found == "wait" and holder is not None and not told and waited >= ENDING_SECONDS:
+                say(f"{path.parent} is held by {holder.words}: waiting for {patience_seconds:.0f} s for its end")
                 told = True
         except FileNotFoundError:  # released since it was opened
             pass
@@ -239,6 +253,7 @@ def verdict(
     has_changed: bool,
     waited_seconds: float,
     patience_seconds: float = ENDING_SECONDS,
+    stale_seconds: float = STALE_SECONDS,
 ) -> Literal["free", "held", "wait"]:
     """Whether a folder is held, by its lock, by who is written there, and by whether that changed while we looked."""
     alive: bool | None = lock == "busy"
@@ -248,26 +263,26 @@ def verdict(
         alive = holder.is_alive_here()
     if alive is not None:
         return "free" if not alive else "held" if waited_seconds >= patience_seconds else "wait"
-    if has_changed or waited_seconds >= LOST_CLIENT_SECONDS:
+    if has_changed:
         return "held"
-    return "free" if lock != "busy" and waited_seconds >= STALE_SECONDS else "wait"
+    return "free" if waited_seconds >= (LOST_CLIENT_SECONDS if lock == "busy" else stale_seconds) else "wait"
 
 
-def _open(path: Path, *, is_shared: bool) -> int:
+def _open(path: Path, *, is_shared: bool, create: bool = True) -> int:
     """A network file system locks what is open for writing only; a disk cannot turn read-only while something is."""
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    os.close(os.open(path, os.O_WRONLY | (os.O_CREAT if create else 0) | os.O_CLOEXEC, 0o644))
     return os.open(path, (os.O_RDWR if is_shared else os.O_RDONLY) | os.O_CLOEXEC)
 
 
-def is_of_one_machine(folder: Path) -> bool:
-    """Whether its file system is one that hosts do not share; what is not known counts as shared."""
+def file_system_of(folder: Path) -> str:
+    """Its name, as the kernel has it; empty: unknown, which counts as shared by hosts."""
     device = os.stat(folder).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     except OSError:
-        return False
-    return any(words[2] == wanted and words[words.index("-") + 1] in OF_ONE_MACHINE for words in mounts)
+        return ""
+    return next((words[words.index("-") + 1] for words in mounts if words[2] == wanted), "")
 
 
 def _flock(descriptor: int) -> Lock:
@@ -296,13 +311,6 @@ def _read(path: Path) -> Holder | None:
         return Holder(**{field.name: document[field.name] for field in fields(Holder)})
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _pid_namespace() -> str:

@@ -57,6 +57,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+def public_version(version: str) -> str:
+    """Without the local part: torch 2.13.0 and 2.13.0+cpu compute the same on CPUs."""
+    return version.partition("+")[0]
+
+
 def digest(path: Path) -> str | None:
     """Of a file's content; None where there is no such file."""
     try:

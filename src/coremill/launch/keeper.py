@@ -6,7 +6,8 @@ ssh leaves a remote command alone when it is killed here. So the keeper watches 
 holds open. The environment comes on the same way, off the command line: other users of the host read that.
 
     the stop word           the command is asked to end (SIGTERM), and has the time for it that the order gives
-    the at-once word        it is told so (SIGINT), and killed a moment later
+    the at-once word        it is told so (SIGINT, twice where it would take the first for the same press), and killed a
+                            moment later
     the end of input        the launcher or the connection is lost: all is killed at once
     silence                 the same: a cut link ends no input, so where the order has `silence_seconds` the launcher
                             sends a byte now and then
@@ -29,11 +30,14 @@ import time
 from coremill.hardware.probe import environment_snapshot
 from coremill.launch.descendants import adopt_orphans, end_descendants
 from coremill.launch.process import wrapped
+from coremill.launch.stop import SAME_PRESS_SECONDS
 from coremill.launch.waiting import end_of
 
 STOP_WORD = b"stop"
 AT_ONCE_WORD = b"at once"
 AT_ONCE_SECONDS = 5.0  # for a launcher of ours to end its ranks and to say in the report how it ended
+# So long after the request to end, a launcher of ours, however busy, takes SIGINT for another press.
+SIGINT_AGAIN_SECONDS = SAME_PRESS_SECONDS + 0.5
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.5  # for signals and silence; the rest wakes it
 
@@ -49,7 +53,7 @@ def keep(
     """Run the command until it ends, is to end, or nobody is there who wants it; returns its exit code."""
     adopt_orphans()
     stopped: list[int] = []
-    lost = ""
+    lost, at_once = "", False
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: stopped.append(received))
     try:
@@ -77,8 +81,7 @@ def keep(
                     heard = os.read(stdin, 4096)
                     if STOP_WORD in heard:  # one write of a few bytes: it comes whole
                         stopped.append(signal.SIGTERM)
-                        if AT_ONCE_WORD in heard:
-                            grace_seconds = AT_ONCE_SECONDS
+                        at_once = AT_ONCE_WORD in heard
                     elif not heard:
                         lost = "the connection to the first host is lost"
                 elif silence_seconds is not None and time.monotonic() - heard_at > silence_seconds:
@@ -91,7 +94,7 @@ def keep(
                 print(f"coremill: {lost}: its ranks here are ended", file=sys.stderr, flush=True)
         elif stopped and process.poll() is None:
             process.terminate()
-            _wait_for_end(process, stdin, grace_seconds)
+            _wait_for_end(process, stdin, grace_seconds, at_once=at_once)
         code = process.poll()  # before our own wait() on all children could take it
         end_descendants(grace_seconds=0.0 if stopped or lost else 1.0)
     if code is None:
@@ -99,18 +102,33 @@ def keep(
     return code if code >= 0 else 128 - code
 
 
-def _wait_for_end(process: subprocess.Popen[bytes], stdin: int, grace_seconds: float) -> None:
+def _wait_for_end(process: subprocess.Popen[bytes], stdin: int, grace_seconds: float, *, at_once: bool) -> None:
     """Until it has ended or its time is over, which the at-once word shortens; the end of input does not."""
-    deadline = time.monotonic() + grace_seconds
+    asked_at = time.monotonic()
+    deadline = asked_at + grace_seconds
+    again_at: float | None = None
+
+    def hurry() -> None:
+        nonlocal deadline, again_at
+        process.send_signal(signal.SIGINT)
+        now = time.monotonic()
+        if now < asked_at + SIGINT_AGAIN_SECONDS:
+            again_at = now = asked_at + SIGINT_AGAIN_SECONDS
+        deadline = min(deadline, now + AT_ONCE_SECONDS)
+
+    if at_once:
+        hurry()
     with selectors.DefaultSelector() as selector:
         selector.register(stdin, selectors.EVENT_READ)
         while process.poll() is None and time.monotonic() < deadline:
+            if again_at is not None and time.monotonic() > again_at:
+                process.send_signal(signal.SIGINT)
+                again_at = None
             if not selector.select(_POLL_SECONDS):
                 continue
             heard = os.read(stdin, 4096)
             if AT_ONCE_WORD in heard:
-                process.send_signal(signal.SIGINT)
-                deadline = min(deadline, time.monotonic() + AT_ONCE_SECONDS)
+                hurry()
             elif not heard:
                 selector.unregister(stdin)
 

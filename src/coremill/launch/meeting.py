@@ -12,10 +12,10 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coremill.errors import InputError, PeerLost
+from coremill.hardware.probe import boot_id
 from coremill.launch.identity import LOOPBACK, RankIdentity
 from coremill.launch.lost import peer_errors
 from coremill.launch.sockets import listen_for_store, own_address_towards, reaches
@@ -96,6 +96,7 @@ def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list
         "machine": machine_id() if identity.node_rank is None else f"node {identity.node_rank}",
         "local_rank": identity.local_rank,
         "cores": len(os.sched_getaffinity(0)),
+        "time": time.time(),
     }
     with peer_errors():
         if store.add(f"claims/{identity.rank}", 1) > 1:
@@ -184,12 +185,10 @@ def machine_id() -> str:
     A name alone does not: clones share it, and containers may all be called localhost. A kernel has another boot id at
     every start; a container usually has a network of its own.
     """
-    boot, network = "", 0
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    network = 0
     with contextlib.suppress(OSError):
         network = os.stat("/proc/self/ns/net").st_ino
-    return f"{socket.gethostname()} {boot} {network}"
+    return f"{socket.gethostname()} {boot_id()} {network}"
 
 
 def _collect(store: Store, size: int, deadline: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
-from coremill.launch.host_report import digest, versions
+from coremill.launch.host_report import digest, public_version, versions
 from coremill.launch.hosts import Host, Remote
 
 ANSWER_SECONDS = 90.0  # a Python start from a cold network file system
@@ -115,7 +115,7 @@ def _problem(
     differing = [
         f"{name} {report['versions'].get(name, 'none')} (here {version})"
         for name, version in here["versions"].items()
-        if report["versions"].get(name, "none") != version
+        if public_version(report["versions"].get(name, "none")) != public_version(version)
     ]
     if differing:
         return f"has other versions: {', '.join(differing)}; install the same ones"

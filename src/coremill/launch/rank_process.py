@@ -21,7 +21,7 @@ LOG_TAIL_BYTES = 16384
 
 _MEANINGS = {
     69: "it lost the connection to other ranks",
-    70: "its numbers are not finite",
+    70: "its numbers cannot be trusted",
     74: "storage",
     78: "bad config or input",
     127: "the command was not found",

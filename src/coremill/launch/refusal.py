@@ -19,6 +19,7 @@ from datetime import timedelta
 from coremill.errors import InputError, Interrupted, Stopped
 from coremill.launch.identity import HEAD, NodeIdentity, RankIdentity
 from coremill.launch.meeting import POLL_SECONDS, REFUSAL, SLOWEST_POLL_SECONDS, TELLING_SECONDS, all_heard, serve_store
+from coremill.launch.run_lock import FolderTaken
 from coremill.launch.sockets import reaches
 from coremill.redaction import redact
 
@@ -27,9 +28,14 @@ ANSWER_SECONDS = 5.0
 
 @contextlib.contextmanager
 def refusals_told(node: NodeIdentity | None, environ: Mapping[str, str], *, dry_run: bool) -> Iterator[None]:
-    """What is refused inside is said here first, then to the other nodes of the run, then raised on."""
+    """What is refused inside is said here first, then to the other nodes of the run, then raised on.
+
+    Not where another run has the folders: it may meet at the same port, and its nodes would take the words for theirs.
+    """
     try:
         yield
+    except FolderTaken:
+        raise
     except InputError as error:
         if node is not None and node.nodes > 1 and HEAD not in environ and not dry_run:
             others = f"telling the other nodes, for up to {TELLING_SECONDS / 60:.0f} minutes; Ctrl-C ends that"

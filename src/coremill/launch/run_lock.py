@@ -24,8 +24,13 @@ from coremill.launch.folder_lock import (
 from coremill.launch.identity import NodeIdentity
 
 RENEW_SECONDS = 3.0
-RECONNECT_SECONDS = 15.0  # where a head connects anew: a cut connection is noticed on one end before the other
+# Where a head connects anew: it may notice a cut before the host does, which waits for reform.SILENCE_SECONDS.
+RECONNECT_SECONDS = 60.0
 LATER_SECONDS = 10.0  # other nodes speak after the first one, which speaks for all
+
+
+class FolderTaken(InputError):
+    """Another run has a folder of this one."""
 
 
 class OwnedFolders:
@@ -48,7 +53,7 @@ class OwnedFolders:
         meeting: str = "",
         patience_seconds: float = ENDING_SECONDS,
     ) -> None:
-        """Both folders, or an InputError that names who has one."""
+        """Both folders, or a FolderTaken that names who has one."""
 
         def take_one(folder: Path, mode: int | None) -> None:
             try:
@@ -74,7 +79,7 @@ class OwnedFolders:
         except Busy as busy:
             self.release()
             whose = "another run" if busy.holder is None else f"the run in {busy.holder.run}"
-            raise InputError(
+            raise FolderTaken(
                 f"{checkpoints} is in use by {whose}: {_named(busy.holder)}",
                 where=where_checkpoints,
                 why="two runs in one checkpoint folder remove each other's checkpoints",
@@ -86,11 +91,17 @@ class OwnedFolders:
         """Raise where another process took a folder over while this one was suspended or cut off."""
         if self._lost is not None:
             folder, holder = self._lost
-            raise InputError(
+            raise FolderTaken(
                 f"{folder} was taken over by another run: {holder.words}",
-                why=f"this process gave no sign of life for {STALE_SECONDS:.0f} s or more",
+                why=f"this process gave no sign of life for {STALE_SECONDS:.0f} s or more,"
+                " or both were started at the same moment",
                 do="let that run end; the same command then goes on from its newest checkpoint",
             )
+
+    def check_now(self) -> None:
+        """The same by a look at the folders, before something is written there: the thread may have been suspended."""
+        self._look()
+        self.check()
 
     def release(self) -> None:
         """Let all go; further calls do nothing."""
@@ -107,10 +118,13 @@ class OwnedFolders:
 
     def _renew(self, ends: threading.Event) -> None:
         while not ends.wait(RENEW_SECONDS):
-            for lock in [lock for lock in self._locks if lock.is_shared]:
-                other = lock.renew()
-                if other is not None:
-                    self._lost = (lock.path.parent, other)
+            self._look()
+
+    def _look(self) -> None:
+        for lock in [lock for lock in self._locks if lock.is_shared]:
+            other = lock.renew()
+            if other is not None:
+                self._lost = (lock.path.parent, other)
 
 
 OWNED = OwnedFolders()
@@ -144,7 +158,7 @@ def own_or_join(
 
 
 def join_run(run: Path, meeting: str, *, where_run: str, say: Say, patience_seconds: float) -> None:
-    """As another node than the first: an InputError where the folder that it sees is that of another run."""
+    """As another node than the first: a FolderTaken where the folder that it sees is that of another run."""
     with contextlib.suppress(OSError):
         try:
             wait_for_own(run, meeting, say=say, patience_seconds=patience_seconds)
@@ -152,8 +166,8 @@ def join_run(run: Path, meeting: str, *, where_run: str, say: Say, patience_seco
             raise _refusal(run, busy, where_run) from None
 
 
-def _refusal(run: Path, busy: Busy, where: str) -> InputError:
-    return InputError(
+def _refusal(run: Path, busy: Busy, where: str) -> FolderTaken:
+    return FolderTaken(
         f"{run} is the folder of a run that is going on: {_named(busy.holder)}",
         where=where,
         why="a second one would write over its events, its checkpoints and its export",

@@ -48,14 +48,6 @@ _DOING = {  # what a rank is busy with until the phase of that name is done
     "load": "reading weights",
     "first_step": "first step",
 }
-_PREPARING = {
-    "hash": "looking at the text",
-    "wait": "waiting for another process that prepares the same data",
-    "download": "downloading the data",
-    "tokenise": "tokenising",
-    "hold out": "holding out documents for evaluation",
-    "train tokenizer": "making the tokenizer",
-}
 
 
 class RunConsole:
@@ -352,25 +344,6 @@ class AmountProgress:
             Text(f"{share}  ETA {left}" if left else share, style="cyan"),
         )
         return Group(grid, Text(self._words(), style="dim", no_wrap=True, overflow="ellipsis"))
-
-
-class TokenisingProgress(AmountProgress):
-    """Progress of tokenising: takes the fields of the tokeniser's own progress value."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        super().__init__("tokenising", console)
-
-    def update(self, *, documents_done: int, bytes_done: int, bytes_total: int | None, tokens: int) -> None:
-        """Show how far the tokeniser is."""
-        documents = f"{format_count(documents_done)} {'document' if documents_done == 1 else 'documents'}"
-        self.show(bytes_done, bytes_total, f"{documents}, {format_count(tokens)} tokens")
-
-    def take(self, progress: object) -> None:
-        """The same, from a value that has those fields as attributes; its `stage`, where it has one, names the work."""
-        stage = getattr(progress, "stage", "tokenise")
-        self.what = _PREPARING.get(stage, str(stage))
-        names = ("documents_done", "bytes_done", "bytes_total", "tokens")
-        self.update(**{name: getattr(progress, name) for name in names})
 
 
 def show_error(

@@ -14,7 +14,10 @@ STOPPED_CODES = (75, 130)
 def state_of(tally: RunTally, exit_code: int | None) -> dict[str, Any]:
     """running, finished, failed or stopped; the error that made it so; and the exit code that says the same."""
     cause = tally.cause
-    if cause is None and tally.finished and not exit_code:
+    # Ranks leave the last step and the export together: where those of the first node, which asks, ended with 0, an end
+    # of another host's rank that a shared file system does not show yet changes nothing.
+    is_finished = tally.finished if exit_code is None else tally.first_rank_ended
+    if cause is None and is_finished and not exit_code:
         return {"state": "finished", "exit_code": 0, "error": None}
     if cause is not None:
         code = exit_code or int(cause.number("exit_code")) or 1
@@ -39,7 +42,7 @@ def _failed(exit_code: int, message: str) -> dict[str, Any]:
 
 def _processes(tally: RunTally) -> Iterable[tuple[Any, Any, float | None]]:
     """Host, process id and a moment at which it ran: of ranks, and of a launcher that is starting them again."""
-    for rank in tally.ranks.values():
+    for rank in tally.current_ranks:
         if not rank.ended:
             yield rank.start.get("hostname"), rank.start.get("pid"), rank.start_time
     fault = tally.last_restart_fault

@@ -96,6 +96,11 @@ class RankTally:
             self.phase_peak_bytes[phase] = max(self.phase_peak_bytes.get(phase, 0), peak)
 
     @property
+    def attempt(self) -> float:
+        """That it started in last, by the clock of rank 0: all ranks of one name the same; 0: it named none."""
+        return float(self.start.get("attempt") or 0.0)
+
+    @property
     def wire_bytes_per_step(self) -> int | None:
         """Mean of the steady steps; of the first one while there is no other."""
         value = self.wire_bytes.value if self.wire_bytes.count else self.first_wire_bytes.value
@@ -242,9 +247,21 @@ class RunTally:
         rank.ended = True
 
     @property
+    def attempt(self) -> float:
+        """The last one. Clocks differ: a rank that began late by both, rank 0's and its own, did begin late."""
+        last = max(self.ranks.values(), key=lambda rank: min(rank.attempt, rank.start_time or 0.0), default=None)
+        return 0.0 if last is None else last.attempt
+
+    @property
+    def current_ranks(self) -> list[RankTally]:
+        """Those of the last attempt. What others left here is over: since then they may write on another host."""
+        last = self.attempt
+        return [rank for rank in self.ranks.values() if rank.attempt == last]
+
+    @property
     def world_size(self) -> int:
         """Ranks of the run: as they say themselves, else as planned, else as many as were heard."""
-        started = [rank for rank in self.ranks.values() if rank.start_time is not None]
+        started = [rank for rank in self.current_ranks if rank.start_time is not None]
         latest = max(started, key=lambda rank: rank.start_time or 0.0, default=None)  # attempts may differ in size
         said = 0 if latest is None else int(latest.start.get("world_size") or 0)
         return said or int(self.plan.get("world_size") or 0) or len(self.ranks)
@@ -317,8 +334,13 @@ class RunTally:
 
         Ranks leave the last step and the export together: where rank 0 ended, nobody who is silent still trains.
         """
-        ranks = [rank for rank in self.ranks.values() if rank.rank < max(1, self.world_size)]
-        return 0 in self.ranks and all(rank.ended for rank in ranks)
+        ranks = [rank for rank in self.current_ranks if rank.rank < max(1, self.world_size)]
+        return self.first_rank_ended and all(rank.ended for rank in ranks)
+
+    @property
+    def first_rank_ended(self) -> bool:
+        """In the last attempt."""
+        return any(rank.rank == 0 and rank.ended for rank in self.current_ranks)
 
     @property
     def cause(self) -> Event | None:
@@ -331,7 +353,14 @@ class RunTally:
 
         fault = self.last_restart_fault
         since = 0.0 if fault is None else fault.time  # what was said before is over: all ranks started again
-        errors = [error for error in self.errors if error.rank < max(1, self.world_size) and error.time > since]
+        current, attempt = {rank.rank for rank in self.current_ranks}, self.attempt
+        errors = [
+            error
+            for error in self.errors
+            if error.rank < max(1, self.world_size)
+            and error.time > since
+            and (error.rank in current or error.time >= attempt)  # of one that failed before it said that it starts
+        ]
         return min(errors, key=order, default=None)
 
     @property

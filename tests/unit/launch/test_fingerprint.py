@@ -36,10 +36,21 @@ def test_where_things_lie_may_differ() -> None:
         tokenizer="/mnt/tokenizer",
         data={"source": "/mnt/*.txt"},
         run={"folder": "/mnt/run"},
+        checkpoint={"spot_notices": "off"},
         parallel={"ranks_per_node": 4, "threads_per_rank": 2},
     )
     here = settings(model="/data/model", parallel={"ranks_per_node": 2})
     assert disagreement({"a": here, "b": there}) is None
+
+
+def test_builds_of_one_version_are_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {}
+    for host, version in (("a", "2.13.0"), ("b", "2.13.0+cpu"), ("c", "2.14.0+cpu")):
+        monkeypatch.setattr(fingerprint, "versions", lambda v=version: dict.fromkeys(fingerprint.CHANGE_NUMBERS, v))
+        facts[host] = facts_of_versions()
+    assert disagreement({"a": facts["a"], "b": facts["b"]}) is None
+    error = disagreement(facts)
+    assert error is not None and "torch: 2.13.0 on a and b; 2.14.0 on c" in error.what
 
 
 @pytest.mark.parametrize(

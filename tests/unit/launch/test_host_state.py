@@ -148,6 +148,35 @@ def test_the_at_once_word_takes_the_grace_back() -> None:
         assert keeper.wait(timeout=120) == 128 + signal.SIGINT  # it could have said something before
 
 
+@pytest.mark.parametrize("words", [[STOP_WORD, AT_ONCE_WORD], [STOP_WORD + b"\n" + AT_ONCE_WORD]])
+def test_a_hurry_right_after_the_request_is_not_taken_for_the_same_press(words: list[bytes]) -> None:
+    kept = """
+import time
+from coremill.launch.stop import StopSignals
+with StopSignals() as stop:
+    print("up", flush=True)
+    while stop.first is None:
+        time.sleep(0.02)
+    print("asked", flush=True)
+    while not stop.at_once:
+        time.sleep(0.02)
+raise SystemExit(stop.exit_code)
+"""
+    order = {"argv": [sys.executable, "-c", kept], "folder": "/", "environ": {}, "grace_seconds": 600.0}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "coremill.launch.keeper"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as keeper:
+        assert keeper.stdin is not None and keeper.stdout is not None
+        keeper.stdin.write(json.dumps(order).encode() + b"\n")
+        keeper.stdin.flush()
+        assert keeper.stdout.readline() == b"up\n"
+        for word in words:
+            keeper.stdin.write(word + b"\n")
+            keeper.stdin.flush()
+            assert word is not words[0] or keeper.stdout.readline() == b"asked\n"
+        assert keeper.wait(timeout=120) == 130, "it ended by itself, and had the time to say how"
+
+
 def test_a_host_that_refuses_decides_how_it_ended() -> None:
     """The others were asked to end, and may have said that they stopped on request."""
     stopped = Failure(rank=1, host="b", exit_code=75, signal=None, time=0.0, follows=False, tail="")

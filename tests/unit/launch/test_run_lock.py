@@ -18,8 +18,9 @@ import pytest
 
 from coremill.errors import InputError
 from coremill.launch import folder_lock, run_lock
-from coremill.launch.folder_lock import LOCK_FILE, Busy, FolderLock, Holder, Lock, is_of_one_machine, verdict
-from coremill.launch.run_lock import OwnedFolders, join_run
+from coremill.launch.folder_lock import LOCK_FILE, Busy, FolderLock, Holder, Lock, file_system_of, verdict
+from coremill.launch.reform import SILENCE_SECONDS
+from coremill.launch.run_lock import RECONNECT_SECONDS, FolderTaken, OwnedFolders, join_run
 
 HOLD = """
 import sys, time
@@ -38,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_lock, "STALE_SECONDS", 0.6)
     monkeypatch.setattr(folder_lock, "SETTLE_SECONDS", 0.05)
     monkeypatch.setattr(folder_lock, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(folder_lock, "is_of_one_machine", lambda folder: False)  # the harder case
+    monkeypatch.setattr(folder_lock, "file_system_of", lambda folder: "lustre")  # the harder case
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_without_locks_the_last_one_to_write_owns_it(tmp_path: Path, monkeypatch
 def test_a_disk_of_one_machine_needs_no_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: OwnedFolders
 ) -> None:
-    monkeypatch.setattr(folder_lock, "is_of_one_machine", lambda folder: True)
+    monkeypatch.setattr(folder_lock, "file_system_of", lambda folder: "ext4")
     leave_lease(tmp_path, boot_id="before the machine was started again")
     assert take(owned, tmp_path) == []  # at once, and without a word
     assert owned._thread is None
@@ -188,9 +189,47 @@ def test_a_disk_of_one_machine_needs_no_lease(
         take(second, tmp_path)
 
 
-def test_file_systems_of_one_machine_are_known() -> None:
-    found = {mount: is_of_one_machine(Path(mount)) for mount in ("/dev/shm", "/proc")}
-    assert found == {"/dev/shm": True, "/proc": False}
+def test_file_systems_are_known() -> None:
+    assert [file_system_of(Path(mount)) for mount in ("/dev/shm", "/proc")] == ["tmpfs", "proc"]
+
+
+@pytest.mark.parametrize(("file_system", "seconds"), [("ceph", 3), ("nfs4", 9), ("fuse.glusterfs", 9), ("", 9)])
+def test_a_lease_is_looked_at_for_longer_than_a_host_may_be_shown_an_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: OwnedFolders, file_system: str, seconds: int
+) -> None:
+    monkeypatch.setattr(folder_lock, "STALE_SECONDS", 3.0)
+    monkeypatch.setattr(folder_lock, "CACHED_STALE_SECONDS", 9.0)
+    monkeypatch.setattr(folder_lock, "file_system_of", lambda folder: file_system)
+    now = iter(range(1000))  # a second a look
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    leave_lease(tmp_path, boot_id="of another kernel")
+    said = take(owned, tmp_path, tmp_path)
+    assert said[0].endswith(f": looking for {seconds} s whether it still is") and seconds <= next(now) <= seconds + 4
+
+
+def test_a_host_that_was_lost_is_taken_over_though_its_file_server_still_keeps_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: OwnedFolders
+) -> None:
+    monkeypatch.setattr(folder_lock, "LOST_CLIENT_SECONDS", 0.8)
+    monkeypatch.setattr(run_lock, "RENEW_SECONDS", 0.02)
+    suspended = OwnedFolders()
+    take(suspended, tmp_path, tmp_path)
+    held = suspended._locks[0]
+    held.holder = replace(held.holder, host="node9", boot_id="of another kernel")
+    suspended._ends.set()  # nobody renews it, and the lock stays
+    held.path.write_text(json.dumps(asdict(held.holder)))
+    assert "looking for 1 s" in take(owned, tmp_path, tmp_path)[0]
+    owned.check_now()
+    with held.path.open() as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # this machine's processes are kept out by the kernel
+    with pytest.raises(FolderTaken, match=f"taken over by another run: host .*, process {os.getpid()}"):
+        suspended.check_now()
+    suspended.release()
+    assert held.path.exists(), "it is the other one's now"
+
+
+def test_a_head_that_connects_anew_waits_until_the_host_has_noticed_too() -> None:
+    assert RECONNECT_SECONDS > SILENCE_SECONDS + 10
 
 
 def test_another_node_joins_its_own_run_only(tmp_path: Path, owned: OwnedFolders) -> None:
@@ -205,6 +244,21 @@ def test_another_node_joins_its_own_run_only(tmp_path: Path, owned: OwnedFolders
     owned.release()
     join_run(tmp_path, "node1:31111", **here)
     assert not (tmp_path / LOCK_FILE).exists()
+
+
+def test_a_node_that_joins_makes_no_lock_where_it_is_let_go_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = leave_lease(tmp_path, boot_id="of another kernel")
+    read = folder_lock._read
+
+    def let_go(of: Path) -> Holder | None:
+        path.unlink()
+        return read(of)
+
+    monkeypatch.setattr(folder_lock, "_read", let_go)
+    join_run(tmp_path, "node1:31111", where_run="run.folder", say=print, patience_seconds=60)
+    assert not path.exists()
 
 
 def test_who_was_taken_over_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: OwnedFolders) -> None:
@@ -222,6 +276,7 @@ def test_who_was_taken_over_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             owned.check()
         except InputError as error:
             assert "taken over by another run: host node9" in error.what
+            assert error.why is not None and "or both were started at the same moment" in error.why
             break
         time.sleep(0.02)
     owned.release()
@@ -235,7 +290,8 @@ def test_verdicts(tmp_path: Path) -> None:
     def of(
         lock: Lock, holder: Holder | None, waited: float = 0.0, *, changed: bool = False, shared: bool = True
     ) -> str:
-        return verdict(lock, holder, is_shared=shared, has_changed=changed, waited_seconds=waited)
+        how = {"is_shared": shared, "has_changed": changed, "stale_seconds": folder_lock.STALE_SECONDS}
+        return verdict(lock, holder, waited_seconds=waited, **how)  # type: ignore[arg-type]
 
     soon, late, very_late = folder_lock.ENDING_SECONDS, folder_lock.STALE_SECONDS, folder_lock.LOST_CLIENT_SECONDS
     assert of("got", None) == of("none", None) == "free"
@@ -248,5 +304,6 @@ def test_verdicts(tmp_path: Path) -> None:
         assert of(lock, holder, late, changed=True) == "held"
     assert of("got", container) == "free"  # one kernel, one lock
     assert of("got", there, shared=False) == "free"  # this machine before it was started again
-    # A file server may hold the lock of a host that vanished.
-    assert (of("busy", there, late), of("busy", there, very_late)) == ("wait", "held")
+    # A file server may hold the lock of a host that vanished; who renews nothing for so long is not there.
+    assert (of("busy", there, late), of("busy", there, very_late)) == ("wait", "free")
+    assert of("busy", there, very_late, changed=True) == "held"

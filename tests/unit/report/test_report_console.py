@@ -3,7 +3,6 @@ import io
 import os
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from coremill.launch.pulse import Reading
 from coremill.report import console as console_module
-from coremill.report.console import AmountProgress, RunConsole, TokenisingProgress, show_error
+from coremill.report.console import AmountProgress, RunConsole, show_error
 from coremill.report.events import Event, read_events
 from coremill.report.summary import summarise
 from coremill.report.summary_screen import render_summary
@@ -164,27 +163,19 @@ def test_error_names_the_rank_message_first() -> None:
     assert len(lines) == 7
 
 
-@dataclass(frozen=True)
-class Progress:
-    documents_done: int
-    bytes_done: int
-    bytes_total: int | None
-    tokens: int
-
-
 def test_tokenising_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_module, "PLAIN_EVERY_SECONDS", 0.0)
     console = plain()
-    bar = TokenisingProgress(console)
-    bar.take(Progress(120, 5_000_000, 10_000_000, 1_250_000))
-    bar.update(documents_done=240, bytes_done=10_000_000, bytes_total=10_000_000, tokens=2_500_000)
+    bar = AmountProgress("tokenising", console)
+    bar.show(5_000_000, 10_000_000, "120 documents, 1,250,000 tokens")
+    bar.show(10_000_000, 10_000_000, "240 documents, 2,500,000 tokens")
     bar.close()
     lines = text(console).splitlines()
     assert lines[0] == "tokenising: 5.00 MB of 10.0 MB (50 %), 120 documents, 1,250,000 tokens"
     assert lines[-1].startswith("tokenising: 10.0 MB, 240 documents, 2,500,000 tokens in ")
     shown = terminal()
-    live = TokenisingProgress(shown)
-    live.update(documents_done=1, bytes_done=5, bytes_total=None, tokens=1)
+    live = AmountProgress("tokenising", shown)
+    live.show(5, None, "1 document, 1 tokens")
     drawn = terminal()
     drawn.print(live._display())
     assert "5 B, 1 document, 1 tokens" in text(drawn)

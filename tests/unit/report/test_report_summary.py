@@ -180,6 +180,71 @@ def test_events_that_were_replaced_while_the_run_went_on_are_no_success(tmp_path
     assert "events do not say so" in summary["error"]["message"]
 
 
+def attempt_of(
+    folder: Path, ranks: tuple[int, ...], began: float, *, ending: str | None, exit_code: int = 0, size: int = 4
+) -> None:
+    for rank in ranks:
+        where = {"hostname": "elsewhere", "pid": 4711}
+        write_line(folder, rank, "start", began + 1, world_size=size, attempt=began, **where)
+        if ending is not None:
+            write_line(folder, rank, ending, began + 9, exit_code=exit_code, message="stopped on request")
+
+
+@pytest.mark.parametrize(
+    ("ending", "exit_code"), [("error", 75), ("error", 69), (None, 0)], ids=["stopped", "lost", "killed"]
+)
+@pytest.mark.parametrize(("ranks", "size"), [((0, 1), 4), ((0,), 2)], ids=["1x4 as 2x2", "hosts swapped"])
+def test_what_ranks_left_that_write_elsewhere_now_is_over(
+    tmp_path: Path, ending: str | None, exit_code: int, ranks: tuple[int, ...], size: int
+) -> None:
+    """Hosts share no run folder: this one keeps the files of ranks that another one has now."""
+    attempt_of(tmp_path, tuple(range(size)), 1000.0, ending=ending, exit_code=exit_code, size=size)
+    attempt_of(tmp_path, ranks, 2000.0, ending="end", size=size)
+    assert summarise(tmp_path)["state"] == "finished"
+    summary = write_report(tmp_path, exit_code=0)
+    assert (summary["state"], summary["exit_code"], summary["error"]) == ("finished", 0, None)
+
+
+@pytest.mark.parametrize("ahead", [-900.0, 1e6])
+def test_clocks_of_hosts_differ(tmp_path: Path, ahead: float) -> None:
+    """Hosts were swapped: the attempt before is named by the clock of the host that led it."""
+    for rank in (2, 3):
+        write_line(tmp_path, rank, "start", 1001.0, world_size=4, attempt=1000.0 + ahead, hostname="elsewhere")
+        write_line(tmp_path, rank, "error", 1009.0, exit_code=69, message="lost")
+    attempt_of(tmp_path, (0, 1), 2000.0, ending="end")
+    assert write_report(tmp_path, exit_code=0)["state"] == "finished"
+
+
+def test_an_attempt_of_fewer_ranks_counts_for_itself(tmp_path: Path) -> None:
+    attempt_of(tmp_path, (0, 1, 2, 3), 1000.0, ending="error", exit_code=75)
+    attempt_of(tmp_path, (0, 1), 2000.0, ending="end", size=2)
+    summary = write_report(tmp_path, exit_code=0)
+    assert (summary["state"], summary["world_size"]) == ("finished", 2)
+
+
+def test_the_end_of_another_hosts_rank_may_be_seen_late(tmp_path: Path) -> None:
+    attempt_of(tmp_path, (0, 1), 1000.0, ending="end")
+    attempt_of(tmp_path, (2, 3), 1000.0, ending=None)
+    assert summarise(tmp_path)["state"] == "running"
+    assert write_report(tmp_path, exit_code=0)["state"] == "finished"  # the first host's ranks have ended
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_an_error_of_this_attempt_counts(tmp_path: Path, rank: int) -> None:
+    """Also of a rank that did not come to its start."""
+    attempt_of(tmp_path, (0, 1, 2, 3), 1000.0, ending="error", exit_code=75)
+    attempt_of(tmp_path, (0, 1, 2), 2000.0, ending=None)
+    write_line(tmp_path, rank, "error", 2005.0, exit_code=74, message="the disk is full")
+    summary = write_report(tmp_path, exit_code=74)
+    assert (summary["exit_code"], summary["error"]["message"]) == (74, "the disk is full")
+
+
+def test_the_end_of_an_earlier_attempt_is_no_success(tmp_path: Path) -> None:
+    attempt_of(tmp_path, (0, 1), 1000.0, ending="end", size=2)
+    attempt_of(tmp_path, (0, 1), 2000.0, ending=None, size=2)
+    assert write_report(tmp_path, exit_code=0)["exit_code"] == 1
+
+
 def test_what_ranks_said_when_they_were_ended_at_once_is_not_the_cause(tmp_path: Path) -> None:
     make_fake_run(tmp_path, steps=3, ending="running")
     write_line(tmp_path, 1, "error", 1e10, message="a collective broke", exit_code=1)
