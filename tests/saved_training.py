@@ -93,6 +93,8 @@ def train_saved(
     export_to: str | None = None,
     frozen: tuple[str, ...] = (),  # parameters whose names begin like this
     late_commit: tuple[int, float] | None = None,  # right before the rename of this step storage hangs for so long
+    keep: int = 2,
+    pause_seconds: float = 0.0,  # after each step
     hang_in_prune: bool = False,  # on rank 0 the storage does not return from removing old checkpoints
     slow_pieces_seconds: float = 0.0,  # the last rank writes pieces of 16 kB, each in so long
     standing_seconds: float = 600.0,  # deadline auto: without a byte
@@ -211,7 +213,7 @@ def train_saved(
     settings = TrainSection(steps=steps, learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, seed=5)
     config = RunConfig(
         train=settings,
-        checkpoint=CheckpointSection(every=every),
+        checkpoint=CheckpointSection(every=every, keep=keep),
         supervise=SuperviseSection(save_deadline=deadline),
     )
     optimizer = make_optimizer(model, made.parameters(), settings)
@@ -263,6 +265,7 @@ def train_saved(
                     skipped.append(result.step)
                 losses[result.step] = result.loss
                 saver.after_step(result.step)
+                time.sleep(pause_seconds)
                 if result.step == 14:
                     healed.set()
                 if world.rank == 0 and storage and result.step in storage:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from coremill.config.durations import seconds_of
 from coremill.config.load import load_config
+from coremill.config.schema import AUTO
 from coremill.hardware.calibrate import calibration_of
 from coremill.hardware.instances import fleet_of_hostfile
 from coremill.hardware.probe import cache_folder, probe_node
@@ -64,6 +65,7 @@ def train_on_hosts(
             nodes=policy,
             only_first=("--fresh",),
             stop_seconds=grace_of(run_config, plan),  # ranks save before they leave
+            ends_itself=run_config.checkpoint.grace == AUTO,
         ),
         environ,
     )

@@ -13,6 +13,7 @@ import pytest
 import ranks
 from coremill.checkpoint.manifest import survey
 from coremill.checkpoint.resume import find_origin
+from coremill.checkpoint.saver import STILL_HANGS
 from coremill.errors import InputError
 from saved_training import Events, train_saved
 from tiny_models import make_model
@@ -102,6 +103,15 @@ def test_what_is_renamed_is_saved_though_tidying_up_hangs(inputs, tmp_path):
         assert result["ended"] == "done" and result["digest"] == inputs["digest"]
     steps = [step for step, how in sorted(told.items(), reverse=True) if how == "saved"]
     assert [each.step for each in survey(tmp_path / "checkpoints").sound] == steps
+
+
+def test_saves_by_the_clock_say_that_tidying_up_still_hangs(inputs, tmp_path):
+    """The first save is whole, removing what is older does not return: no later save is begun, and that is told."""
+    by_the_clock = {"every": "1s", "keep": 1, "pause_seconds": 0.3}
+    for result in run(inputs, tmp_path, hang_in_prune=True, deadline="1s", **by_the_clock):
+        first, *later = saves(result).values()
+        assert first == "saved" and len(later) >= 2 and set(later) == {STILL_HANGS}
+        assert result["ended"] == "done" and result["digest"] == inputs["digest"]
 
 
 def test_a_slow_save_that_gets_on_is_not_given_up_and_one_that_stands_is(inputs, tmp_path):

@@ -91,7 +91,7 @@ class Committer:
             raise GivenUp
         outcome = {"failure": failure, "given_up": False, "kept": kept}
         channel.set(save.outcome_key, json.dumps(outcome))
-        for key in [*keys, save.bytes_key]:
+        for key in keys:
             channel.delete_key(key)
         return outcome
 

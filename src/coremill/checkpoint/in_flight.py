@@ -17,6 +17,8 @@ POLL_SECONDS = 0.02
 SLOWEST_POLL_SECONDS = 0.5
 # For the rename and what comes after it, however short a deadline is: from there on a save cannot be given up.
 END_SECONDS = 120.0
+# Where all ranks add up what they have written, in all saves: it only grows, and no key is left behind by a save.
+WRITTEN_BYTES_KEY = "save/bytes"
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,12 @@ class Save:
     state: dict[str, Any]
     began: float
     patience: Patience
+    written_bytes: int  # by all ranks in all saves, as far as this rank has heard
     given_up: bool = False
     _decided: Literal["", "written", "given up"] = ""
     _decided_at: float = 0.0
     _told: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _written_bytes: int = 0  # by all ranks
     _got_on_at: float = field(default_factory=time.perf_counter)
 
     def decide(self, how: Literal["written", "given up"]) -> bool:
@@ -87,9 +89,9 @@ class Save:
 
     def hear(self, written_bytes: int) -> bool:
         """What all ranks have written by now; whether that is more than it was."""
-        if written_bytes == self._written_bytes:
+        if written_bytes == self.written_bytes:
             return False
-        self._written_bytes, self._got_on_at = written_bytes, time.perf_counter()
+        self.written_bytes, self._got_on_at = written_bytes, time.perf_counter()
         return True
 
     @property
@@ -114,11 +116,6 @@ class Save:
         """Where rank 0 says how it ended."""
         return f"save/{self.number}/outcome"
 
-    @property
-    def bytes_key(self) -> str:
-        """Where all ranks add up what they have written."""
-        return f"save/{self.number}/bytes"
-
 
 class GivenUp(Exception):
     """The save was given up while it was written."""
@@ -129,15 +126,15 @@ class WrittenBytes:
 
     EVERY_SECONDS = 1.0
 
-    def __init__(self, store: Any, save: Save) -> None:
-        self._store, self._save = store, save
+    def __init__(self, store: Any) -> None:
+        self._store = store
         self._untold, self._told_at = 0, time.perf_counter()
 
     def add(self, count: int) -> None:
         """So many more."""
         self._untold += count
         if time.perf_counter() - self._told_at >= self.EVERY_SECONDS:
-            self._store.add(self._save.bytes_key, self._untold)
+            self._store.add(WRITTEN_BYTES_KEY, self._untold)
             self._untold, self._told_at = 0, time.perf_counter()
 
 

@@ -24,6 +24,7 @@ from coremill.checkpoint.committing import Committer
 from coremill.checkpoint.in_flight import (
     POLL_SECONDS,
     SLOWEST_POLL_SECONDS,
+    WRITTEN_BYTES_KEY,
     GivenUp,
     Patience,
     Save,
@@ -33,7 +34,7 @@ from coremill.checkpoint.in_flight import (
 )
 from coremill.checkpoint.resume import EventSink, Origin
 from coremill.checkpoint.snapshot import Training, file_name, take_snapshot, updates_apart, updates_done
-from coremill.checkpoint.store import NotSaved, Store
+from coremill.checkpoint.store import NotSaved, Store, sync_bytes_among
 from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import NonFinite, Stopped, StorageError
@@ -142,6 +143,8 @@ class Saver:
         asked = self._requests.reason is not None
         due = late = False
         self._shortage = None
+        if self._save is not None and self._is_under_way() and self._save.hangs_in_the_end:
+            self._leave_hanging(self._save)  # in every step: where saves go by the clock, nobody waits for one
         if self._world.rank == 0:
             asked = asked or was_asked_to_stop(self._run_folder)
             due = self._is_due(step)
@@ -250,7 +253,8 @@ class Saver:
             "seed": self._config.train.seed,
             "config": self._config.model_dump(mode="json"),
         }
-        save = self._save = Save(self._number, step, snapshot, state, began, patience or self._patience)
+        patience, written_bytes = patience or self._patience, world.store.add(WRITTEN_BYTES_KEY, 0)
+        save = self._save = Save(self._number, step, snapshot, state, began, patience, written_bytes)
         blocked_seconds = save.seconds if in_background else None
         self._thread = threading.Thread(
             target=self._write, args=(save, blocked_seconds), name="coremill-save", daemon=True
@@ -279,7 +283,7 @@ class Saver:
                 pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)
                 if not thread.is_alive():
                     break
-                if save.hear(self._world.store.add(save.bytes_key, 0)):
+                if save.hear(self._world.store.add(WRITTEN_BYTES_KEY, 0)):
                     PULSE.mark()  # some rank's file has grown
                 if self._world.rank == 0:
                     self._give_up_if_late()
@@ -300,7 +304,7 @@ class Saver:
                 why="nobody can tell whether it is saved, so training does not go on",
                 do="the same command goes on from the newest whole checkpoint",
             )
-        self._stuck = self._thread
+        self._stuck, self._thread = self._thread, None
         PULSE.not_saving()
 
     def _was_given_up(self, save: Save) -> bool:
@@ -311,7 +315,7 @@ class Saver:
         save = self._save
         if save is None or save.given_up or not save.is_late:
             return False
-        save.hear(self._world.store.add(save.bytes_key, 0))
+        save.hear(self._world.store.add(WRITTEN_BYTES_KEY, 0))
         if not save.is_late or not save.decide("given up"):
             return False
         outcome = {"failure": save.patience.words, "given_up": True, "kept": None}
@@ -347,14 +351,15 @@ class Saver:
                     raise NotSaved(full)  # of its own disk; rank 0 looked at its before the save was begun
                 self._store.begin(save.step, save.number)
                 path = partial / file_name(self._world.rank, self._world.size)
-                progress = WrittenBytes(self._world.store, save)
+                progress, places = WrittenBytes(self._world.store), self._origin.places
 
                 def on_bytes(count: int) -> None:
                     PULSE.saved(count)
                     progress.add(count)
 
-                snapshot = save.snapshot
-                report = asdict(self._store.write_tensors(path, snapshot.tensors, snapshot.rows, on_bytes))
+                content = (save.snapshot.tensors, save.snapshot.rows)
+                sync_bytes = sync_bytes_among(len(places.ranks_of(places.mine)))
+                report = asdict(self._store.write_tensors(path, *content, on_bytes, sync_bytes))
         except RuntimeError:  # the store is gone, and with it the run: the main thread says so
             return
         except (OSError, NotSaved) as error:

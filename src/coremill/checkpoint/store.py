@@ -41,9 +41,10 @@ SEEN_PREFIX = ".seen-"  # one host writes it, others look for it
 START_ANEW = ".start-anew"  # left by --fresh for the folders of other hosts
 # Large enough for full disk speed, small enough that hash and check find the piece still in the cache.
 PIECE_BYTES = 2 * 2**20
-# So much may wait in memory for the disk: else that is a part of the whole machine's, and the sync in the end stands
-# still for as long as writing it takes.
+# So much may wait in memory for the disk, of all ranks that write to it: else that is a part of the whole machine's,
+# and the sync in the end stands still for as long as writing it takes.
 SYNC_BYTES = 256 * 2**20
+LEAST_SYNC_BYTES = 8 * 2**20
 # Beyond the tensors: headers, state, manifest, and what file systems keep for themselves.
 SPARE_BYTES = 8 * 2**20
 
@@ -94,10 +95,11 @@ class Store:
         tensors: Sequence[StoredTensor],
         rows: Mapping[str, tuple[int, int]],
         on_bytes: Callable[[int], None] = lambda count: None,
+        sync_bytes: int = SYNC_BYTES,
     ) -> StoredFile:
         """One safetensors file in a single pass over the memory; raises NotSaved for numbers that are none.
 
-        `on_bytes` hears of every piece that is written.
+        `on_bytes` hears of every piece that is written; after every `sync_bytes` it waits for the disk.
         """
         entries: dict[str, Any] = {"__metadata__": {"format": "coremill"}}
         position = 0
@@ -107,7 +109,7 @@ class Store:
             position = end
         header = json.dumps(entries, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)
-        with HashedFile(path) as file:
+        with HashedFile(path, sync_bytes) as file:
             file.write(memoryview(len(header).to_bytes(8, "little") + header))
             for tensor in tensors:
                 for start in range(0, tensor.data.nbytes, PIECE_BYTES):
@@ -251,11 +253,16 @@ def sealed(manifest: Manifest, state: Mapping[str, Any]) -> tuple[Manifest, byte
     return whole, whole.to_text().encode(), text
 
 
+def sync_bytes_among(ranks: int) -> int:
+    """After how many bytes each of so many ranks that write to one disk syncs: all do at the same time."""
+    return max(LEAST_SYNC_BYTES, SYNC_BYTES // ranks)
+
+
 class SteadyFile:
     """A new file that goes to the disk while it is written, not all at once in the end: who watches sees it grow."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, sync_bytes: int = SYNC_BYTES) -> None:
+        self._path, self._sync_bytes = path, sync_bytes
         self._descriptor: int | None = None
         self._unsynced_bytes = 0
         self.bytes = 0
@@ -270,7 +277,7 @@ class SteadyFile:
         self._unsynced_bytes += data.nbytes
         while data.nbytes:
             data = data[os.write(self._descriptor, data) :]
-        if self._unsynced_bytes >= SYNC_BYTES:
+        if self._unsynced_bytes >= self._sync_bytes:
             os.fdatasync(self._descriptor)
             self._unsynced_bytes = 0
 
@@ -287,8 +294,8 @@ class SteadyFile:
 class HashedFile(SteadyFile):
     """The same, hashed while it is written, on the disk when the block ends."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, sync_bytes: int = SYNC_BYTES) -> None:
+        super().__init__(path, sync_bytes)
         self.digest = hashlib.sha256()
 
     def __enter__(self) -> HashedFile:

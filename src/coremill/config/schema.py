@@ -168,8 +168,8 @@ class CheckpointSection(Section):
         AUTO,
         pattern=LIMIT_PATTERN,
         json_schema_extra={"x-form": "auto or a time (30s, 2m, 1h)"},
-        description="how long ranks may take to save when asked to stop; auto: 2 minutes, more where the planned save"
-        " needs it, and as long as bytes are written",
+        description="how long ranks may take to end the step under way and save when asked to stop; auto: the step's"
+        " time and 2 minutes, more where the planned save needs it, and as long as bytes are written",
     )
     spot_notices: Literal["auto", "on", "off"] = Field(
         "auto", description="save and stop when EC2 announces that it takes this machine back; auto: on EC2 only"

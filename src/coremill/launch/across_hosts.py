@@ -27,6 +27,9 @@ from coremill.launch.output import Failure, Prefixer, first_failure, write_lines
 from coremill.launch.stop import StopSignals
 
 BLAME_SECONDS = 3.0  # a host whose ranks only lost their peers may end before the one that failed
+# For a command that ends itself, and whose keeper sees where it hangs: only a keeper that hangs takes so long.
+LONGEST_STOP_SECONDS = 24 * 3600.0
+_KEEPER_SECONDS = 4.0  # for the keeper to do its work
 _POLL_SECONDS = 0.1
 _SSH_FAILED = 255
 
@@ -40,6 +43,7 @@ class HostCommand:
     folder: Path
     environ: Mapping[str, str]  # added to what the host has
     grace_seconds: float = 8.0  # from the request to end, which torchrun and mpirun hand on to their ranks, to the kill
+    ends_itself: bool = False  # `grace_seconds` count from its last sign of life only
     silence_seconds: float | None = None  # the host ends it after so long without a `beat`; None: never
 
 
@@ -70,7 +74,8 @@ class HostRun:
 
     def __init__(self, command: HostCommand, remote: Remote) -> None:
         self.host = command.host
-        self.grace_seconds = command.grace_seconds + 4  # for the keeper to do its work
+        self._command = command
+        self.grace_seconds = LONGEST_STOP_SECONDS if command.ends_itself else command.grace_seconds + _KEEPER_SECONDS
         self.failures: list[Failure] = []
         self.was_asked_to_end = False
         self.process = subprocess.Popen(
@@ -92,6 +97,7 @@ class HostRun:
             "folder": str(command.folder),
             "environ": dict(command.environ),
             "grace_seconds": command.grace_seconds,
+            "ends_itself": command.ends_itself,
             "silence_seconds": command.silence_seconds,
         }
         with contextlib.suppress(BrokenPipeError):  # it ended at once: its exit code says why
@@ -118,13 +124,14 @@ class HostRun:
     def hurry(self) -> None:
         """Take back the time it was given: it ends at once."""
         self.ask_to_end()
-        self.grace_seconds = AT_ONCE_SECONDS + 4
+        self.grace_seconds = AT_ONCE_SECONDS + _KEEPER_SECONDS
         self._send(AT_ONCE_WORD + b"\n")
 
     def let_go(self) -> None:
         """Leave it alone: what it keeps is ended at once, unless it was asked to end before."""
         if self.process.poll() is None and not self.was_asked_to_end:
             self.was_asked_to_end = True
+            self.grace_seconds = self._command.grace_seconds + _KEEPER_SECONDS  # it does not save
             assert self.process.stdin is not None
             with contextlib.suppress(OSError):
                 self.process.stdin.close()

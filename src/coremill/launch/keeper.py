@@ -5,7 +5,8 @@
 ssh leaves a remote command alone when it is killed here. So the keeper watches its standard input, which the launcher
 holds open. The environment comes on the same way, off the command line: other users of the host read that.
 
-    the stop word           the command is asked to end (SIGTERM), and has the time for it that the order gives
+    the stop word           the command is asked to end (SIGTERM), and has the time for it that the order gives; where
+                            it `ends_itself` (a launcher, whose ranks may save for long), from its last sign of life
     the at-once word        it is told so (SIGINT, twice where it would take the first for the same press), and killed a
                             moment later
     the end of input        the launcher or the connection is lost: all is killed at once
@@ -26,6 +27,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from coremill.hardware.probe import environment_snapshot
 from coremill.launch.descendants import adopt_orphans, end_descendants
@@ -49,6 +51,7 @@ def keep(
     stdin: int,
     grace_seconds: float,
     silence_seconds: float | None = None,
+    ends_itself: bool = False,
 ) -> int:
     """Run the command until it ends, is to end, or nobody is there who wants it; returns its exit code."""
     adopt_orphans()
@@ -94,7 +97,7 @@ def keep(
                 print(f"coremill: {lost}: its ranks here are ended", file=sys.stderr, flush=True)
         elif stopped and process.poll() is None:
             process.terminate()
-            _wait_for_end(process, stdin, grace_seconds, at_once=at_once)
+            _wait_for_end(process, stdin, grace_seconds, ends_itself, at_once=at_once)
         code = process.poll()  # before our own wait() on all children could take it
         end_descendants(grace_seconds=0.0 if stopped or lost else 1.0)
     if code is None:
@@ -102,25 +105,31 @@ def keep(
     return code if code >= 0 else 128 - code
 
 
-def _wait_for_end(process: subprocess.Popen[bytes], stdin: int, grace_seconds: float, *, at_once: bool) -> None:
+def _wait_for_end(
+    process: subprocess.Popen[bytes], stdin: int, grace_seconds: float, ends_itself: bool, *, at_once: bool
+) -> None:
     """Until it has ended or its time is over, which the at-once word shortens; the end of input does not."""
     asked_at = time.monotonic()
-    deadline = asked_at + grace_seconds
+    deadline, sleeps = asked_at + grace_seconds, _sleeps_of(process.pid)
     again_at: float | None = None
 
     def hurry() -> None:
-        nonlocal deadline, again_at
+        nonlocal deadline, again_at, ends_itself
         process.send_signal(signal.SIGINT)
         now = time.monotonic()
         if now < asked_at + SIGINT_AGAIN_SECONDS:
             again_at = now = asked_at + SIGINT_AGAIN_SECONDS
-        deadline = min(deadline, now + AT_ONCE_SECONDS)
+        deadline, ends_itself = min(deadline, now + AT_ONCE_SECONDS), False
 
     if at_once:
         hurry()
     with selectors.DefaultSelector() as selector:
         selector.register(stdin, selectors.EVENT_READ)
-        while process.poll() is None and time.monotonic() < deadline:
+        while process.poll() is None:
+            if ends_itself and (now_sleeps := _sleeps_of(process.pid)) != sleeps:
+                deadline, sleeps = time.monotonic() + grace_seconds, now_sleeps
+            if time.monotonic() >= deadline:
+                return
             if again_at is not None and time.monotonic() > again_at:
                 process.send_signal(signal.SIGINT)
                 again_at = None
@@ -131,6 +140,16 @@ def _wait_for_end(process: subprocess.Popen[bytes], stdin: int, grace_seconds: f
                 hurry()
             elif not heard:
                 selector.unregister(stdin)
+
+
+def _sleeps_of(pid: int) -> float:
+    """How often its main thread went to sleep: a launcher that watches ranks does five times a second, one that is
+    stopped or hangs does not. Where the kernel does not say, nobody is called hanging."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                return int(line.split()[1])
+    return time.monotonic()
 
 
 def _read_line(descriptor: int) -> bytes:
@@ -152,8 +171,8 @@ def main() -> int:
     order = json.loads(line)
     environ = environment_snapshot()
     environ.update(order["environ"])
-    silence = order.get("silence_seconds")
-    return keep(order["argv"], order["folder"], environ, 0, float(order["grace_seconds"]), silence)
+    silence, ends_itself = order.get("silence_seconds"), bool(order.get("ends_itself"))
+    return keep(order["argv"], order["folder"], environ, 0, float(order["grace_seconds"]), silence, ends_itself)
 
 
 if __name__ == "__main__":

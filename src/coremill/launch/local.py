@@ -97,8 +97,8 @@ def run_local_ranks(
     `environ` is what the ranks inherit. `on_tick` is called about five times a second. With `identity_base` the ranks
     are those of one node of several. After a failure the other ranks have `grace_seconds` to end; after a request to
     stop, all have `stop_grace_seconds` (left out: as many) to save, and `on_stop` is called once with its name; where
-    `grace_may_grow`, a save that still gets on is not cut short. Call it from the main thread: only there can signals
-    be caught, and ranks die with the thread that started them.
+    `grace_may_grow`, a step slower than planned or a save that gets on is not cut short. Call it from the main thread:
+    only there can signals be caught, and ranks die with the thread that started them.
 
     `settings` replaces what a training run's ranks share. With `serves_store` false rank 0 opens MASTER_PORT itself, as
     programs other than coremill do. `sentry` says which rank is stuck. After a failure with an exit code (128 + n: by
@@ -225,6 +225,8 @@ def _watch(
                 culprit.is_stuck(stuck)
         if (culprit is not None or stopping) and kill_at is None:
             kill_at = now + (stop_grace_seconds if culprit is None else grace_after(explained(culprit)[0]))
+            if grace_may_grow and sentry is not None and culprit is None:
+                kill_at += sentry.slower_step_seconds  # the one under way ends first
             if stop.first is not None and running:
                 on_stop(stop.name)
             for rank in running:

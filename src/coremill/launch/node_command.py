@@ -36,6 +36,7 @@ def node_commands(
                 "PET_MASTER_PORT": str(port),
             },
             grace_seconds=request.stop_seconds,
+            ends_itself=request.ends_itself,
             silence_seconds=SILENCE_SECONDS,
         )
         for index, host in enumerate(hosts)

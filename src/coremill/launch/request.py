@@ -50,6 +50,7 @@ class Request:
     same_files: tuple[str, ...] = ()  # besides the script: files that must be the same on all hosts
     memory_bytes_per_rank: int | None = None  # where known: hosts with less are refused
     stop_seconds: float = 8.0  # from a request to stop to the kill
+    ends_itself: bool = False  # the launcher on each host does, when nothing gets on: it is not killed while it lives
     nodes: ReformPolicy | None = None  # the program is a launcher on each host, and a host that is lost comes back
     only_first: tuple[str, ...] = ()  # words of `arguments` that a host which comes back is not told
 

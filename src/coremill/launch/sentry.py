@@ -89,6 +89,11 @@ class Sentry:
         return sum(reading.saved_bytes for reading in self.readings)
 
     @property
+    def slower_step_seconds(self) -> float:
+        """By how much a step takes longer than planned."""
+        return self._watch.slower_step_seconds
+
+    @property
     def first_step_done_at(self) -> float | None:
         """time.monotonic() when this attempt's first step was seen to be done."""
         return self._first_done_at

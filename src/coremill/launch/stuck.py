@@ -97,6 +97,12 @@ class Watch:
         median = statistics.median(self._durations) if len(self._durations) >= ENOUGH_STEPS else 0.0
         return max(SHORTEST_SECONDS, MEDIAN_STEPS * median)
 
+    @property
+    def slower_step_seconds(self) -> float:
+        """By how much a step takes longer than planned, by the median of those that were seen."""
+        median = statistics.median(self._durations) if self._durations else 0.0
+        return max(0.0, median - self.limits.planned_step_seconds)
+
     def suspects(self) -> list[int]:
         """Ranks that have stood still for a moment: worth asking whether they are let on at all."""
         return [

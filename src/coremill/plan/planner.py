@@ -100,7 +100,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
         shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
         step_seconds=chosen.seconds,
-        save=plan_save(config, card.parameters),
+        save=plan_save(config, card.parameters, chosen.seconds.total),
         tokens_per_second=rows_per_step * arrangement.sequence_length / chosen.seconds.total,
         steps=config.train.steps,
         usd_per_hour=fleet.usd_per_hour,

@@ -19,7 +19,7 @@ STATE_BYTES_PER_PARAMETER = 12  # the weight and two moments, fp32
 ASSUMED_BYTES_PER_SECOND = 125e6  # a gp3 volume as it comes
 # A save of which no rank writes a byte for so long hangs in the storage.
 STANDING_SECONDS = 600.0
-# Ranks have at least so long to stop; beyond it as long as they write.
+# Ranks have at least so long to stop once the step under way has ended; beyond it as long as they write.
 GRACE_SECONDS = 120.0
 # Of the time to stop: the rest is for saying so and leaving.
 SHARE_OF_GRACE = 0.8
@@ -27,29 +27,30 @@ SET_BY_USER = "set by you"
 SPOT_NOTICE_SECONDS = 120.0  # EC2 takes a machine back so long after it said so
 
 
-def plan_save(config: RunConfig, parameters: int) -> SavePlan:
+def plan_save(config: RunConfig, parameters: int, step_seconds: float) -> SavePlan:
     """One checkpoint of the whole state, all of it in one folder."""
     state_bytes = STATE_BYTES_PER_PARAMETER * parameters
     seconds = state_bytes / ASSUMED_BYTES_PER_SECOND
     takes = (
         f"a save of {size(state_bytes)} takes {_time(seconds)} at an assumed {size(int(ASSUMED_BYTES_PER_SECOND))}/s"
     )
-    grace, deadline = _grace(config, seconds, takes), _deadline(config)
+    grace, deadline = _grace(config, seconds, takes, step_seconds), _deadline(config)
+    after_a_step = f"{takes}, after a step of up to {_time(ceil(step_seconds))}"
     warnings = []
-    if SHARE_OF_GRACE * grace.value < seconds:
+    if SHARE_OF_GRACE * grace.value < step_seconds + seconds:
         warnings.append(
-            f"checkpoint.grace is {config.checkpoint.grace}, but {takes}: when asked to stop, the run would be ended"
-            " before it is saved; leave checkpoint.grace out, or give it more"
+            f"checkpoint.grace is {config.checkpoint.grace}, but {after_a_step}: when asked to stop, the run would be"
+            " ended before it is saved; leave checkpoint.grace out, or give it more"
         )
     if config.supervise.save_deadline != AUTO and deadline.value < seconds:
         warnings.append(
             f"supervise.save_deadline is {config.supervise.save_deadline}, but {takes}: it would be given up; leave it"
             " out, and a save lasts as long as it gets on"
         )
-    if config.checkpoint.spot_notices == "on" and seconds > SHARE_OF_GRACE * SPOT_NOTICE_SECONDS:
+    if config.checkpoint.spot_notices == "on" and step_seconds + seconds > SHARE_OF_GRACE * SPOT_NOTICE_SECONDS:
         warnings.append(
-            f"EC2 takes a spot machine back {SPOT_NOTICE_SECONDS:.0f} s after it says so, but {takes}: what was done"
-            " since the last save (checkpoint.every) would be lost"
+            f"EC2 takes a spot machine back {SPOT_NOTICE_SECONDS:.0f} s after it says so, but {after_a_step}: what was"
+            " done since the last save (checkpoint.every) would be lost"
         )
     return SavePlan(
         bytes=state_bytes,
@@ -67,12 +68,18 @@ def save_from_json(document: Mapping[str, Any]) -> SavePlan:
     return SavePlan(**{**document, **choices, "warnings": tuple(document["warnings"])})
 
 
-def _grace(config: RunConfig, seconds: float, takes: str) -> Choice[float]:
+def _grace(config: RunConfig, seconds: float, takes: str, step_seconds: float) -> Choice[float]:
     if config.checkpoint.grace != AUTO:
         return Choice(seconds_of(config.checkpoint.grace), SET_BY_USER)
     # One save may be under way when the stop is asked for, and the last one comes on top.
     value = max(GRACE_SECONDS, float(ceil(2 * seconds / SHARE_OF_GRACE)))
-    return Choice(value, f"{takes}, and one may be under way already; longer as long as bytes are written")
+    # A request that comes right after ranks agreed on a step is heard at the end of the next.
+    value += ceil(step_seconds / SHARE_OF_GRACE)
+    return Choice(
+        value,
+        f"the step under way ends first; {takes}, and one may be under way already; longer as long as bytes are"
+        " written",
+    )
 
 
 def _deadline(config: RunConfig) -> Choice[float]:

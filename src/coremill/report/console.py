@@ -188,8 +188,10 @@ class RunConsole:
         """The plan could only assume how quick the storage is."""
         planned = self.tally.plan.get("save") or {}
         grace = planned.get("grace_seconds") or {}
-        if grace.get("reason") == SET_BY_USER and seconds > SHARE_OF_GRACE * grace["value"]:
+        step_seconds = self.tally.step_seconds() or 0.0  # the one under way ends first
+        if grace.get("reason") == SET_BY_USER and step_seconds + seconds > SHARE_OF_GRACE * grace["value"]:
             took, given = format_seconds(seconds), format_seconds(grace["value"])
+            took += f" after a step of {format_seconds(step_seconds)}" if step_seconds else ""
             text = f"a save took {took}, but a stop gives it only a part of {given} (checkpoint.grace): give it more"
             self._once("grace", text)
 

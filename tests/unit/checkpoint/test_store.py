@@ -16,7 +16,7 @@ from small_checkpoints import ROWS, make_store, save, weights
 
 from coremill.checkpoint import store as store_module
 from coremill.checkpoint.manifest import survey
-from coremill.checkpoint.store import NotSaved, Store, StoredTensor
+from coremill.checkpoint.store import SYNC_BYTES, NotSaved, Store, StoredTensor, sync_bytes_among
 
 
 def test_the_files_are_safetensors_that_any_reader_opens(tmp_path):
@@ -67,13 +67,19 @@ def test_large_files_go_to_the_disk_while_they_are_written(tmp_path, monkeypatch
     monkeypatch.setattr(
         os, "fdatasync", lambda descriptor: (synced.append(os.fstat(descriptor).st_size), real(descriptor))
     )
-    monkeypatch.setattr(store_module, "SYNC_BYTES", 1000)
     monkeypatch.setattr(store_module, "PIECE_BYTES", 400)
     written: list[int] = []
     tensor = StoredTensor("parameters/w", "F32", (750,), memoryview(bytes(3000)))
-    file = make_store(tmp_path).write_tensors(tmp_path / "file", [tensor], {"w": (0, 750)}, written.append)
+    file = make_store(tmp_path).write_tensors(tmp_path / "file", [tensor], {"w": (0, 750)}, written.append, 1000)
     assert sum(written) == 3000 and max(written) == 400
     assert len(synced) >= 2 and max(b - a for a, b in zip([0, *synced], [*synced, file.bytes], strict=True)) <= 1400
+
+
+def test_ranks_that_write_to_one_disk_share_what_may_wait_in_memory():
+    """All sync at the same time, and no byte is seen to be written meanwhile."""
+    assert sync_bytes_among(1) == SYNC_BYTES
+    assert 8 * sync_bytes_among(8) == SYNC_BYTES
+    assert sync_bytes_among(400) == 8 * 2**20
 
 
 def test_a_rename_that_fails_leaves_what_it_would_have_replaced(tmp_path, monkeypatch):

@@ -177,6 +177,46 @@ raise SystemExit(stop.exit_code)
         assert keeper.wait(timeout=120) == 130, "it ended by itself, and had the time to say how"
 
 
+SAVES = """
+import os, signal, sys, time
+def save(*_):
+    if sys.argv[1] == "hangs":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    until = time.monotonic() + 5.0
+    while time.monotonic() < until:
+        time.sleep(0.2)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends_itself", "does", "code"),
+    [(True, "saves", 75), (False, "saves", 128 + signal.SIGKILL), (True, "hangs", 128 + signal.SIGKILL)],
+)
+def test_a_launcher_that_waits_for_a_save_is_not_killed(ends_itself: bool, does: str, code: int) -> None:
+    """It ends its ranks itself when no more bytes are written; only where it hangs the host's keeper does."""
+    order = {
+        "argv": [sys.executable, "-c", SAVES, does],
+        "folder": "/",
+        "environ": {},
+        "grace_seconds": 2.5,
+        "ends_itself": ends_itself,
+    }
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "coremill.launch.keeper"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as keeper:
+        assert keeper.stdin is not None and keeper.stdout is not None
+        keeper.stdin.write(json.dumps(order).encode() + b"\n")
+        keeper.stdin.flush()
+        assert keeper.stdout.readline() == b"up\n"
+        keeper.stdin.write(STOP_WORD + b"\n")
+        keeper.stdin.flush()
+        assert keeper.wait(timeout=120) == code
+
+
 def test_a_host_that_refuses_decides_how_it_ended() -> None:
     """The others were asked to end, and may have said that they stopped on request."""
     stopped = Failure(rank=1, host="b", exit_code=75, signal=None, time=0.0, follows=False, tail="")

@@ -15,7 +15,7 @@ from coremill.launch import pulse as pulse_module
 from coremill.launch.pulse import PULSE, Pulse, Reading
 from coremill.launch.sentry import Sentry
 from coremill.launch.stop import StopSignals
-from coremill.launch.stuck import Limits
+from coremill.launch.stuck import Limits, Watch
 
 
 class Clock:
@@ -23,6 +23,9 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
     def monotonic(self) -> float:
         return self.now
@@ -55,28 +58,54 @@ def test_storage_is_called_slow_by_the_plan_or_where_it_takes_nothing(
     assert told[1:] == [pytest.approx(10, abs=2)]
 
 
-@pytest.mark.parametrize("may_grow", [False, True])
-def test_a_stop_waits_for_a_save_that_gets_on(monkeypatch: pytest.MonkeyPatch, may_grow: bool) -> None:
-    monkeypatch.setattr(local, "GROWN_GRACE_SECONDS", 0.5)
-    ended: list[float] = []
-    monkeypatch.setattr(local, "end_all", lambda ranks: ended.append(time.monotonic()))
+def seconds_to_the_kill(
+    monkeypatch: pytest.MonkeyPatch, *, may_grow: bool, writes_seconds: float = 0.0, slower_step_seconds: float = 0.0
+) -> float:
+    """From a request to stop, where 60 s are given for it."""
+    clock, ended = Clock(), []
+    began = clock.now
+    monkeypatch.setattr(local, "time", clock)
+    monkeypatch.setattr(local, "sleep_unless_ended", lambda pids, seconds: clock.sleep(seconds))
+    monkeypatch.setattr(local, "end_all", lambda ranks: ended.append(clock.now - began))
     rank: Any = SimpleNamespace(
         poll=lambda: None, is_running=True, exit_code=None, failed=False, pid=None, ask_to_end=lambda: None
     )
-    began = time.monotonic()
 
-    class Writing:
+    class Seen:
         look = staticmethod(lambda pids: None)
 
         @property
-        def saved_bytes(self) -> int:  # grows for a second and a half
-            return int(1000 * min(1.5, time.monotonic() - began))
+        def saved_bytes(self) -> int:
+            return int(1000 * min(writes_seconds, clock.now - began))
 
+    seen: Any = Seen()
+    seen.slower_step_seconds = slower_step_seconds
     stop = StopSignals()
     stop.first = signal.SIGTERM
-    writing: Any = Writing()
-    local._watch([rank], stop, lambda: None, lambda text: None, lambda code: 0.0, 0.4, writing, may_grow)
-    assert (ended[0] - began >= 1.9) if may_grow else (ended[0] - began < 1.5)
+    local._watch([rank], stop, lambda: None, lambda text: None, lambda code: 0.0, 60.0, seen, may_grow)
+    return ended[0]
+
+
+def test_a_stop_waits_for_a_save_that_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for may_grow, seconds in ((True, 200.0 + local.GROWN_GRACE_SECONDS), (False, 60.0)):
+        ended = seconds_to_the_kill(monkeypatch, may_grow=may_grow, writes_seconds=200.0)
+        assert ended == pytest.approx(seconds, abs=1)
+
+
+def test_a_stop_waits_for_a_step_that_takes_longer_than_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    for may_grow, seconds in ((True, 360.0), (False, 60.0)):
+        ended = seconds_to_the_kill(monkeypatch, may_grow=may_grow, slower_step_seconds=300.0)
+        assert ended == pytest.approx(seconds, abs=1)
+
+
+def test_how_much_slower_steps_are_is_measured() -> None:
+    pulse, watch = Pulse(), Watch(1, Limits(planned_step_seconds=10.0))
+    for second in range(101):
+        if second % 25 == 0:
+            pulse.step_done(1 + second // 25)
+        pulse.mark()
+        watch.look([pulse.reading()], [True], float(second), lambda rank: False)
+        assert watch.slower_step_seconds == (0.0 if second < 25 else 15.0)
 
 
 def test_under_a_foreign_launcher_rank_0_shows_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,11 +28,11 @@ def config_of(**sections: Any) -> RunConfig:
 
 
 def test_left_to_itself_a_stop_gives_a_large_save_its_time() -> None:
-    large, small = plan_save(config_of(), EIGHT_BILLION), plan_save(config_of(), SMALL)
+    large, small = plan_save(config_of(), EIGHT_BILLION, 30.0), plan_save(config_of(), SMALL, 0.8)
     assert large.bytes == 12 * EIGHT_BILLION and large.seconds == pytest.approx(771, abs=1)
-    assert large.grace_seconds.value * SHARE_OF_GRACE >= 2 * large.seconds
+    assert large.grace_seconds.value * SHARE_OF_GRACE >= 30.0 + 2 * large.seconds
     assert "96.4 GB takes 13 min at an assumed 125 MB/s" in large.grace_seconds.reason
-    assert small.grace_seconds.value == 120.0
+    assert small.grace_seconds.value == 121.0
     assert large.warnings == small.warnings == ()
 
 
@@ -46,12 +46,23 @@ def test_left_to_itself_a_stop_gives_a_large_save_its_time() -> None:
 )
 def test_what_is_too_short_for_the_planned_save_is_said_before_the_first_step(sections: Any, words: str) -> None:
     config = config_of(**sections, fleet={"nodes": 4, "instance": "c7i.8xlarge"})
-    assert plan_save(config, SMALL).warnings == ()
+    assert plan_save(config, SMALL, 1.0).warnings == ()
     plan = make_plan(config, fleet_of("4xc7i.8xlarge"), read_card(config=LLAMA_3_8B, name="llama3-8b"))
     for render in (render_plan_short, lambda *given: render_plan(given[0], {"parameters": EIGHT_BILLION}, given[1])):
         console = Console(file=io.StringIO(), width=80)
         render(plan.to_json(), console)
         assert f"saving: {words}" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_stop_waits_for_the_step_under_way() -> None:
+    """A step of 4 minutes and a save of 5 seconds: the two minutes alone would kill ranks within the step."""
+    assert plan_save(config_of(), SMALL, 240.0).grace_seconds.value == 120.0 + 300.0
+    for sections, setting in (
+        ({"grace": "4m"}, "checkpoint.grace is 4m"),
+        ({"spot_notices": "on"}, "EC2 takes a spot machine back 120 s after it says so"),
+    ):
+        (warning,) = plan_save(config_of(checkpoint=sections), SMALL, 240.0).warnings
+        assert setting in warning and "takes 5 s at an assumed 125 MB/s, after a step of up to 4 min" in warning
 
 
 def test_what_the_user_sets_stays() -> None:
