@@ -129,7 +129,7 @@ def _launch_owned(
     if outcome.unkillable:
         OWNED.abandon()
     OWNED.check_now()  # what follows is written over another run's, where one has begun here
-    if outcome.exit_code == 0 and config.sample.prompt and config.run.export and leads:
+    if outcome.exit_code == 0 and config.sample.prompt is not None and config.run.export and leads:
         begin_ids, code = orders.data.begin_ids, orders.model.code_sha256
         write_sample(folder.export, config.sample, folder.path, environ, begin_ids=begin_ids, code_sha256=code)
     record_failure(outcome, folder, since=ending.since)

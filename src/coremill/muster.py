@@ -302,7 +302,7 @@ def close_run(loaded: LoadedConfig, orders: Orders, world: World, folder: RunFol
     if world.identity.launcher == "coremill" or world.rank != 0:
         return 0
     OWNED.check_now()
-    if loaded.config.sample.prompt and loaded.config.run.export:
+    if loaded.config.sample.prompt is not None and loaded.config.run.export:
         begin_ids, code = orders.data.begin_ids, orders.model.code_sha256
         sample, environ = loaded.config.sample, environment_snapshot()
         write_sample(folder.export, sample, folder.path, environ, begin_ids=begin_ids, code_sha256=code)

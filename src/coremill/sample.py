@@ -17,7 +17,10 @@ from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.remote_code import checked_copy
 from coremill.report.events import EventWriter
 
-TIMEOUT_SECONDS = 600
+SHORTEST_TIMEOUT_SECONDS = 600.0
+# Slow on purpose: a network disk under load, and memory that is shared with others.
+READ_BYTES_PER_SECOND = 10e6
+GENERATE_BYTES_PER_SECOND = 1e9
 
 
 def write_sample(
@@ -31,9 +34,36 @@ def write_sample(
 ) -> None:
     """Ask the export for a completion and add it to rank 0's events; its own code is run where this is its hash.
 
-    The prompt begins with `begin_ids`, as the documents of the training did.
+    The prompt begins with `begin_ids`, as the documents of the training did. The training is done: an export that gives
+    none is a finding of the report, and fails no run.
     """
     assert sample.prompt is not None
+    found: dict[str, str]
+    try:
+        found = {"completion": _ask(export, sample, environ, begin_ids, code_sha256)}
+    except subprocess.TimeoutExpired as error:
+        found = {"problem": f"the exported model gave no completion within {error.timeout:,.0f} s"}
+    except CoremillError as error:
+        found = {"problem": f"the exported model gave no completion: {error.what}", "details": error.why or ""}
+    except (OSError, ValueError, LookupError) as error:
+        found = {"problem": f"the exported model gave no completion: {type(error).__name__}: {error}"}
+    with EventWriter(run_folder, 0) as events:
+        events.write("sample", prompt=sample.prompt, **found)
+
+
+def timeout_seconds(export: Path, tokens: int) -> float:
+    """How long a slow disk and a slow memory may take to read the export once and to go through it for every token."""
+    size = sum(path.stat().st_size for path in export.rglob("*") if path.is_file())
+    return max(SHORTEST_TIMEOUT_SECONDS, size / READ_BYTES_PER_SECOND + tokens * size / GENERATE_BYTES_PER_SECOND)
+
+
+def _ask(
+    export: Path,
+    sample: SampleSection,
+    environ: Mapping[str, str],
+    begin_ids: Sequence[int],
+    code_sha256: str | None,
+) -> str:
     trusted = [] if code_sha256 is None else [code_sha256]
     child = subprocess.run(
         [sys.executable, "-m", "coremill.sample", str(export), str(sample.tokens), *trusted],
@@ -41,14 +71,14 @@ def write_sample(
         capture_output=True,
         text=True,
         env=dict(environ),
-        timeout=TIMEOUT_SECONDS,
+        timeout=timeout_seconds(export, sample.tokens),
     )
     if child.returncode != 0:
-        raise CoremillError(
-            "the exported model gave no completion", where=str(export), why=child.stderr.strip()[-2000:]
-        )
-    with EventWriter(run_folder, 0) as events:
-        events.write("sample", prompt=sample.prompt, completion=json.loads(child.stdout)["completion"])
+        said = child.stderr.strip()
+        last_line = said.splitlines()[-1] if said else f"its process ended with status {child.returncode}"
+        raise CoremillError(last_line, why=said[-2000:])
+    # The last line: a model's own code may print.
+    return str(json.loads(child.stdout.strip().splitlines()[-1])["completion"])
 
 
 def complete(export: str, prompt: str, tokens: int, begin_ids: list[int], code_sha256: str | None = None) -> str:
@@ -65,6 +95,8 @@ def complete(export: str, prompt: str, tokens: int, begin_ids: list[int], code_s
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     if ids[: len(begin_ids)] != begin_ids:
         ids = [*begin_ids, *ids]
+    if not ids:  # an empty prompt: what a document may follow
+        ids = [tokenizer.eos_token_id]
     inputs = torch.tensor([ids])
     torch.manual_seed(0)
     output = model.generate(

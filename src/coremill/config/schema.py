@@ -69,7 +69,7 @@ class DataSection(Section):
     evaluation_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0,
         description="share of the text held out for evaluation where no evaluation source or split is named: whole"
-        " documents, chosen by train.seed; of a text that is one document its tail",
+        " documents, chosen by train.seed; where none come near the share, the tail of one",
     )
     sequence_length: PositiveInt = Field(512, description="tokens per row")
     on_bad_rows: Literal["stop", "skip"] = Field(

@@ -15,10 +15,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from coremill.errors import InputError, StorageError
 
 LOCK_POLL_SECONDS = 0.1
+_IN_USE: dict[Path, IO[bytes]] = {}  # locks that this process holds until it ends
 # Some shared filesystems have no locks (Lustre mounted without flock): work may then be done twice, never wrongly.
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
@@ -44,6 +46,37 @@ def build_once(
             return False
     except OSError as error:
         raise _storage_problem(error, final) from error
+
+
+def keep_in_use(folder: Path) -> None:
+    """Until this process ends nobody drops the folder, which need not be there yet; it counts as the newest."""
+    if folder in _IN_USE:
+        return
+    # Where there are no locks, or the cache may only be read, nothing is dropped either.
+    with contextlib.suppress(OSError):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        stream = _use_file(folder).open("wb")
+        _IN_USE[folder] = stream
+        os.utime(stream.fileno())
+        fcntl.flock(stream, fcntl.LOCK_SH)
+
+
+def drop_unused(parent: Path, pattern: str, *, keep: int) -> None:
+    """Remove the folders of a pattern but the `keep` that were used last, and those that a process uses."""
+    last_used: dict[Path, float] = {}
+    for folder in parent.glob(pattern):
+        with contextlib.suppress(OSError):
+            last_used[folder] = _use_file(folder).stat().st_mtime
+    for folder in sorted(last_used, key=lambda each: last_used[each], reverse=True)[keep:]:
+        doomed = folder.with_name(f".{folder.name}.partial-{uuid.uuid4().hex[:8]}")
+        with contextlib.suppress(OSError), _use_file(folder).open("rb+") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _use_file(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.use")
 
 
 def _build(final: Path, build: Callable[[Path], None], is_whole: Callable[[Path], bool]) -> None:

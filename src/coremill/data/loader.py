@@ -84,6 +84,7 @@ class _BatchMaker:
     def __init__(self, rows: PackedRows, data: PackedData, attention_across_documents: bool) -> None:
         self._rows, self._across = rows, attention_across_documents
         self._length, self._eos_id = data.sequence_length, data.eos_id
+        self._end_begins_next = data.end_begins_next
 
     def valid_targets(self, row_ids: Positions) -> int:
         """A row of n tokens has n - 1 targets, less one per later document where none may see across."""
@@ -100,8 +101,11 @@ class _BatchMaker:
         position_ids = None
         if not self._across:
             starts = np.zeros(ids.shape, dtype=bool)
-            starts[: len(row_ids), 1:] = real[:, :-1] == self._eos_id
-            labels[starts] = IGNORED
+            if self._end_begins_next:  # which the document before it may well be asked for
+                starts[: len(row_ids), 1:] = real[:, 1:] == self._eos_id
+            else:
+                starts[: len(row_ids), 1:] = real[:, :-1] == self._eos_id
+                labels[starts] = IGNORED
             columns = np.arange(self._length)
             position_ids = torch.from_numpy(columns - np.maximum.accumulate(np.where(starts, columns, 0), axis=1))
         names = (*(int(row) for row in row_ids), *([FILLER] * fillers))

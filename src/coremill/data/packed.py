@@ -9,7 +9,9 @@ A packing is a folder with these files:
 
 Documents held out for evaluation make a folder of two packings, `train` and `evaluation` (holding_out.py).
 
-Positions inside a document need no file: a document ends with the end token, so they follow from the ids.
+Positions inside a document need no file: a document ends with the end token, so they follow from the ids. Where a
+tokenizer begins a text with its end token (OPT), one token stands between two documents: the second begins with it, and
+to the first it is what comes after its last word.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any, Literal
 
 from coremill.errors import InputError
 
-FORMAT_VERSION = 2  # part of every cache key: raise it when the meaning of the files changes
+FORMAT_VERSION = 3  # part of every cache key: raise it when the meaning of the files changes
 TOKENS_FILE = "tokens.bin"
 BOUNDARIES_FILE = "boundaries.bin"
 DOCUMENTS_FILE = "documents.bin"
@@ -64,6 +66,11 @@ class Manifest:
     bad_rows_words: str = ""  # how many and why
     begin_ids: tuple[int, ...] = ()  # put in front of every document
     is_plain: bool = True  # special tokens made no difference: the tokens are those of data.special_tokens: none
+
+    @property
+    def end_begins_next(self) -> bool:
+        """The token that ends a document is the one that begins the next."""
+        return list(self.begin_ids[:1]) == [self.eos_id]
 
     @property
     def all_tokens(self) -> int:
@@ -118,6 +125,11 @@ class PackedData:
     evaluation_words: str = ""  # what was held out of the training text
     begin_ids: tuple[int, ...] = ()  # the special tokens in front of every document; a sample's prompt gets them too
     is_plain: bool = True  # special tokens made no difference
+
+    @property
+    def end_begins_next(self) -> bool:
+        """The token that ends a document is the one that begins the next."""
+        return self.begin_ids[:1] == (self.eos_id,)
 
     def counts(self) -> dict[str, Any]:
         """What is known of the data, for an event."""

@@ -2,7 +2,8 @@
 
 No token is padding and none is computed twice; the tail that fills no row is not trained on, and counted. In front of
 a document and behind it stands what the tokenizer itself puts around a text (data.special_tokens: auto), once: a text
-that spells a special token is read as that token, as everywhere in Hugging Face, and gets no second one.
+that spells a special token is read as that token, as everywhere in Hugging Face, and gets no second one. Where the
+begin token is the end token, one stands between two documents.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def pack_text(
         for file in (stream, document_ends):
             file.flush()
             os.fsync(file.fileno())
-    write_boundaries(destination, dtype, rows, sequence_length, tokenizer.eos_id)
+    write_boundaries(destination, dtype, rows, sequence_length, None if writer.end_begins_next else tokenizer.eos_id)
     text.bad.write(destination)
     return {
         "eos_id": tokenizer.eos_id,
@@ -107,6 +108,7 @@ class _Writer:
         self._never_twice = tokenizer.around is not None
         self.begin = around.begin
         self._end = around.end if around.end[-1:] == (eos_id,) else (*around.end, eos_id)
+        self.end_begins_next = self.begin[:1] == (eos_id,)
         self.is_plain = not self.begin and self._end == (eos_id,)
         self._open: tuple[int, ...] | None = None  # the last ids of the document that is not closed yet
         self.documents = 0
@@ -128,14 +130,18 @@ class _Writer:
             parts.append(part)
             self.tokens += len(part)
 
-        for piece, ids in zip(batch, encoded, strict=True):
+        for piece, encoded_ids in zip(batch, encoded, strict=True):
+            ids = encoded_ids
             self.source_bytes += piece.source_bytes
+            if self._open is None and self.end_begins_next and self.documents and tuple(ids[:1]) == self.begin[:1]:
+                ids = ids[1:]  # it stands there already
             blank = self._open is None and not piece.text.strip()
             if ids and not blank:
                 part = np.asarray(ids, dtype=np.uint32)
                 self._check(part, piece.where)
-                if self._open is None and tuple(ids[: len(begin)]) != self.begin:
-                    append(begin)
+                needed = begin[1:] if self.end_begins_next and self.documents else begin
+                if self._open is None and tuple(ids[: len(needed)]) != tuple(needed):
+                    append(needed)
                 append(part)
                 self._open = (*(self._open or ()), *ids[-len(end) :])[-len(end) :]
             if not piece.ends_document:
@@ -176,13 +182,17 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def write_boundaries(destination: Path, dtype: str, rows: int, sequence_length: int, eos_id: int) -> None:
-    """Per row the number of end tokens that are followed by another token of the row: each takes away one target."""
+def write_boundaries(destination: Path, dtype: str, rows: int, sequence_length: int, eos_id: int | None) -> None:
+    """Per row the number of end tokens that are followed by another token of the row: each takes away one target.
+
+    None: an end token begins the next document too, and takes none away.
+    """
     tokens = np.memmap(destination / TOKENS_FILE, dtype=dtype, mode="r", shape=(rows, sequence_length))
     block_rows = max(1, BOUNDARY_BLOCK_TOKENS // sequence_length)
     with (destination / BOUNDARIES_FILE).open("wb") as stream:
         for first in range(0, rows, block_rows):
             block = tokens[first : first + block_rows, :-1]
-            stream.write(np.count_nonzero(block == eos_id, axis=1).astype(np.uint32).tobytes())
+            lost = np.zeros(len(block)) if eos_id is None else np.count_nonzero(block == eos_id, axis=1)
+            stream.write(lost.astype(np.uint32).tobytes())
         stream.flush()
         os.fsync(stream.fileno())

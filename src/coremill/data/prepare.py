@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coremill.config.schema import DataSection, RunConfig
 from coremill.data.bad_rows import LISTING_FILE
-from coremill.data.cache import build_once
+from coremill.data.cache import build_once, drop_unused, keep_in_use
 from coremill.data.child_process import run_in_child
 from coremill.data.hub import PREFIX as HUB_PREFIX
 from coremill.data.packed import (
@@ -35,9 +35,11 @@ from coremill.data.tokenizer_files import SpecialTokens, tokenizer_identity
 from coremill.errors import InputError
 
 HASH_PROGRESS_SECONDS = 0.1
+SPLITS_KEPT = 3  # of one packing, each as large as it
 # Part of what names the data of a run in its checkpoints: raise it when the same text gives other tokens. It is that of
 # 0.1.0, whose runs go on where their tokens are the same.
 TOKENS_VERSION = 1
+HELD_OUT = "documents or a tail held out"  # the same for what is held out
 OnProgress = Callable[[Progress], None] | None
 
 
@@ -75,7 +77,7 @@ def prepare_data(
     if section.evaluation_fraction:
         _require_two_rows(whole.manifest.rows, section)
         training, evaluation = packer.hold_out(whole, section.evaluation_fraction, config.train.seed)
-        key = _hash(whole.key, "documents held out", section.evaluation_fraction, config.train.seed)
+        key = _hash(whole.key, HELD_OUT, section.evaluation_fraction, config.train.seed)
     else:
         evaluation_rows = 0 if evaluation is None else evaluation.manifest.rows
         key = _hash(*(each.key for each in packings), evaluation_rows, config.train.seed if evaluation_rows else 0)
@@ -168,12 +170,14 @@ class _Packer:
             manifest.highest_id, manifest.highest_token, self.vocabulary_rows, str(self.tokenizer_folder), source.where
         )
         added = () if manifest.is_plain else (f"special tokens {self.special_tokens}",)
+        added += ("one token between documents",) if manifest.end_begins_next else ()
         return _Packing(final, manifest, from_cache, _hash(TOKENS_VERSION, *made_from, *added))
 
     def hold_out(self, whole: _Packing, fraction: float, seed: int) -> tuple[_Packing, _Packing]:
         """The packings to train and to evaluate on, of documents of a whole one."""
-        key = _hash(FORMAT_VERSION, whole.manifest.key, "documents held out", fraction, seed)
-        final = self.cache / key
+        key = _hash(FORMAT_VERSION, whole.manifest.key, HELD_OUT, fraction, seed)
+        final = self.cache / f"{whole.folder.name}-{key}"
+        keep_in_use(final)
 
         def build(partial: Path) -> None:
             job = {"job": "hold out", "whole": str(whole.folder), "destination": str(partial)}
@@ -187,6 +191,8 @@ class _Packer:
             build=build,
             on_wait=lambda: self._tell(Progress(0, 0, None, 0, "wait")),
         )
+        if not from_cache:
+            drop_unused(self.cache, f"{whole.folder.name}-*", keep=SPLITS_KEPT)
         manifests = [read_manifest(final / name) for name in ("train", "evaluation")]
         assert manifests[0] is not None and manifests[1] is not None, "build_once returns only when both are whole"
         return (
@@ -293,6 +299,11 @@ def _words_of_held_out(whole: _Packing, training: _Packing, evaluation: _Packing
     share = f"{held.rows:,} of {rows:,} rows ({held.rows / rows:.1%})"
     if whole.manifest.documents == 1:
         return f"held out for evaluation: the tail of the text, which is one document: {share}"
+    if held.documents + training.manifest.documents > whole.manifest.documents:
+        return (
+            f"held out for evaluation: the tail of one of {whole.manifest.documents:,} documents, for no choice of"
+            f" whole ones comes near data.evaluation_fraction: {share}"
+        )
     return f"held out for evaluation: {held.documents:,} of {whole.manifest.documents:,} documents, {share}"
 
 

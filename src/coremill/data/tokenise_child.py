@@ -87,7 +87,8 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         from coremill.data.holding_out import hold_out
 
         speaker.progress(Progress(0, 0, None, 0, "hold out"), always=True)
-        return hold_out(Path(job["whole"]), Path(job["destination"]), fraction=job["fraction"], seed=job["seed"])
+        whole, split = Path(job["whole"]), Path(job["destination"])
+        return hold_out(whole, split, fraction=job["fraction"], seed=job["seed"], on_progress=speaker.progress)
     from coremill.data.packing import pack_text
     from coremill.data.sources import TextSource, open_text
     from coremill.data.tokenizer_files import load_tokenizer

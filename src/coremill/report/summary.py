@@ -69,7 +69,7 @@ def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[s
             {"step": step, **{key: event.get(key) for key in ("loss", "perplexity", "tokens", "seconds")}}
             for step, event in sorted(tally.evaluations.items())
         ],
-        "sample": None if tally.sample is None else {key: tally.sample.get(key) for key in ("prompt", "completion")},
+        "sample": _sample(tally),
         "export": None if tally.export is None else {k: tally.export.get(k) for k in ("folder", "bytes", "seconds")},
         "faults": timeline(tally.faults, tally.restarts, tally.first_time),
         "choices": _choices(tally),
@@ -137,6 +137,12 @@ def _figures(tally: RunTally) -> dict[str, Any]:
     }
 
 
+def _sample(tally: RunTally) -> dict[str, Any] | None:
+    if tally.sample is None or tally.sample.get("completion") is None:
+        return None
+    return {key: tally.sample.get(key) for key in ("prompt", "completion")}
+
+
 def _findings(tally: RunTally) -> dict[str, Any]:
     """What a reader should look at: numbers that were none, losses far above the usual; `findings` in words."""
     spikes = loss_spikes((step, tally.steps[step].loss) for step in sorted(tally.steps))
@@ -147,6 +153,8 @@ def _findings(tally: RunTally) -> dict[str, Any]:
         lines.insert(0, str(tally.data.get("bad_rows_words")))
     files = {} if tally.files_load is None else tally.files_load.fields
     lines = [*weight_findings(files), *lines]
+    if tally.sample is not None and tally.sample.get("problem"):
+        lines.insert(0, f"no sample: {tally.sample.get('problem')}")
     return {
         "weights_drawn": list(files.get("initialised") or ()),
         "weights_unused": list(files.get("unexpected") or ()),

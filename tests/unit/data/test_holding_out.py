@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coremill.data.holding_out import documents_held_out, hold_out
-from coremill.data.packed import FORMAT_VERSION, Manifest
+from coremill.data.holding_out import document_to_cut, documents_held_out, hold_out
+from coremill.data.packed import FORMAT_VERSION, Manifest, Progress
 from coremill.errors import InputError
 
 LENGTH, END = 4, 0
 
 
-def whole_packing(folder: Path, lengths: list[int], *, tokens: np.ndarray | None = None) -> Path:
+def whole_packing(
+    folder: Path, lengths: list[int], *, tokens: np.ndarray | None = None, begin_ids: tuple[int, ...] = ()
+) -> Path:
     """Document d holds the number d + 1 all over, then the end token."""
     folder.mkdir(parents=True, exist_ok=True)
     ends = np.cumsum(lengths)
@@ -42,6 +44,7 @@ def whole_packing(folder: Path, lengths: list[int], *, tokens: np.ndarray | None
         empty_documents=0,
         highest_id=int(tokens.max()),
         highest_token="x",
+        begin_ids=begin_ids,
     ).write(folder)
     return folder
 
@@ -64,11 +67,15 @@ def test_no_document_is_on_both_sides(
     whole = whole_packing(folder / "whole", lengths)
     (folder / "split").mkdir()
     try:
-        counts = hold_out(whole, folder / "split", fraction=fraction, seed=seed)
+        counts = hold_out(whole, folder / "split", fraction=fraction, seed=seed, on_progress=lambda progress: None)
     except InputError:
         return  # where it may: see below
     train, held = sides(folder / "split")
-    assert not set(train) & set(held) - {END} and len(train) + len(held) == sum(lengths)
+    on_both = set(train) & set(held) - {END}
+    assert len(train) + len(held) == sum(lengths) and len(on_both) <= 1
+    assert len(held) <= max(3 * fraction * sum(lengths), 4 * LENGTH)
+    if documents_held_out(np.cumsum(lengths), length=LENGTH, fraction=fraction, seed=seed) is not None:
+        assert not on_both
     assert sorted(set(train) | set(held)) == list(range(len(lengths) + 1))
     for name, tokens in (("train", train), ("evaluation", held)):
         count = counts[name]
@@ -83,7 +90,7 @@ def test_no_document_is_on_both_sides(
 def held_tokens(lengths: list[int], fraction: float, seed: int = 7) -> int:
     ends = np.cumsum(lengths)
     held = documents_held_out(ends, length=LENGTH, fraction=fraction, seed=seed)
-    assert (held == documents_held_out(ends, length=LENGTH, fraction=fraction, seed=seed)).all()
+    assert held is not None and (held == documents_held_out(ends, length=LENGTH, fraction=fraction, seed=seed)).all()
     return int(np.array(lengths)[held].sum())
 
 
@@ -98,22 +105,47 @@ def test_about_the_share_that_was_asked_for() -> None:
 def test_a_few_documents() -> None:
     assert held_tokens([40] * 5, 0.1) == 40  # one of five: the least there is
     assert held_tokens([500, 9, 300, 400], 0.01) == 9  # a long one does not take the place of a short one
-    assert held_tokens([500, 400], 0.01) == 400  # the shorter of two, and it is said how much that is
     assert held_tokens([8, 8], 0.9) == 8  # something is left to train on
 
 
-@pytest.mark.parametrize("lengths", [[7, 2], [3, 3, 3]])
+@pytest.mark.parametrize(
+    ("lengths", "fraction"),
+    [([10_000, 500], 0.05), ([100_000, 300, 200], 0.01), ([60_000, 40_000], 0.01), ([50_000] * 3, 0.05)],
+)
+def test_where_no_whole_documents_come_near_one_gives_its_tail(lengths: list[int], fraction: float) -> None:
+    """Rows of 1024. A book beside a note was refused; of long ones 33 to 40 % were held out."""
+    ends = np.cumsum(lengths)
+    for seed in range(4):
+        assert documents_held_out(ends, length=1024, fraction=fraction, seed=seed) is None
+        document, rows = document_to_cut(ends, length=1024, fraction=fraction, seed=seed)
+        assert rows == max(1, round(fraction * sum(lengths) / 1024)) and lengths[document] > 2 * rows * 1024
+
+
+def test_the_tail_of_one_of_several(tmp_path: Path) -> None:
+    (tmp_path / "split").mkdir()
+    told: list[Progress] = []
+    whole = whole_packing(tmp_path, [3, 103, 2])
+    counts = hold_out(whole, tmp_path / "split", fraction=0.1, seed=7, on_progress=told.append)
+    train, held = sides(tmp_path / "split")
+    assert train == [1, 1, END, *[2] * 91, 3, END] and held == [*[2] * 11, END]
+    assert counts["train"]["documents"] == 3 and counts["evaluation"]["documents"] == 1
+    assert [progress.bytes_done for progress in told][-1] == told[-1].bytes_total == 2 * 108 and len(told) > 1
+
+
+@pytest.mark.parametrize("lengths", [[3, 3, 3]])
 def test_documents_that_cannot_be_shared(lengths: list[int]) -> None:
     """Both sides need a row of four."""
     with pytest.raises(InputError, match="cannot be shared") as caught:
-        held_tokens(lengths, 0.1)
+        assert documents_held_out(np.cumsum(lengths), length=LENGTH, fraction=0.1, seed=7) is None
+        document_to_cut(np.cumsum(lengths), length=LENGTH, fraction=0.1, seed=7)
     assert "data.evaluation_source" in str(caught.value) and f"{len(lengths)} documents" in str(caught.value)
 
 
 def test_of_one_document_its_tail(tmp_path: Path) -> None:
     tokens = np.arange(1, 104)
     (tmp_path / "split").mkdir()
-    counts = hold_out(whole_packing(tmp_path, [103], tokens=tokens), tmp_path / "split", fraction=0.1, seed=7)
+    whole = whole_packing(tmp_path, [103], tokens=tokens)
+    counts = hold_out(whole, tmp_path / "split", fraction=0.1, seed=7, on_progress=lambda progress: None)
     train, held = sides(tmp_path / "split")
     assert train + held == tokens.tolist() and len(held) == 12 and counts["evaluation"]["rows"] == 3
 
@@ -122,5 +154,18 @@ def test_the_tail_begins_after_an_end_token_that_the_text_spells(tmp_path: Path)
     tokens = np.arange(1, 104)
     tokens[[20, 88, 95]] = END  # the tail of three rows would begin at 91
     (tmp_path / "split").mkdir()
-    hold_out(whole_packing(tmp_path, [103], tokens=tokens), tmp_path / "split", fraction=0.1, seed=7)
+    whole = whole_packing(tmp_path, [103], tokens=tokens)
+    hold_out(whole, tmp_path / "split", fraction=0.1, seed=7, on_progress=lambda progress: None)
     assert sides(tmp_path / "split")[1] == tokens[89:].tolist()
+
+
+def test_a_side_begins_with_the_token_its_first_document_shared(tmp_path: Path) -> None:
+    """The begin token is the end token: one between two documents, and each side has its first."""
+    tokens = np.array([END, 1, 1, 1, END, 2, 2, 2, END, 3, 3, 3, END])
+    (tmp_path / "split").mkdir()
+    whole = whole_packing(tmp_path, [5, 4, 4], tokens=tokens, begin_ids=(END,))
+    hold_out(whole, tmp_path / "split", fraction=0.3, seed=7, on_progress=lambda progress: None)
+    train, held = sides(tmp_path / "split")
+    assert train[0] == held[0] == END and len(train) + len(held) == len(tokens) + 1
+    for name in ("train", "evaluation"):
+        assert not np.fromfile(tmp_path / "split" / name / "boundaries.bin", np.uint32).any()

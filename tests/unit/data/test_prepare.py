@@ -18,8 +18,10 @@ import pytest
 from small_tokenizer import make_tokenizer
 
 from coremill.config.schema import RunConfig
+from coremill.data import cache as cache_module
 from coremill.data import child_process, prepare
-from coremill.data.packed import PackedData, Progress, read_manifest
+from coremill.data.loader import PackedRows
+from coremill.data.packed import FORMAT_VERSION, PackedData, Progress, read_manifest
 from coremill.data.prepare import prepare_data, require_rows_for_ranks
 from coremill.errors import CoremillError, InputError
 
@@ -182,6 +184,30 @@ def test_seed_and_fraction_choose_documents_without_tokenising_again(
     assert PackedData.from_json(json.loads(json.dumps(split.to_json()))) == split
 
 
+def test_older_splits_are_dropped_but_those_in_use(
+    texts: Texts, run_config: MakeConfig, tokenizer_folder: Path, tmp_path: Path, in_process: list[str]
+) -> None:
+    path, cache = texts(*DOCUMENTS), tmp_path / "cache"
+    folders = []
+    for seed in range(1, 7):
+        data = prepared(run_config(path, evaluation_fraction=0.1, seed=seed), tokenizer_folder, cache)
+        folders.append(data.folder.parent)
+        os.utime(folders[-1].with_name(f".{folders[-1].name}.use"), (seed, seed))
+        if seed > 1:  # the first run goes on, the others have ended
+            cache_module._IN_USE.pop(folders[-1]).close()
+    assert [folder.exists() for folder in folders] == [True, False, False, True, True, True]
+    assert PackedRows(data, "train").count == data.train_rows  # the packing they are made of stays too
+
+
+def test_the_tail_of_one_of_several_documents_is_said(
+    texts: Texts, run_config: MakeConfig, tokenizer_folder: Path, tmp_path: Path, in_process: list[str]
+) -> None:
+    path = texts(" ".join(DOCUMENTS), "a note")
+    data = prepared(run_config(path, evaluation_fraction=0.1), tokenizer_folder, tmp_path / "cache")
+    assert data.evaluation_words.startswith("held out for evaluation: the tail of one of 2 documents, for no choice")
+    assert data.documents == 2 and 0.05 < data.evaluation_rows / data.train_rows < 0.2
+
+
 def test_of_one_long_text_the_tail_is_held_out_and_said(
     run_config: MakeConfig, tokenizer_folder: Path, tmp_path: Path, in_process: list[str]
 ) -> None:
@@ -222,7 +248,7 @@ def test_a_damaged_packing_is_made_again(
     elif damage == "manifest":
         manifest.write_text(manifest.read_text()[:-20])
     else:
-        manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 1'))
+        manifest.write_text(manifest.read_text().replace(f'"version": {FORMAT_VERSION}', '"version": 1'))
     assert read_manifest(data.folder) is None
     again = prepared(config, tokenizer_folder, tmp_path / "cache")
     assert not again.from_cache and again.folder == data.folder

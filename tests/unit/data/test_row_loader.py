@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -226,3 +227,17 @@ def test_packed_data_that_is_gone(tmp_path: Path) -> None:
     (data.folder / "tokens.bin").unlink()
     with pytest.raises(StorageError, match="gone or damaged"):
         make_loader(data)
+
+
+def test_an_end_token_that_begins_the_next_document(tmp_path: Path) -> None:
+    """It is asked for at the end of one document, and it is the first position of the next: no target is lost."""
+    tokens = np.array([[0, 7, 8, 0, 9, 0], [5, 6, 0, 4, 4, 4]])
+    write_packing(tmp_path / "train", tokens)
+    np.zeros(2, np.uint32).tofile(tmp_path / "train" / "boundaries.bin")
+    data = replace(make_data(tmp_path / "other", 2), folder=tmp_path / "train", begin_ids=(EOS,))
+    step = make_loader(data, rows_per_step=2, across=False).next_step()
+    (batch,) = step.batches
+    order = list(batch.row_ids)
+    assert batch.position_ids is not None
+    assert batch.position_ids.tolist() == [[[0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 3]][row] for row in order]
+    assert batch.labels.tolist() == tokens[order].tolist() and step.valid_targets == 10

@@ -31,12 +31,13 @@ RULES: dict[str, SpecialIds] = {  # as the tokenizers of real models have them
     "<mask> <begin> $A": SpecialIds((MASK, BEGIN)),  # ChatGLM
     "$A <mask>": SpecialIds((), (MASK,)),
 }
+SHARED = "<end> $A"  # OPT, XGLM: the begin token is the end token
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("tokenizers")
-    return {rule: make_tokenizer(root / str(index), around=rule) for index, rule in enumerate(RULES)}
+    return {rule: make_tokenizer(root / str(index), around=rule) for index, rule in enumerate([*RULES, SHARED])}
 
 
 def packed_ids(documents: list[str], folder: Path, special: Any, destination: Path) -> tuple[list[int], dict[str, Any]]:
@@ -82,6 +83,18 @@ def test_none_is_what_0_1_0_did(folders: dict[str, Path], tmp_path: Path) -> Non
     letters = load_tokenizer(folders["<begin> $A"], "none").encode(["a", "b"])
     assert found == [*letters[0], END, END, BEGIN, *letters[1], END]
     assert counts["is_plain"] and counts["begin_ids"] == []
+
+
+def test_a_begin_token_that_is_the_end_token_stands_once_between_documents(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    documents = ["ab", "<end>c", "<end>", "d<end>", "e"]
+    a, c, d, e = (list(ids) for ids in load_tokenizer(folders[SHARED], "none").encode(["ab", "c", "d", "e"]))
+    found, counts = packed_ids(documents, folders[SHARED], "auto", tmp_path)
+    assert found == [END, *a, END, *c, END, *d, END, *e, END]
+    assert counts["begin_ids"] == [END] and not counts["is_plain"]
+    assert counts["documents"] == 4 and counts["empty_documents"] == 1
+    assert not np.fromfile(tmp_path / "boundaries.bin", np.uint32).any()
 
 
 @settings(max_examples=80, deadline=None)
@@ -216,3 +229,5 @@ def test_a_sample_begins_as_a_document_does(folders: dict[str, Path], monkeypatc
     for prompt, begin_ids in (("a", [BEGIN]), ("<begin>a", [BEGIN]), ("a", [])):
         assert complete(str(folder), prompt, 1, begin_ids) == ""
     assert asked == [[BEGIN, *letter], [BEGIN, *letter], letter]
+    assert complete(str(folder), "", 1, []) == ""
+    assert asked[-1] == [END]  # a document may follow
