@@ -169,8 +169,9 @@ class _Packer:
         require_id_in_vocabulary(
             manifest.highest_id, manifest.highest_token, self.vocabulary_rows, str(self.tokenizer_folder), source.where
         )
-        added = () if manifest.is_plain else (f"special tokens {self.special_tokens}",)
-        added += ("one token between documents",) if manifest.end_begins_next else ()
+        added = [] if manifest.is_plain else [f"special tokens {self.special_tokens}"]
+        if manifest.end_begins_next:
+            added.append("one token between documents")
         return _Packing(final, manifest, from_cache, _hash(TOKENS_VERSION, *made_from, *added))
 
     def hold_out(self, whole: _Packing, fraction: float, seed: int) -> tuple[_Packing, _Packing]:
