@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from coremill.config.schema import DataSection
 from coremill.errors import InputError
-from coremill.model.small_copy import SPECIAL_TOKENS, small_copy
+from coremill.model.small_copy import SPECIAL_TOKENS, quiet_transformers, small_copy
 from coremill.plan.types import Choice
 
 FIRST, SECOND = 13, 11  # tokens of two documents in one row: longer than the small copy's windows
@@ -44,7 +44,8 @@ def require_documents_apart(model: PreTrainedModel, *, row_tokens: int) -> Choic
     """Refuse a model whose documents would see each other; `model` is one that no engine has placed."""
     name = type(model).__name__
     try:
-        found = influence_of_neighbours(small_copy(model, row_tokens=row_tokens))
+        with quiet_transformers():
+            found = influence_of_neighbours(small_copy(model, row_tokens=row_tokens))
     except Exception as error:  # of an unknown forward: then nothing is known of it, and silence would be a promise
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise _refusal(f"cannot tell whether {name} keeps documents apart", why) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.utils import logging
 
 VOCABULARY = 128
 SPECIAL_TOKENS = 8  # at the end of the vocabulary: what a config names by ids beyond it
@@ -82,6 +84,20 @@ _NEEDS: dict[str, dict[str, Any]] = {
 }
 
 
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """While a small copy is made and run: what transformers says of it is about no model that the user has."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+@quiet_transformers()
 def small_copy(model: PreTrainedModel, *, row_tokens: int, seed: int = 0) -> PreTrainedModel:
     """A small model of the same class, in fp32 with random weights and no dropout, ready to train.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
+from coremill.plan.attention import unread_windows
 from coremill.plan.headers import TensorHeader, read_headers
 from coremill.plan.shape import BlockShape, ModelShape, Tensor, block_of, shape_of, tensors_of, text_config
 from coremill.plan.unknown import has_recurrent_layers, kept_numbers, named_by_shape, shape_of_tensors
@@ -61,6 +62,7 @@ class ModelCard:
     experts_per_token: int
     expert_width: int
     has_recurrent_layers: bool = False
+    unread: tuple[str, ...] = ()  # what the config says in a form that was not read, in words
     estimated_numbers: int | None = None  # kept of a token by a layer of an unknown family; None: it is known
 
     @property
@@ -148,7 +150,7 @@ def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | Non
             why="the plan does not know this family, and counts the tensors of its files",
             do="plan with a folder or hub id that has safetensors weights",
         )
-    card = _card_of_tensors(name, shape, tensors, headers)
+    card = replace(_card_of_tensors(name, shape, tensors, headers), unread=unread_windows(config))
     if shape.known:
         return card
     return replace(

@@ -370,6 +370,7 @@ def _assumptions(fleet: Fleet, arrangement: Arrangement, card: ModelCard) -> tup
     notes = (
         [] if card.estimated_numbers is None else [f"what layers keep for backward: {activations_choice(card).reason}"]
     )
+    notes += [f"how far attention reaches: {words}" for words in card.unread]
     learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
     if learned.runs:
         notes.append(f"that it goes as {plural(learned.runs, 'run')} learned from on this machine: {learned.words()}")

@@ -105,7 +105,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     # Without a number of heads a model that is not known has no attention (Mamba, RWKV).
     heads = _integer(config, _HEADS, traits.heads if family_name in FAMILIES else 0)
     biased = bool(config.get(traits.bias_key, traits.qkv_bias)) if traits.bias_key else traits.qkv_bias
-    head_dim = config.get("head_dim") or traits.head_dim or hidden // max(1, heads)
+    head_dim = _integer(config, ("head_dim",), traits.head_dim or hidden // max(1, heads))
     layers = _integer(config, ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), traits.layers)
     intermediate = _integer(config, ("intermediate_size", "n_inner", "ffn_dim"), traits.intermediate or 4 * hidden)
     return ModelShape(
@@ -117,7 +117,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         layers=layers,
         heads=heads,
         kv_heads=_integer(config, ("num_key_value_heads",), traits.kv_heads or heads),
-        head_dim=int(head_dim),
+        head_dim=head_dim,
         vocabulary=_integer(config, ("vocab_size",), traits.vocabulary),
         max_positions=_positions(config, traits, family_name in FAMILIES),
         tied=bool(config.get("tie_word_embeddings", traits.tied)),
@@ -136,8 +136,8 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         activation=str(config.get("hidden_act") or config.get("activation_function") or traits.activation),
         eager_only=family_name in EAGER_ONLY,
         windows=windows_of(config, traits, layers),
-        experts=_integer(config, _EXPERTS, traits.experts),
-        experts_per_token=_integer(config, _EXPERTS_PER_TOKEN, traits.experts_per_token),
+        experts=_integer(config, _EXPERTS, traits.experts, least=0),
+        experts_per_token=_integer(config, _EXPERTS_PER_TOKEN, traits.experts_per_token, least=0),
         expert_width=(
             intermediate
             if traits.expert_width is None
@@ -241,16 +241,17 @@ def _mixes_layers(config: Mapping[str, Any]) -> bool:
     return bool(config.get("mlp_only_layers")) or config.get("decoder_sparse_step", 1) != 1
 
 
-def _integer(config: Mapping[str, Any], keys: tuple[str, ...], default: int) -> int:
+def _integer(config: Mapping[str, Any], keys: tuple[str, ...], default: int, *, least: int = 1) -> int:
     for key in keys:
         value = config.get(key)
         if value is None:
             continue
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
             return value
         # Families that are not known may mean something else by it: a number for each layer, say.
         if str(config.get("model_type")) in FAMILIES:
-            raise InputError(f"{key} of the model config is {value!r}, not a positive number", where="config.json")
+            what = "a positive number" if least else "a number, 0 or more"
+            raise InputError(f"{key} of the model config is {value!r}, not {what}", where="config.json")
     return default
 
 
@@ -262,7 +263,5 @@ def _fraction(config: Mapping[str, Any], keys: tuple[str, ...], default: float) 
 
 
 def _positions(config: Mapping[str, Any], traits: Family, known: bool) -> int | None:
-    for key in ("max_position_embeddings", "n_positions", "n_ctx"):
-        if config.get(key) is not None:
-            return int(config[key])
-    return traits.max_positions if known else None
+    named = _integer(config, ("max_position_embeddings", "n_positions", "n_ctx"), traits.max_positions if known else 0)
+    return named or None

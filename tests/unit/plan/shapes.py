@@ -24,6 +24,14 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_COMMON, "num_key_value_heads": 2},
     "llama-biased": {"model_type": "llama", **_COMMON, "attention_bias": True, "mlp_bias": True},
     "llama-tied": {"model_type": "llama", **_COMMON, "tie_word_embeddings": True, "head_dim": 24},
+    "smollm3": {"model_type": "smollm3", **_COMMON, "num_key_value_heads": 2, "pad_token_id": 0},
+    "smollm3-no-rope": {"model_type": "smollm3", **_COMMON, "num_key_value_heads": 2, "pad_token_id": 0}
+    | {"no_rope_layers": [1, 0, 0]},
+    "olmo2": {"model_type": "olmo2", **_COMMON, "num_key_value_heads": 2},
+    "olmo3": {"model_type": "olmo3", **_COMMON, "num_key_value_heads": 2},
+    "granite": {"model_type": "granite", **_COMMON, "num_key_value_heads": 2}
+    | {"embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+    "gemma3_text": {"model_type": "gemma3_text", **_COMMON, "num_key_value_heads": 2, "head_dim": 24},
     "mistral": {"model_type": "mistral", **_COMMON, "num_key_value_heads": 2},
     "mistral-window": {"model_type": "mistral", **_COMMON, "num_key_value_heads": 2, "sliding_window": 16},
     "mixtral": {

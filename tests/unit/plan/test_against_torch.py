@@ -154,7 +154,9 @@ def test_families_without_sdpa_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "window"), [("mistral", 4096), ("gemma2", 4096), ("qwen2", 4096), ("qwen3_moe", 4096), ("llama", None)]
+    ("family", "window"),
+    [("mistral", 4096), ("gemma2", 4096), ("qwen2", 4096), ("qwen3_moe", 4096), ("llama", None)]
+    + [("gemma3_text", 4096), ("olmo3", 4096), ("smollm3", None)],
 )
 def test_windows_are_those_of_transformers(family: str, window: int | None) -> None:
     config = CONFIG_MAPPING[family]()
@@ -168,7 +170,7 @@ def test_windows_are_those_of_transformers(family: str, window: int | None) -> N
     assert read_card(config=config.to_dict()).windows == expected
 
 
-@pytest.mark.parametrize("family", ["stablelm", "olmo2", "bloom", "gpt_bigcode", "phimoe", "mamba"])
+@pytest.mark.parametrize("family", ["stablelm", "helium", "bloom", "gpt_bigcode", "phimoe", "mamba"])
 def test_layers_that_are_not_known_keep_no_more_than_the_plan_says(family: str) -> None:
     known = TINY_CONFIGS["mixtral" if family == "phimoe" else "llama"]
     values = {**known, "model_type": family, "num_key_value_heads": 4, "n_head": 4, "n_embd": 64, "n_inner": 176}

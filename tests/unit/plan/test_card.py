@@ -3,14 +3,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.plan.card import read_card
 from coremill.plan.headers import TensorHeader
-from unit.plan.shapes import LLAMA_3_8B, TINY_CONFIGS, llama_tensors, safetensors_bytes
+from coremill.plan.planner import make_plan
+from unit.plan.shapes import LLAMA_3_8B, TINY_CONFIGS, fleet, llama_tensors, safetensors_bytes
 
 
 def headers_of(tensors: dict[str, tuple[int, ...]]) -> dict[str, TensorHeader]:
@@ -42,6 +45,25 @@ def test_headers_and_config_agree_buffers_and_the_tied_copy_left_out() -> None:
     assert from_headers.matmul_parameters == from_config.matmul_parameters
     assert from_headers.groups == from_config.groups
     assert from_headers.disk_dtype == "BF16"
+
+
+def test_no_experts_may_be_written_as_none_of_them() -> None:
+    config = {**TINY_CONFIGS["llama"], "num_local_experts": 0, "num_experts_per_tok": 0}
+    assert replace(read_card(config=config), name="") == replace(read_card(config=TINY_CONFIGS["llama"]), name="")
+    with pytest.raises(InputError, match="num_local_experts of the model config is -1, not a number, 0 or more"):
+        read_card(config={**config, "num_local_experts": -1})
+
+
+def test_windows_by_letters_and_in_forms_that_are_not_read() -> None:
+    config = {**TINY_CONFIGS["mistral"], "num_hidden_layers": 6, "sliding_window": 16}
+    card = read_card(config={**config, "sliding_window_pattern": "LLLG"})
+    assert card.windows == (16, 16, 16, None, 16, None) and card.unread == ()  # the last one sees all
+    for key, value in (("sliding_window", [16, 32]), ("sliding_window", "16"), ("sliding_window_pattern", "LxG")):
+        card = read_card(config={**config, key: value})
+        assert len(card.unread) == 1 and card.unread[0].startswith(f"{key} of the model config is ")
+        assert key != "sliding_window" or card.windows == 6 * (None,)
+        notes = make_plan(RunConfig(), fleet(), card).assumptions
+        assert f"how far attention reaches: {card.unread[0]}" in notes
 
 
 def test_an_unknown_family_is_counted_by_its_headers() -> None:

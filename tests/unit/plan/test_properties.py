@@ -9,14 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coremill.config.schema import RunConfig
+from coremill.errors import InputError
 from coremill.plan.allocator import habits_of
 from coremill.plan.card import ModelCard, read_card
+from coremill.plan.headers import TensorHeader
+from coremill.plan.logits import _CAPS, _SCALES
 from coremill.plan.memory import Surroundings, gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
 from coremill.plan.planner import make_plan
+from coremill.plan.shape import _ATTENTION_DROPOUT, _EXPERTS, _EXPERTS_PER_TOKEN, _HEADS, _RESIDUAL_DROPOUT, HIDDEN
 from coremill.plan.time import step_seconds
 from coremill.plan.traffic import looked_up_parameters, traffic_of
 from coremill.plan.types import Arrangement
-from unit.plan.shapes import TINY_CONFIGS, calibration, fleet, machine
+from coremill.plan.unknown import _STATE_KEYS
+from unit.plan.shapes import TINY_CONFIGS, calibration, fleet, llama_tensors, machine
 
 cards = st.builds(
     lambda name, layers, width, vocabulary: _card(name, layers, width, vocabulary),
@@ -131,3 +136,35 @@ def test_a_plan_is_the_same_on_every_rank(card: ModelCard, nodes: int, cores: in
     passes, size = made.accumulation_steps.value, made.micro_batch_rows.value
     assert (passes - 1) * size < rank_rows <= passes * size
     assert made.fits == (made.memory.peak.total <= made.memory.limit) == (made.shortfall_bytes == 0)
+
+
+KEYS = sorted(
+    {*HIDDEN, *_HEADS, *_EXPERTS, *_EXPERTS_PER_TOKEN, *_ATTENTION_DROPOUT, *_RESIDUAL_DROPOUT, *_STATE_KEYS}
+    | {*_CAPS, *_SCALES, "head_dim", "num_hidden_layers", "intermediate_size", "num_key_value_heads", "vocab_size"}
+    | {"max_position_embeddings", "n_positions", "tie_word_embeddings", "attention_bias", "mlp_bias", "qk_layernorm"}
+    | {"embd_pdrop", "use_parallel_residual", "hidden_act", "moe_intermediate_size", "text_config", "mlp_only_layers"}
+    | {"decoder_sparse_step", "sliding_window", "sliding_window_pattern", "attention_chunk_size", "layer_types"}
+    | {"use_sliding_window", "max_window_layers", "attn_logit_softcapping", "model_type"}
+)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 300) | st.floats() | st.sampled_from(["", "LLLG", "16", "silu"]),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inside, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([*sorted(TINY_CONFIGS), "exaone4", "mamba"]),
+    st.dictionaries(st.sampled_from(KEYS), anything, min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_no_value_of_a_config_ends_a_plan_in_a_traceback(name: str, odd: dict[str, Any], has_weights: bool) -> None:
+    config = {**TINY_CONFIGS.get(name, {**TINY_CONFIGS["llama"], "model_type": name}), **odd}
+    tensors = llama_tensors(tied_copy=True)
+    headers = {each: TensorHeader(each, "F32", shape, "one", 0, 4) for each, shape in tensors.items()}
+    try:
+        card = read_card(config=config, headers=headers if has_weights else None)
+        make_plan(RunConfig(), fleet(), card).to_json()
+    except InputError:
+        pass  # in words
