@@ -113,6 +113,29 @@ FP32_ROUTER_FAMILIES: dict[str, dict[str, Any]] = {
         "moe_layer_interval": 1,
         "use_bias": False,
     },
+    # This one's head too.
+    "hy_v4": {
+        **_ROPE_FAMILY,
+        "model_type": "hy_v4",
+        "tie_word_embeddings": False,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "index_topk": 64,
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+        "mlp_layer_types": ["dense", "sparse"],
+        "indexer_types": ["full", "full"],
+    },
 }
 
 

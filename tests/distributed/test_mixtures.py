@@ -10,7 +10,7 @@ import pytest
 
 import ranks
 from saved_training import train_saved
-from tiny_models import make_model
+from tiny_models import VOCABULARY, make_model
 from training import make_packed, train_here
 
 BALANCED = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
@@ -27,6 +27,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("mixtures")
     make_model(folder / "balanced", "mixtral", **BALANCED)
     make_model(folder / "router", "ernie4_5_moe")
+    make_model(folder / "head", "hy_v4")
+    make_model(folder / "tied head", "hy_v4", tie_word_embeddings=True)
     data = make_packed(folder / "data", rows=64, length=24, vocabulary=90)
     return {"folder": folder, "data": data.to_json()}
 
@@ -88,7 +90,8 @@ def train_and_look(world: Any, **settings: Any) -> dict[str, Any]:
     def look(module: Any, _: Any) -> None:
         weight = module._parameters.get("weight")
         if weight is not None and not weight.is_meta and not isinstance(weight, DTensor):  # not to be computed with
-            seen.setdefault(type(module).__name__, set()).add(str(weight.dtype))
+            kind = "head" if type(module).__name__ == "Linear" and len(weight) == VOCABULARY else type(module).__name__
+            seen.setdefault(kind, set()).add(str(weight.dtype))
 
     handle = register_module_forward_pre_hook(look)
     try:
@@ -136,3 +139,33 @@ def test_a_run_with_an_fp32_router_goes_on_from_its_checkpoint(inputs, tmp_path:
             assert [result["digest"] for result in again] == [result["digest"] for result in reference]
         expected = {step: loss for step, loss in reference[0]["losses"].items() if step > 2}
         assert again[0]["losses"] == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("model", ["head", "tied head"])
+@pytest.mark.parametrize("way", ["replicate", "memory", "wire"])
+def test_a_head_that_a_model_wants_in_fp32(inputs, model, way):
+    """In fp32 unless it is the lookup's table too: transformers loads that in bf16."""
+    results = run(inputs, train_and_look, model, 2, micro_batch_rows=4, dtype="bf16", **WAYS[way])
+    exact = run(inputs, train_here, model, 1, micro_batch_rows=4)[0]
+    for result in results:
+        expected = ["torch.float32"] if model == "head" else ["torch.bfloat16"]
+        assert result["seen"].get("head", expected) == expected  # a sharded one is not looked at
+        assert result["losses"] == pytest.approx(exact["losses"], rel=1e-2)
+        assert result["norms"] == pytest.approx(exact["norms"], rel=5e-2)
+
+
+def train_and_give_back(world: Any, **settings: Any) -> dict[str, Any]:
+    """A run that lets go of others' rows after each use, as a large model's does."""
+    from coremill.parallel import one_host
+
+    one_host.RESIDENT_UP_TO_BYTES = 0  # this process is only for this
+    return train_here(world, **settings)
+
+
+@pytest.mark.parametrize("model", ["router", "head"])
+def test_others_rows_are_given_back_beside_fp32_weights(inputs, model):
+    settings = {"micro_batch_rows": 4, "dtype": "bf16", "engine": "shard"}
+    resident = run(inputs, train_here, model, 2, **settings)
+    assert [each["losses"] for each in run(inputs, train_and_give_back, model, 2, **settings)] == [
+        each["losses"] for each in resident
+    ]

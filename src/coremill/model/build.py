@@ -94,13 +94,17 @@ def attention_of(model: PreTrainedModel, asked: str) -> Choice[str]:
 def names_kept_in_fp32(model: nn.Module, dtype: torch.dtype) -> set[str]:
     """Parameters that transformers leaves in fp32 when it loads the model in another dtype, by its own plan for that.
 
-    In bf16 these are the strict ones; `_keep_in_fp32_modules` alone is about fp16."""
+    In bf16 these are the strict ones; `_keep_in_fp32_modules` alone is about fp16. Of a parameter with several names (a
+    head that is tied to the lookup) the first decides: the one it is loaded by."""
     patterns = model._get_dtype_plan(dtype) if isinstance(model, PreTrainedModel) else {}
     if not patterns:
         return set()
     kept, *_ = build_glob_alternation(list(patterns))
-    names = (model_name(name) for name, _ in model.named_parameters(remove_duplicate=False))
-    return {name for name in names if kept.search(name)}
+    loaded_as: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        loaded_as.setdefault(parameter, model_name(name))
+    names = model.named_parameters(remove_duplicate=False)
+    return {model_name(name) for name, parameter in names if kept.search(loaded_as[parameter])}
 
 
 def find_layers(model: nn.Module) -> LayerMap:

@@ -118,25 +118,33 @@ def agree(world: World, values: Sequence[float], meter: WireMeter) -> list[float
     return totals
 
 
-def agree_on_step(
-    world: World,
-    meter: WireMeter,
-    *,
-    loss: float,
-    squares: float,
-    votes: Sequence[float],
-    is_used: Mapping[nn.Parameter, bool],
-) -> StepTotals:
-    """This rank's part of a step in, the totals of all ranks out. Gradients that no rank made are dropped.
+class StepAgreement:
+    """How an engine's ranks end a step: each one's part in, the totals of all out.
 
-    `is_used`: by trained parameter, all of them and in the same order on every rank, whether this rank's backward made
-    a gradient of it. As a rule it made each, which one number tells; only else do ranks tell each other which."""
-    unused = sum(not used for used in is_used.values())
-    total_loss, squares, *total_votes, unused_anywhere = agree(world, [loss, squares, *votes, unused], meter)
-    if unused_anywhere:
-        users = agree(world, [float(used) for used in is_used.values()], meter)
-        drop_gradients(dict(zip(is_used, (count > 0 for count in users), strict=True)))
-    return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
+    Gradients that no rank made are dropped, for which ranks must know of each other what they used. As a rule each used
+    everything, or what it told last time (a model with a parameter that nothing uses): two numbers in the one exchange
+    tell that, and only else do they tell each other which."""
+
+    def __init__(self, world: World, meter: WireMeter) -> None:
+        self._world = world
+        self._meter = meter
+        self._told: list[bool] | None = None  # by this rank, when all ranks last told each other
+        self._used_anywhere: list[bool] = []  # what came of that
+
+    def reach(
+        self, *, loss: float, squares: float, votes: Sequence[float], is_used: Mapping[nn.Parameter, bool]
+    ) -> StepTotals:
+        """`is_used`: by trained parameter, all of them and in the same order on every rank, whether this rank's
+        backward made a gradient of it."""
+        used = list(is_used.values())
+        mine = [loss, squares, *votes, float(not all(used)), float(used != self._told)]
+        total_loss, squares, *total_votes, with_unused, with_changes = agree(self._world, mine, self._meter)
+        if with_unused:  # the same numbers on every rank: all go the same way
+            if with_changes:
+                users = agree(self._world, [float(each) for each in used], self._meter)
+                self._told, self._used_anywhere = used, [count > 0 for count in users]
+            drop_gradients(dict(zip(is_used, self._used_anywhere, strict=True)))
+        return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
 
 
 def drop_gradients(is_used: Mapping[nn.Parameter, bool]) -> None:

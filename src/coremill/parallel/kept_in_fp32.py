@@ -1,8 +1,9 @@
 """Weights that a model wants in fp32 while the rest computes in bf16 (a mixture's router, DeepSeek-V4's norms).
 
 transformers keeps them so (`_keep_in_fp32_modules_strict`), because rounding them changes which expert a token goes to.
-They are few and small, so a sharding engine does not have to know of them: this one, around it, takes them out of its
-sight, holds them whole on every rank and adds up their gradients in one exchange at the end of a step.
+As a rule they are few and small, so a sharding engine does not have to know of them: this one, around it, takes them
+out of its sight, holds them whole on every rank and adds up their gradients in one exchange at the end of a step. HY-V4
+asks for its whole head: plan/families.py names such families, and the plan counts the head on every rank.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers
 from coremill.model.slices import RowSlice, check_has_rows, keep_as, model_name, rows_of_rank
-from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree_on_step, sum_of_squares
+from coremill.parallel.engine import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
 from coremill.parallel.exchange import WireMeter
 from coremill.parallel.leaving import in_leaving_order
 from coremill.parallel.neighbours import Neighbours
@@ -54,6 +54,7 @@ class OneHostShardEngine:
         self._neighbours = neighbours
         self._compute_dtype = compute_dtype
         self._meter = WireMeter()
+        self._agreement = StepAgreement(world, self._meter)
         self.exchange: Choice[Literal["memory", "wire"]] = Choice(
             "memory", f"all {world.size} ranks are on this host: they share it, nothing is sent"
         )
@@ -105,8 +106,10 @@ class OneHostShardEngine:
             parts.head.register_forward_pre_hook(lambda *_: self._neighbours.unmap_others())
 
     def _unmap_used(self, module: nn.Module, *_: object) -> None:
-        """After its forward; the head's weights are the lookup's too where these are tied."""
-        self._weights.unmap_others([self._by_whole[whole] for whole in module.parameters()])
+        """After its forward; the head's weights are the lookup's too where these are tied. What is kept in fp32 beside
+        this engine (parallel/kept_in_fp32.py) lies elsewhere."""
+        own = (self._by_whole.get(whole) for whole in module.parameters())
+        self._weights.unmap_others([weight for weight in own if weight is not None])
 
     def start(self) -> None:
         """Rows are filled: show them to all."""
@@ -184,7 +187,7 @@ class OneHostShardEngine:
         squares = sum_of_squares(weight.local.grad for _, weight in self._named if weight.local.grad is not None)
         is_used = {weight.local: weight in self._used for _, weight in self._named if weight.is_trained}
         self._used.clear()
-        return agree_on_step(self._world, self._meter, loss=loss, squares=squares, votes=votes, is_used=is_used)
+        return self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
         """Nothing is exchanged."""

@@ -20,7 +20,7 @@ from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import RowSlice, materialise, model_name
 from coremill.parallel.codec import Codec, shares_of
 from coremill.parallel.collectives import BufferPool, SumOverRanks
-from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree_on_step, drop_gradients, sum_of_squares
+from coremill.parallel.engine import LossFunction, StepAgreement, StepTotals, WireUse, drop_gradients, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
 from coremill.parallel.named_rows import NamedRows, SumOfNamedRows, lookups_of
 from coremill.parallel.replicas import require_equal_replicas
@@ -52,6 +52,7 @@ class ReplicateEngine:
         self._compute_dtype = compute_dtype
         self._codec = gradient_codec
         self._meter = WireMeter()
+        self._agreement = StepAgreement(world, self._meter)
         self._pool = BufferPool()
         self._wire = Exchange(self._meter, world.flows)
         self.exchange: Choice[Literal["memory", "wire"]] = Choice("wire", "replicate: gradients go through gloo")
@@ -135,7 +136,7 @@ class ReplicateEngine:
         gradients = [weight.grad.reshape(-1) for _, weight in self.parameters() if weight.grad is not None]
         # They are the same everywhere: each rank takes the norm of a share, which all agree on.
         squares = sum_of_squares(shares_of(gradients, self._world.size)[self._world.rank])
-        return agree_on_step(self._world, self._meter, loss=loss, squares=squares, votes=votes, is_used=is_used)
+        return self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
         """On the bare model: nothing is exchanged."""

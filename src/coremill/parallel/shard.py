@@ -20,7 +20,7 @@ from coremill.model.build import LayerMap, find_layers, has_plain_lookup
 from coremill.model.slices import RowSlice, check_has_rows, materialise, model_name, rows_of_rank
 from coremill.parallel.codec import Codec
 from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, install
-from coremill.parallel.engine import LossFunction, StepTotals, WireUse, agree_on_step, sum_of_squares
+from coremill.parallel.engine import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
 from coremill.parallel.rows import RowTable
 from coremill.plan.types import Choice
@@ -55,6 +55,7 @@ class ShardEngine:
         self._whole_gradients = keep_gathered and accumulates
         self._head_in_backward = head_in_backward
         self._meter = WireMeter()
+        self._agreement = StepAgreement(world, self._meter)
         self._pool = BufferPool()
         self._gradient_codec = gradient_codec
         self._weight_wire_dtype = weight_wire_dtype
@@ -91,13 +92,16 @@ class ShardEngine:
         self._pool.keep_up_to_numel = int(1.01 * largest_layer) + 4096 * self._world.size
         parameters_before = sum(parameter.numel() for parameter in model.parameters())
 
-        def group(modules: nn.Module | list[nn.Module]) -> None:
-            fully_shard(modules, mesh=mesh, mp_policy=policy, reshard_after_forward=not self._keep_gathered)
+        def group(*modules: nn.Module) -> None:
+            """Unless all their weights are kept in fp32 beside this engine: there is nothing to gather, and FSDP2 would
+            round what goes into them."""
+            if any(True for module in modules for _ in module.parameters()):
+                fully_shard(list(modules), mesh=mesh, mp_policy=policy, reshard_after_forward=not self._keep_gathered)
 
         self._table = self._row_table(parts, mesh)
         other_names = _forget_other_names(model, parts.head)
         if parts.tied:
-            group([parts.embedding, parts.head])
+            group(parts.embedding, parts.head)
         else:
             if self._table is None:
                 group(parts.embedding)
@@ -121,9 +125,8 @@ class ShardEngine:
         if not hasattr(FSDPModule, FILLS_IN):
             apart = {self._table.parameter} if self._table else set()
             self._scatter_sum.whole_numels = frozenset(_laid_out_numels(model, apart, self._world.size))
-        first = parts.embedding
+        first = parts.embedding if isinstance(parts.embedding, FSDPModule) else model
         if self._table is not None:
-            first = model
             model.register_forward_pre_hook(self._ask_for_rows, prepend=True, with_kwargs=True)
         self._order_gathers(first, parts.layers, parts.head, tied=parts.tied)
         materialise(model)
@@ -142,6 +145,8 @@ class ShardEngine:
         if parts.tied or self._world.size == 1 or not has_plain_lookup(parts.embedding):
             return None
         assert isinstance(parts.embedding, nn.Embedding)
+        if parts.embedding._parameters["weight"] is None:  # kept in fp32 beside this engine
+            return None
         return RowTable(
             parts.embedding,
             mesh,
@@ -157,17 +162,19 @@ class ShardEngine:
 
         Where all are kept through backward, for all at once, which takes no more memory: the wire never stands still
         between two layers, and no rank waits because another has not come as far."""
-        forward_order = [first, *layers] if tied else [first, *layers, head]
+        in_order = [first, *layers] if tied else [first, *layers, head]
+        forward_order: list[FSDPModule] = [module for module in in_order if isinstance(module, FSDPModule)]
         ahead = len(forward_order) if self._keep_gathered else 1
         for index, module in enumerate(forward_order):
-            module.set_modules_to_forward_prefetch(forward_order[index + 1 : index + 1 + ahead])  # type: ignore[operator]
+            module.set_modules_to_forward_prefetch(forward_order[index + 1 : index + 1 + ahead])
         # A lookup's backward reads no weight; neither does a head whose gradients were made in forward. A lookup that
         # brings weights of its own along (Inkling's norm) would read freed memory.
         only_looks_up = isinstance(first, nn.Embedding) and len(list(first.parameters())) == 1
         if not tied and self._table is None and only_looks_up:
             first.set_unshard_in_backward(False)  # type: ignore[operator]
-        if not self._head_in_backward and (only_looks_up or not tied):
-            (first if tied else head).set_unshard_in_backward(False)  # type: ignore[operator]
+        last = first if tied else head
+        if not self._head_in_backward and (only_looks_up or not tied) and isinstance(last, FSDPModule):
+            last.set_unshard_in_backward(False)
 
     def start(self) -> None:
         """Have FSDP2 settle its storage, then take this rank's rows as plain tensors: no DTensor dispatch."""
@@ -255,7 +262,7 @@ class ShardEngine:
         if self._table is not None and self._table.rows is not None:
             used.add(self._table.rows)  # every rank looks something up
         is_used = {local: local in used for _, _, local in self._locals if local.requires_grad}
-        return agree_on_step(self._world, self._meter, loss=loss, squares=squares, votes=votes, is_used=is_used)
+        return self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
         """A whole exchange, with a look at what this rank puts into it."""

@@ -243,6 +243,10 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+# Families whose head stays in fp32 while the rest computes in bf16: whole on every rank, also with shard
+# (parallel/kept_in_fp32.py). What others keep so (routers, norms, sinks) is small and not counted.
+FP32_HEADS = frozenset({"hy_v4"})
+
 # Intermediate-wide tensors an ungated MLP keeps: the fused kernels keep input and output, GELUs written out in Python
 # (gelu_new, gelu_fast) keep every factor, ReLU only its output.
 KEPT_BY_ACTIVATION = {"gelu_new": 5, "gelu_fast": 5, "relu": 1, "relu2": 3}

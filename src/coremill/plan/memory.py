@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from coremill.plan.allocator import Habits
 from coremill.plan.card import ModelCard
-from coremill.plan.moments import Moment, fullest, gradient_bytes, moments_of_step, quiet_moment, share
+from coremill.plan.moments import Moment, fullest, gradient_bytes, held_parameters, moments_of_step, quiet_moment
 from coremill.plan.types import Arrangement, MemoryPart, MemoryPlan
 
 __all__ = ["MemoryPlan", "Surroundings", "gradient_bytes", "memory_plan", "optimizer_bytes", "parameter_bytes"]
@@ -91,14 +91,14 @@ def _checkpoint(
 
 def parameter_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     """fp32 weights; in bf16 a copy to compute with beside these masters, where it is not gathered for each use."""
-    own = share(card.parameters, arrangement)
+    own = held_parameters(card, arrangement)
     has_copy = arrangement.engine == "replicate" or arrangement.through_memory
     return (6 if has_copy and arrangement.dtype == "bf16" else 4) * own
 
 
 def optimizer_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     """Two fp32 moments."""
-    return 8 * share(card.parameters, arrangement)
+    return 8 * held_parameters(card, arrangement)
 
 
 def _larger(one: MemoryPart, other: MemoryPart) -> MemoryPart:

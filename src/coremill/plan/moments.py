@@ -13,6 +13,7 @@ from math import ceil
 
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
 from coremill.plan.card import ModelCard
+from coremill.plan.families import FP32_HEADS
 from coremill.plan.logits import WHOLE_LOGIT_BYTES, block_rows_for, chunk_rows_for
 from coremill.plan.traffic import fetched_parameters, summed_rows, table_parameters
 from coremill.plan.types import Arrangement
@@ -61,6 +62,18 @@ def share(parameters: int, arrangement: Arrangement) -> int:
     return parameters if arrangement.engine == "replicate" else ceil(parameters / arrangement.world_size)
 
 
+def fp32_head(card: ModelCard, arrangement: Arrangement) -> int:
+    """Parameters of a head that is not rounded to bf16, and so not sharded either; 0: it is like the rest."""
+    keeps = card.family in FP32_HEADS and not card.tied and arrangement.dtype == "bf16"
+    return card.head_parameters if keeps else 0
+
+
+def held_parameters(card: ModelCard, arrangement: Arrangement) -> int:
+    """Of the model, on a rank."""
+    whole = fp32_head(card, arrangement)
+    return whole + share(card.parameters - whole, arrangement)
+
+
 def quiet_moment(
     name: str, card: ModelCard, arrangement: Arrangement, *, gradients: int = 0, buffers: int = 0
 ) -> Moment:
@@ -76,7 +89,12 @@ def moments_of_step(card: ModelCard, arrangement: Arrangement, *, linear_copies_
     loss = _Loss.of(card, arrangement, linear_copies_weight)
     if arrangement.engine == "replicate":
         return list(_replicate(card, arrangement, loss))
-    return list((_one_host if arrangement.through_memory else _shard)(card, arrangement, loss))
+    moments = list((_one_host if arrangement.through_memory else _shard)(card, arrangement, loss))
+    if whole := fp32_head(card, arrangement):
+        # Its gradient and the flat copy that is summed over ranks.
+        gradients = gradient_bytes(card, arrangement) + 4 * whole
+        moments.append(quiet_moment("the fp32 head's gradient is summed", card, arrangement, gradients=gradients))
+    return moments
 
 
 def fullest(moments: Sequence[Moment]) -> Moment:
@@ -97,7 +115,8 @@ class _Loss:
 
     @staticmethod
     def of(card: ModelCard, arrangement: Arrangement, linear_copies_weight: bool) -> _Loss:
-        tokens, vocabulary, compute = arrangement.tokens_per_forward, card.vocabulary_rows, arrangement.compute_bytes
+        tokens, vocabulary = arrangement.tokens_per_forward, card.vocabulary_rows
+        compute = 4 if fp32_head(card, arrangement) else arrangement.compute_bytes
         head = vocabulary * card.hidden
         if not card.block.plain_logits:
             per_logit = WHOLE_LOGIT_BYTES + (compute if card.block.capped_logits else 0)
@@ -115,7 +134,7 @@ class _Loss:
 
 def gradient_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     """Gradients once backward is through."""
-    return 4 * share(card.parameters, arrangement)
+    return 4 * held_parameters(card, arrangement)
 
 
 # -- replicate
@@ -207,7 +226,8 @@ def _shard(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterator[M
     layer, lookup = card.largest_layer_parameters, card.embedding_parameters
     head = lookup if card.tied else card.head_parameters
     keep, pool = arrangement.keep_gathered, pooled(card, arrangement)
-    own_head, own_all = 4 * share(head, arrangement), 4 * share(card.parameters, arrangement)
+    own_head = 4 * (fp32_head(card, arrangement) or share(head, arrangement))
+    own_all = gradient_bytes(card, arrangement)
     earlier = 0
     if arrangement.accumulation_steps > 1:
         # Of earlier micro-batches: this rank's sums, or whole gradients where nothing is sent before the last one.
@@ -296,7 +316,8 @@ def _one_host(card: ModelCard, arrangement: Arrangement, loss: _Loss) -> Iterato
     layer, lookup = card.largest_layer_parameters, card.embedding_parameters
     head = lookup if card.tied else card.head_parameters
     pool = pooled(card, arrangement)
-    own_head, own_all = 4 * share(head, arrangement), 4 * share(card.parameters, arrangement)
+    own_head = 4 * (fp32_head(card, arrangement) or share(head, arrangement))
+    own_all = gradient_bytes(card, arrangement)
     # Sums of earlier micro-batches, to which later ones are added.
     earlier = own_all if arrangement.accumulation_steps > 1 else 0
     gives_back = compute * card.parameters > RESIDENT_UP_TO_BYTES

@@ -168,3 +168,31 @@ def test_no_value_of_a_config_ends_a_plan_in_a_traceback(name: str, odd: dict[st
         make_plan(RunConfig(), fleet(), card).to_json()
     except InputError:
         pass  # in words
+
+
+def test_a_head_that_stays_in_fp32_is_whole_on_every_rank() -> None:
+    card = read_card(config={**TINY_CONFIGS["llama"], "vocab_size": 32000})
+    keeps = replace(card, family="hy_v4")
+    arrangement = Arrangement(
+        engine="shard",
+        dtype="bf16",
+        wire_dtype="auto",
+        nodes=2,
+        ranks_per_node=2,
+        threads_per_rank=1,
+        sequence_length=16,
+        micro_batch_rows=1,
+        accumulation_steps=1,
+        activation_checkpointing=False,
+        keep_gathered=False,
+        attention="eager",
+    )
+    more = card.head_parameters * 3 // 4  # than a fourth of it
+    assert parameter_bytes(keeps, arrangement) - parameter_bytes(card, arrangement) == 4 * more
+    assert optimizer_bytes(keeps, arrangement) - optimizer_bytes(card, arrangement) == 8 * more
+    assert gradient_bytes(keeps, arrangement) - gradient_bytes(card, arrangement) == 4 * more
+    assert total(keeps, arrangement) - total(card, arrangement) >= 16 * more
+    for like_others in (replace(arrangement, dtype="fp32"), replace(arrangement, engine="replicate")):
+        assert parameter_bytes(keeps, like_others) == parameter_bytes(card, like_others)
+    tied = replace(keeps, tied=True)
+    assert parameter_bytes(tied, arrangement) == parameter_bytes(card, arrangement)
