@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers, has_plain_lookup
 from coremill.model.slices import RowSlice, check_has_rows, materialise, model_name, rows_of_rank
 from coremill.parallel.codec import Codec
@@ -23,6 +22,7 @@ from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, instal
 from coremill.parallel.engine import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
 from coremill.parallel.rows import RowTable
+from coremill.parallel.shard_limits import refuse_what_cannot_be_gathered
 from coremill.plan.types import Choice
 from coremill.world import World
 
@@ -74,10 +74,8 @@ class ShardEngine:
     def place(self, model: nn.Module) -> None:
         """Cut the model into groups while it is still on the meta device, then give each rank its empty share."""
         check_has_rows(model)
-        if self._world.size > 1:
-            _check_runs_all_layers(model)
         parts = find_layers(model)
-        _check_layers_share_nothing(model, parts.layers)
+        refuse_what_cannot_be_gathered(model, parts.layers, ranks=self._world.size)
         # Gradients are laid out as backward made them where they travel like that, and summed in fp32 all the same.
         travel_as_made = self._gradient_codec.dtype == self._compute_dtype and not self._whole_gradients
         policy = MixedPrecisionPolicy(
@@ -308,18 +306,6 @@ class ShardEngine:
         return WireUse(self._meter.take())
 
 
-def _check_layers_share_nothing(model: nn.Module, layers: Sequence[nn.Module]) -> None:
-    """FSDP2 would make of a weight that several layers use (Zamba's) one for each."""
-    held = [id(parameter) for layer in layers for parameter in layer.parameters()]
-    if len(set(held)) < len(held):
-        raise InputError(
-            f"layers of {type(model).__name__} share weights",
-            where="parallel.engine",
-            why="between hosts, shard gathers the weights of one layer at a time",
-            do="set parallel.engine=replicate",
-        )
-
-
 def _forget_other_names(model: nn.Module, head: nn.Module) -> list[tuple[nn.Module, str, str]]:
     """Take a head's parameters out of the modules around it, which name them too but compute nothing with them (BERT's
     bias): FSDP2 would make a second parameter of each. Where they were, by which name, and which one of the head's."""
@@ -344,18 +330,6 @@ def _laid_out_numels(model: nn.Module, apart: Collection[nn.Parameter], ranks: i
             own = [each for each in module.parameters() if each not in taken]
             taken.update(own)
             yield sum(-(-each.shape[0] // ranks) * ranks * each.shape[1:].numel() for each in own if each.requires_grad)
-
-
-def _check_runs_all_layers(model: nn.Module) -> None:
-    """Raise where a rank would leave out layers whose weights the others gather."""
-    for name in ("layerdrop", "decoder_layerdrop"):
-        if share := getattr(getattr(model, "config", None), name, 0.0):
-            raise InputError(
-                f"{name} {share:g} leaves out layers at random, on each rank others",
-                where="config.json of the model",
-                why="with shard over the wire all ranks take part in gathering each layer's weights",
-                do=f"set {name} to 0.0 there, or set parallel.engine=replicate",
-            )
 
 
 class WholeParameters:
