@@ -250,9 +250,7 @@ def refuse_what_does_not_fit(plan: Plan, *, force: bool) -> None:
         f"{remedy.change} ({' '.join('--set ' + item for item in remedy.settings)})" for remedy in plan.remedies[:3]
     )
     kept = plan.kept_activations
-    estimate = (
-        f"; what layers keep is an estimate, it may need less: {kept.reason}" if kept.value == "estimated" else ""
-    )
+    estimate = f"; what layers keep is an estimate: {kept.reason}" if kept.value == "estimated" else ""
     raise InputError(
         f"the run does not fit: {needed / 1e9:.2f} GB per rank against a limit of {limit / 1e9:.2f} GB",
         where="coremill plan shows the parts",

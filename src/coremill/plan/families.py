@@ -176,6 +176,7 @@ FAMILIES: dict[str, Family] = {
         norms_into_residual=2,
         qk_norm=True,
         activation="gelu_pytorch_tanh",
+        copies_attention_output=True,  # norms of heads leave heads first
         scaled_lookup=True,
         sliding_window=4096,
         full_attention_every=6,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.utils import logging
 
 from coremill.config.schema import DataSection
 from coremill.errors import InputError
 from coremill.model import documents
-from coremill.model.documents import Influence, documents_of
+from coremill.model.documents import Influence, documents_of, require_documents_apart
 from coremill.model.small_copy import small_copy
 
 APART = DataSection(attention_across_documents=False, sequence_length=512)
@@ -92,3 +94,19 @@ def test_making_a_small_copy_leaves_random_numbers_and_model_alone() -> None:
     small_copy(model, row_tokens=512)
     assert model.config.to_dict() == before
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_transformers_says_of_a_small_copy_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = of_family("llama")
+    levels = []
+
+    def noisy(small: PreTrainedModel) -> Influence:
+        levels.append(logging.get_verbosity())
+        warnings.warn("of a model that the user does not have", stacklevel=1)
+        raise RuntimeError("whatever happens")
+
+    monkeypatch.setattr("coremill.model.documents.influence_of_neighbours", noisy)
+    before = logging.get_verbosity()
+    with warnings.catch_warnings(record=True) as seen, pytest.raises(InputError):
+        require_documents_apart(model, row_tokens=512)
+    assert (levels, seen, logging.get_verbosity()) == ([logging.CRITICAL], [], before)

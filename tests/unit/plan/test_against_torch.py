@@ -170,7 +170,7 @@ def test_windows_are_those_of_transformers(family: str, window: int | None) -> N
     assert read_card(config=config.to_dict()).windows == expected
 
 
-@pytest.mark.parametrize("family", ["stablelm", "helium", "bloom", "gpt_bigcode", "phimoe", "mamba"])
+@pytest.mark.parametrize("family", ["stablelm", "starcoder2", "bloom", "gpt_bigcode", "phimoe", "mamba"])
 def test_layers_that_are_not_known_keep_no_more_than_the_plan_says(family: str) -> None:
     known = TINY_CONFIGS["mixtral" if family == "phimoe" else "llama"]
     values = {**known, "model_type": family, "num_key_value_heads": 4, "n_head": 4, "n_embd": 64, "n_inner": 176}

@@ -55,7 +55,7 @@ def test_no_experts_may_be_written_as_none_of_them() -> None:
 
 
 def test_windows_by_letters_and_in_forms_that_are_not_read() -> None:
-    config = {**TINY_CONFIGS["mistral"], "num_hidden_layers": 6, "sliding_window": 16}
+    config = {**TINY_CONFIGS["mistral"], "num_hidden_layers": 6, "sliding_window": 16, "max_position_embeddings": 4096}
     card = read_card(config={**config, "sliding_window_pattern": "LLLG"})
     assert card.windows == (16, 16, 16, None, 16, None) and card.unread == ()  # the last one sees all
     for key, value in (("sliding_window", [16, 32]), ("sliding_window", "16"), ("sliding_window_pattern", "LxG")):

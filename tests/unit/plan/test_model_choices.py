@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
+from coremill.launcher import refuse_what_does_not_fit
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.headers import TensorHeader
 from coremill.plan.planner import make_plan
@@ -147,3 +149,12 @@ def test_whole_logits_are_in_the_plan_and_said(changes: dict[str, Any], bytes_pe
     assert made.memory.steady_step.logits == 1024 * 16384 * bytes_per_logit
     assert planned(LLAMA_50M).logits.value == "chunked"
     assert planned({**LLAMA_50M, "model_type": "mixtral", "num_local_experts": 4}).logits.value == "chunked"
+
+
+def test_a_refusal_says_where_its_number_is_an_estimate() -> None:
+    card = read_card(config=UNKNOWN, headers=headers_of(llama_tensors(tied_copy=True)), name="m")
+    for one, is_said in ((card, True), (read_card(config=TINY_CONFIGS["llama"], name="m"), False)):
+        made = replace(plan_of(one, data={"sequence_length": 128}), fits=False, shortfall_bytes=10**9)
+        with pytest.raises(InputError) as refused:
+            refuse_what_does_not_fit(made, force=False)
+        assert ("what layers keep is an estimate" in (refused.value.why or "")) == is_said

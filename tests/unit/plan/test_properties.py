@@ -160,7 +160,9 @@ anything = st.recursive(
     st.booleans(),
 )
 def test_no_value_of_a_config_ends_a_plan_in_a_traceback(name: str, odd: dict[str, Any], has_weights: bool) -> None:
-    config = {**TINY_CONFIGS.get(name, {**TINY_CONFIGS["llama"], "model_type": name}), **odd}
+    plain = TINY_CONFIGS.get(name, {**TINY_CONFIGS["llama"], "model_type": name})
+    positions = "n_positions" if "n_positions" in plain else "max_position_embeddings"
+    config = {**plain, positions: 4096, **odd}
     tensors = llama_tensors(tied_copy=True)
     headers = {each: TensorHeader(each, "F32", shape, "one", 0, 4) for each, shape in tensors.items()}
     try:
