@@ -28,7 +28,7 @@ from coremill.config.load import LoadedConfig, load_config
 from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
 from coremill.data.packed import Progress
-from coremill.errors import InputError, PeerLost, Stopped
+from coremill.errors import InputError, Interrupted, PeerLost, Stopped
 from coremill.hardware.calibrate import calibration_of
 from coremill.hardware.facts import Calibration, Fleet, NodeFacts
 from coremill.hardware.instances import this_machine
@@ -386,7 +386,8 @@ def explain_failure(outcome: Outcome, folder: RunFolder, *, since: float, consol
         say(console, said[0] if said else f"{outcome.message}; the same command goes on from the last checkpoint")
         return
     if outcome.failed_rank is None:
-        show_error(outcome.message)
+        at_once = outcome.exit_code == Interrupted.exit_code
+        show_error(outcome.message + ("; the same command goes on from the last checkpoint" if at_once else ""))
         return
     error = errors_of(outcome.failed_rank, folder.path, since)[0]
     show_error(error.get("message"), outcome.failed_rank, error.get("traceback"))

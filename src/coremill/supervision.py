@@ -254,7 +254,8 @@ class _Watched:
             events.write("notice", text=text)
 
     def _on_stop(self, request: str) -> None:
-        self._screen.note(f"{self._notice or request}: saving, then stopping; Ctrl-C again ends at once")
+        again = " again" if request == "Ctrl-C" else ""
+        self._screen.note(f"{self._notice or request}: saving, then stopping; Ctrl-C{again} ends at once")
 
     def _with_memory(self, outcome: Outcome) -> Outcome:
         """A rank killed for lack of memory, with what it had reached and what was planned for it."""

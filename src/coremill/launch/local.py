@@ -271,6 +271,8 @@ def _outcome(
         exit_code, message, number = explained(culprit, kills)
     elif (Stopped.exit_code in codes or not ranks) and not stop.at_once:
         exit_code, message = Stopped.exit_code, "stopped on request"
+        if not ranks:
+            message += " before a rank had started: there was nothing to save"
     elif (failed := _failed_while_stopping(ranks)) is not None and not stop.at_once:
         culprit = failed
         exit_code, message, number = explained(culprit, kills)

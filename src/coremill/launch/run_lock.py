@@ -83,8 +83,7 @@ class OwnedFolders:
                 f"{checkpoints} is in use by {whose}: {_named(busy.holder)}",
                 where=where_checkpoints,
                 why="two runs in one checkpoint folder remove each other's checkpoints",
-                do="set checkpoint.folder to another folder, or let that run end;"
-                f" where its host is gone for good, remove {checkpoints / LOCK_FILE}",
+                do="set checkpoint.folder to another folder, or let that run end" + _last_resort(busy, checkpoints),
             ) from None
 
     def check(self) -> None:
@@ -171,9 +170,15 @@ def _refusal(run: Path, busy: Busy, where: str) -> FolderTaken:
         f"{run} is the folder of a run that is going on: {_named(busy.holder)}",
         where=where,
         why="a second one would write over its events, its checkpoints and its export",
-        do=f"let it end, end it with coremill stop {run}, or set run.folder to another folder;"
-        f" where that host is gone for good, remove {run / LOCK_FILE}",
+        do=f"let it end, end it with coremill stop {run}, or set run.folder to another folder{_last_resort(busy, run)}",
     )
+
+
+def _last_resort(busy: Busy, folder: Path) -> str:
+    """For a holder elsewhere: of one on this machine it is known that it lives."""
+    if busy.holder is not None and busy.holder.is_on_this_machine:
+        return ""
+    return f"; where that host is gone for good, remove {folder / LOCK_FILE}"
 
 
 def _named(holder: Holder | None) -> str:

@@ -216,7 +216,10 @@ def _next_steps(summary: Mapping[str, Any], console: Console) -> None:
             print_verbatim(console, f"  model = {load}", style="cyan")
         else:
             print_line(console, f"export: {folder} ({format_bytes(export.get('bytes'))}), load it with {load}")
-    print_verbatim(console, f"page: {run}/report.html")
+    if summary.get("state") == "running":
+        print_verbatim(console, f"page: coremill report {shlex.quote(run)} --html FILE")
+    else:
+        print_verbatim(console, f"page: {run}/report.html")
     print_verbatim(console, f"numbers: coremill report {shlex.quote(run)} --json")
 
 
