@@ -23,6 +23,7 @@ FIRST, SECOND = 13, 11  # tokens of two documents in one row: longer than the sm
 # Of what the same change does where documents are not kept apart. Over all families of transformers 5.22 rounding stays
 # below 3e-4, and the least that leaks is 0.1.
 SAME = 5e-3
+COPIES = 5
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def require_documents_apart(model: PreTrainedModel, *, row_tokens: int) -> Choic
     name = type(model).__name__
     try:
         with quiet_transformers():
-            found = influence_of_neighbours(small_copy(model, row_tokens=row_tokens))
+            found = _least_by_place(model, row_tokens)
     except Exception as error:  # of an unknown forward: then nothing is known of it, and silence would be a promise
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise _refusal(f"cannot tell whether {name} keeps documents apart", why) from error
@@ -56,6 +57,18 @@ def require_documents_apart(model: PreTrainedModel, *, row_tokens: int) -> Choic
         why = "on a small copy of it, a document behind another has other logits than alone in its row"
         raise _refusal(f"{name} does not read a document in the middle of a row as it would alone", why)
     return Choice("apart", "tried on a small copy of the model: no document changes another's logits")
+
+
+def _least_by_place(model: PreTrainedModel, row_tokens: int) -> Influence:
+    """Of several copies, until one is the same in every place: where a model chooses tokens by score (DeepSeek V3.2),
+    equal scores fall by chance. What its neighbour does to a document counts in every copy."""
+    worst, found = 0.0, Influence(0.0, 0.0)
+    for seed in range(COPIES):
+        found = influence_of_neighbours(small_copy(model, row_tokens=row_tokens, seed=seed))
+        worst = found.of_neighbour if not found.of_neighbour <= worst else worst
+        if not worst <= SAME or found.of_place <= SAME:
+            break
+    return Influence(worst, found.of_place)
 
 
 def influence_of_neighbours(small: PreTrainedModel) -> Influence:

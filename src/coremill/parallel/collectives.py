@@ -164,6 +164,7 @@ class ScatterSum:
         self._in_flight: deque[tuple[int, Callable[[], None]]] = deque()  # bytes of its buffers, what ends it
         self._heap = Backward()
         self._is_laid_out = False
+        self.waits = False  # for its results: where a group leaves twice in a pass, FSDP2 adds them up at once
         self.look: Callable[[torch.Tensor], None] | None = None  # shown what this rank puts in
         self.whole_numels: frozenset[int] | None = None  # of groups of which all gradients are made; None: any
 
@@ -196,6 +197,8 @@ class ScatterSum:
         for begin in range(0, parts.shape[1], columns):
             end = begin + columns
             self._start(output_tensor[begin:end], parts[:, begin:end], group)
+        while self.waits and self._in_flight:
+            self._finish_first()
 
     def _start(self, output_tensor: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> None:
         """Send row r of `parts` to rank r; the sum of what arrives ends up in `output_tensor`."""

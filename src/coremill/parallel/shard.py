@@ -6,6 +6,7 @@ silently unties them. The mesh is explicit: on a machine that also has a GPU, FS
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
@@ -21,8 +22,8 @@ from coremill.parallel.codec import Codec
 from coremill.parallel.collectives import BufferPool, Gather, ScatterSum, install
 from coremill.parallel.engine import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
 from coremill.parallel.exchange import Exchange, WireMeter
+from coremill.parallel.fsdp_rules import check_layers_share_nothing, check_runs_all_layers, forget_other_names
 from coremill.parallel.rows import RowTable
-from coremill.parallel.shard_limits import refuse_what_cannot_be_gathered
 from coremill.plan.types import Choice
 from coremill.world import World
 
@@ -69,13 +70,16 @@ class ShardEngine:
         self._table: RowTable | None = None  # an embedding of which ranks fetch rows
         self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
         self._by_name: dict[str, nn.Parameter] = {}  # these rows by every name that the model has for them
+        self._runs: Counter[nn.Module] = Counter()  # of layers in this forward pass: HRM has them run several times
         self._earlier: dict[nn.Parameter, torch.Tensor] = {}  # gradients of this step's earlier micro-batches
 
     def place(self, model: nn.Module) -> None:
         """Cut the model into groups while it is still on the meta device, then give each rank its empty share."""
         check_has_rows(model)
+        if self._world.size > 1:
+            check_runs_all_layers(model)
         parts = find_layers(model)
-        refuse_what_cannot_be_gathered(model, parts.layers, ranks=self._world.size)
+        check_layers_share_nothing(model, parts.layers)
         # Gradients are laid out as backward made them where they travel like that, and summed in fp32 all the same.
         travel_as_made = self._gradient_codec.dtype == self._compute_dtype and not self._whole_gradients
         policy = MixedPrecisionPolicy(
@@ -97,7 +101,7 @@ class ShardEngine:
                 fully_shard(list(modules), mesh=mesh, mp_policy=policy, reshard_after_forward=not self._keep_gathered)
 
         self._table = self._row_table(parts, mesh)
-        other_names = _forget_other_names(model, parts.head)
+        other_names = forget_other_names(model, parts.head)
         if parts.tied:
             group(parts.embedding, parts.head)
         else:
@@ -106,6 +110,7 @@ class ShardEngine:
             group(parts.head)
         for layer in parts.layers:
             group(layer)
+            layer.register_forward_pre_hook(self._count_run)
         fully_shard(
             model,
             mesh=mesh,
@@ -217,13 +222,19 @@ class ShardEngine:
         if self._keep_gathered:
             self._model.set_requires_gradient_sync(is_last)
             self._model.set_reshard_after_backward(is_last)
+        self._runs.clear()
         loss = loss_function(self._model)
+        self._scatter_sum.waits = max(self._runs.values(), default=1) > 1
         if self._whole_gradients and is_last:
             self._whole.make_missing_gradients()
         loss.backward()
         if not self._keep_gathered and (self._earlier or not is_last):
             self._set_aside()
         return float(loss.detach())
+
+    def _count_run(self, layer: nn.Module, _: object) -> None:
+        if torch.is_grad_enabled():
+            self._runs[layer] += 1
 
     def _set_aside(self) -> None:
         """Add this micro-batch's gradients to the earlier ones; FSDP2 would add to results still on the wire."""
@@ -304,22 +315,6 @@ class ShardEngine:
     def wire_use(self) -> WireUse:
         """Since the last call."""
         return WireUse(self._meter.take())
-
-
-def _forget_other_names(model: nn.Module, head: nn.Module) -> list[tuple[nn.Module, str, str]]:
-    """Take a head's parameters out of the modules around it, which name them too but compute nothing with them (BERT's
-    bias): FSDP2 would make a second parameter of each. Where they were, by which name, and which one of the head's."""
-    names = {id(parameter): name for name, parameter in head._parameters.items() if parameter is not None}
-    around = [module for module in model.modules() if module is not head and head in set(module.modules())]
-    found = [
-        (module, name, names[id(parameter)])
-        for module in around
-        for name, parameter in module._parameters.items()
-        if id(parameter) in names
-    ]
-    for module, name, _ in found:
-        del module._parameters[name]
-    return found
 
 
 def _laid_out_numels(model: nn.Module, apart: Collection[nn.Parameter], ranks: int) -> Iterator[int]:

@@ -27,7 +27,7 @@ def of_family(family: str, **changes: Any) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**changes), dtype=torch.float32)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2", "mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2", "mixtral", "deepseek_v32"])
 def test_families_that_go_by_position_ids_keep_documents_apart(family: str) -> None:
     choice = documents_of(of_family(family), APART)
     assert choice.value == "apart"

@@ -1,0 +1,49 @@
+"""What FSDP2 asks of a model: told here before it cuts one, or made so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from coremill.errors import InputError
+
+
+def check_runs_all_layers(model: nn.Module) -> None:
+    """Raise where a rank would leave out layers whose weights the others gather."""
+    for name in ("layerdrop", "decoder_layerdrop"):
+        if share := getattr(getattr(model, "config", None), name, 0.0):
+            raise InputError(
+                f"{name} {share:g} leaves out layers at random, on each rank others",
+                where="config.json of the model",
+                why="with shard over the wire all ranks take part in gathering each layer's weights",
+                do=f"set {name} to 0.0 there, or set parallel.engine=replicate",
+            )
+
+
+def check_layers_share_nothing(model: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """FSDP2 would make of a weight that several layers use (Zamba's) one for each."""
+    held = [id(parameter) for layer in layers for parameter in layer.parameters()]
+    if len(set(held)) < len(held):
+        raise InputError(
+            f"layers of {type(model).__name__} share weights",
+            where="parallel.engine",
+            why="between hosts, shard gathers the weights of one layer at a time",
+            do="set parallel.engine=replicate",
+        )
+
+
+def forget_other_names(model: nn.Module, head: nn.Module) -> list[tuple[nn.Module, str, str]]:
+    """Take a head's parameters out of the modules around it, which name them too but compute nothing with them (BERT's
+    bias): FSDP2 would make a second parameter of each. Where they were, by which name, and which one of the head's."""
+    names = {id(parameter): name for name, parameter in head._parameters.items() if parameter is not None}
+    around = [module for module in model.modules() if module is not head and head in set(module.modules())]
+    found = [
+        (module, name, names[id(parameter)])
+        for module in around
+        for name, parameter in module._parameters.items()
+        if id(parameter) in names
+    ]
+    for module, name, _ in found:
+        del module._parameters[name]
+    return found
