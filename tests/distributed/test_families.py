@@ -16,7 +16,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/families.md"
 SAMPLE = {
     "llama": "apart",
     "gpt2": "apart",  # learned positions, transposed products
-    "granite": "apart",  # scaled logits
+    "hrm_text": "apart",  # layers that run several times
     "bert": "refused",  # an encoder made a decoder; its head's bias has two names
     "bart": "refused",  # half of an encoder-decoder, with weights that nothing uses
     "bloom": "refused",  # no positions
@@ -24,7 +24,7 @@ SAMPLE = {
     "jamba": "refused",  # layers of several classes, experts
     "mixtral": "apart",  # experts that the files keep one by one
     "gemma3": "apart",  # pictures beside the text
-    "gemma3n_text": "apart",  # sparse layers, layers that take keys and values over
+    "gemma3n_text": "apart",  # sparse layers, layers that take keys and values over, capped logits
     "inkling_text": "refused",  # a lookup with a norm of its own
 }
 
