@@ -239,12 +239,21 @@ def test_an_hf_trainer_script(tmp_path: Path) -> None:
     assert sorted(found) == [("0", "2", found[0][2]), ("1", "2", found[0][2])]
 
 
-@pytest.mark.parametrize("name", ["test_ops", "test_sync", "test_script"])
+def test_ranks_of_accelerate_see_each_other(tmp_path: Path) -> None:
+    """`Accelerator()` without arguments takes a CPU's ranks for single processes unless it is told."""
+    done = launch("-q", "--nproc", "2", TESTS / "launched" / "plain_accelerate.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert sorted(entry["rank"] for entry in said(done.stdout)) == [0, 1]
+    assert all(entry["world"] == 2 and entry["gathered"] == [0, 1] for entry in said(done.stdout))
+
+
+# accelerate's test_ops asks for `PartialState()`, which is a single process on any CPU: it would prove nothing here.
+@pytest.mark.parametrize("name", ["test_sync", "test_script"])
 def test_the_scripts_that_accelerate_ships(name: str, tmp_path: Path) -> None:
     found = importlib.util.find_spec("accelerate")
     if found is None or found.origin is None:
         pytest.skip("accelerate is not installed")
-    if name != "test_ops" and not os.environ.get("COREMILL_LONG_TESTS"):
+    if not os.environ.get("COREMILL_LONG_TESTS"):
         pytest.skip("takes half a minute: COREMILL_LONG_TESTS=1 runs it")
     script = Path(found.origin).parent / "test_utils" / "scripts" / f"{name}.py"
     done = launch("-q", "--nproc", "2", script, folder=tmp_path)  # some write files where they are

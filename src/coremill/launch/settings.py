@@ -81,6 +81,7 @@ def script_settings(
         *_binding(openmp, bind_threads),
         *_memory(node, environ, openmp, allocator),
         Setting("PYTHONUNBUFFERED", "1", "the last lines of a rank that is killed reach its log"),
+        Setting("ACCELERATE_USE_CPU", "true", "without it accelerate's ranks do not see each other: each trains alone"),
     ]
     if interface is not None:
         wanted.append(Setting("GLOO_SOCKET_IFNAME", interface.value, interface.reason))
