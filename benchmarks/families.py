@@ -5,7 +5,7 @@
     python -m benchmarks.families --markdown docs/families.md        the page
 
 Of each family a small model is made on the spot, with random weights and every kind of layer its default config has.
-Three AdamW steps by transformers' own forward are the reference. coremill goes its own way, the one of `run.py`: on one
+Three AdamW steps by transformers' own forward are the reference. coremill goes its own way (`run/story.py`): on one
 rank, on two that share a host, and on two that talk as hosts do; its losses must be transformers' to 1e-5 (fp32), and
 its export, read by transformers, must give the logits of the model that transformers trained. A family is `exact`,
 `refused` with a reason before anything is trained, or it `fails`.

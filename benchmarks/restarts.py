@@ -19,7 +19,7 @@ from pathlib import Path
 
 from chaos.running import Run, make_scene, rank_of
 
-from coremill.launch.descendants import descendants
+from coremill.supervise.descendants import descendants
 
 WAYS = {"fork": "true", "exec": "false"}
 STEPS_BETWEEN = 8

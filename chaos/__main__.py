@@ -29,7 +29,7 @@ from chaos import table
 from chaos.catalogue import EXPERIMENTS
 from chaos.experiment import COREMILL, SHORT_SEED, Experiment, Rig, Row, Trial
 from coremill.hardware.probe import probe_node
-from coremill.launch.descendants import adopt_orphans, end_descendants
+from coremill.supervise.descendants import adopt_orphans, end_descendants
 
 ROOT = Path(__file__).resolve().parent.parent
 _Group = list[tuple[Experiment, int]]

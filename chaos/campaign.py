@@ -18,8 +18,8 @@ from dataclasses import replace
 from chaos.experiment import Rig, Trial
 from chaos.running import PATIENCE_SECONDS, Broken, Run, compare, left_in_peace, make_scene, rank_of
 from coremill.checkpoint.manifest import Unusable
-from coremill.launch.descendants import descendants
 from coremill.report.events import Event
+from coremill.supervise.descendants import descendants
 
 STOPPED, NON_FINITE, KILLED = 75, 70, 137
 STOP_SECONDS = 5.0  # X5

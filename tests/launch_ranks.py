@@ -11,9 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-from coremill.launch.identity import identify_node
-from coremill.launch.local import run_local_ranks
-from coremill.launch.template import RankTemplate
+from coremill.supervise.fork_client import RankTemplate
+from coremill.supervise.ranks import run_local_ranks
+from coremill.world.identity import identify_node
 from rank_plans import rank_plan
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         template = None
         if os.environ.get("WAY") == "fork":
-            bare = [sys.executable, str(Path(__file__).with_name("bare_template.py"))]
+            bare = [sys.executable, str(Path(__file__).with_name("bare_fork_server.py"))]
             template = stack.enter_context(RankTemplate(bare, os.environ, folder / "template.log", sys.exit))
             template.start()
             (folder / "template.pid").write_text(str(template.pid))

@@ -7,7 +7,8 @@ import os
 import sys
 
 from coremill.errors import CoremillError
-from coremill.world import World, identify, join_world
+from coremill.world.group import World, join_world
+from coremill.world.identity import identify
 
 
 def meet(world: World) -> dict[str, object]:

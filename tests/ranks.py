@@ -37,7 +37,7 @@ PRELOADED = (
     "torch.nn.parallel",
     "transformers",
     "transformers.models.llama.modeling_llama",
-    "coremill.world",
+    "coremill.world.group",
     "coremill.checkpoint.saver",  # and with it model, parallel and train: 2 s in every rank otherwise
 )
 PEER_LOST = 69
@@ -171,10 +171,10 @@ class _Nursery:
 
 
 def _serve(descriptor: int, parent_pid: int) -> None:
-    from coremill.launch.process import die_with_parent
+    from coremill.supervise.process import die_with_parent
 
     die_with_parent(parent_pid)
-    gc.disable()  # as in coremill's own template (rank_template.py)
+    gc.disable()  # as in coremill's own template (forked_rank.py)
     for name in PRELOADED:
         importlib.import_module(name)
     gc.freeze()
@@ -252,7 +252,7 @@ def _be_rank(rank: int, job: _Job, listener: socket.socket, writer: int, nursery
     """Runs in the forked child and never returns."""
     connection = Connection(writer, readable=False)
     try:
-        from coremill.launch.process import die_with_parent
+        from coremill.supervise.process import die_with_parent
 
         os.setsid()
         die_with_parent(nursery_pid)
@@ -269,7 +269,8 @@ def _be_rank(rank: int, job: _Job, listener: socket.socket, writer: int, nursery
 
 
 def _rank_result(rank: int, job: _Job, listener: socket.socket) -> _Result:
-    from coremill.world import RankIdentity, join_world
+    from coremill.world.group import join_world
+    from coremill.world.identity import RankIdentity
 
     identity = RankIdentity(
         rank=rank,

@@ -1,4 +1,4 @@
-"""A training run inside one rank process that saves, stops, dies and goes on, as run.py would have it."""
+"""A training run inside one rank process that saves, stops, dies and goes on, as run/story.py would have it."""
 
 from __future__ import annotations
 
@@ -111,17 +111,17 @@ def train_saved(
     from coremill.config.schema import CheckpointSection, NumericsSection, RunConfig, SuperviseSection, TrainSection
     from coremill.data.loader import RowLoader
     from coremill.data.packed import PackedData
+    from coremill.engines import make_engine
     from coremill.errors import Drifted, NonFinite, Stopped, StorageError
-    from coremill.launch.stop import StopRequests
     from coremill.model.build import build_on_meta
-    from coremill.model.lean import make_lean
+    from coremill.model.fused_layers import fuse_layers
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
-    from coremill.parallel import make_engine
-    from coremill.tasks.causal_lm import CausalLm
+    from coremill.tasks.causal_lm.training import CausalLm
     from coremill.train.loop import train_steps
     from coremill.train.numerics import NumericsGuard
     from coremill.train.optimizer import make_optimizer
+    from coremill.world.stop import StopRequests
 
     torch.set_num_threads(1)
     torch.manual_seed(5)
@@ -193,7 +193,7 @@ def train_saved(
     events, requests = Events(), StopRequests()
     task = CausalLm()
     model = build_on_meta(source)
-    make_lean(model)
+    fuse_layers(model)
     task.prepare(model)
     model.train()
     for name, parameter in model.named_parameters():

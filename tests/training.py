@@ -87,12 +87,12 @@ def train_here(
     from coremill.checkpoint.export import export_model
     from coremill.config.schema import TrainSection
     from coremill.data.loader import RowLoader
+    from coremill.engines import make_engine
     from coremill.model.build import build_on_meta
-    from coremill.model.lean import make_lean
+    from coremill.model.fused_layers import fuse_layers
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
-    from coremill.parallel import make_engine
-    from coremill.tasks.causal_lm import CausalLm
+    from coremill.tasks.causal_lm.training import CausalLm
     from coremill.train.loop import train_steps
     from coremill.train.optimizer import make_optimizer
 
@@ -109,7 +109,7 @@ def train_here(
     )
     task = CausalLm()
     model = build_on_meta(source)
-    lean = make_lean(model)
+    lean = fuse_layers(model)
     path = task.prepare(model)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from coremill.engines.wire.link import measure_link
 from coremill.hardware.probe import environment_snapshot
-from coremill.parallel.link import measure_link
-from coremill.world import identify, join_world
+from coremill.world.group import join_world
+from coremill.world.identity import identify
 
 
 def main() -> None:

@@ -78,8 +78,8 @@ def train(
     if hostfile is not None:
         from coremill.hardware.probe import environment_snapshot
         from coremill.launch.request import Request
-        from coremill.launcher import Options
-        from coremill.train_on_hosts import train_on_hosts
+        from coremill.run.launcher import Options
+        from coremill.run.on_hosts import train_on_hosts
 
         request = Request(
             script="coremill",
@@ -93,23 +93,23 @@ def train(
         )
         options = Options(dry_run=dry_run, fresh=fresh, force=force)
         raise typer.Exit(train_on_hosts(config, settings or [], options, request, environment_snapshot()))
-    from coremill.launch.stop import REQUESTS
+    from coremill.world.stop import REQUESTS
 
     REQUESTS.listen()  # before anything slow is imported
     from coremill.hardware.probe import environment_snapshot
-    from coremill.launch.pulse import PULSE
+    from coremill.world.heartbeat import HEARTBEAT
 
     environ = environment_snapshot()
-    PULSE.begin(environ)
+    HEARTBEAT.begin(environ)
     from coremill.config.load import load_config
-    from coremill.launch.refusal import refusals_told
-    from coremill.launcher import Options, launch
-    from coremill.world import identify, identify_node
+    from coremill.run.launcher import Options, launch
+    from coremill.world.identity import identify, identify_node
+    from coremill.world.refusal import refusals_told
 
     options = Options(dry_run=dry_run, fresh=fresh, force=force)
     identity = identify(environ)
     if identity is not None:
-        from coremill.run import run_as_rank
+        from coremill.run.story import run_as_rank
 
         overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]
         raise typer.Exit(run_as_rank(config, overrides, identity, options))
@@ -138,7 +138,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Tell beforehand whether a run fits, how fast it will be, what it will cost, and why. Reads no weights."""
-    from coremill.planning import learn_from, plan_on_fleets, plan_once
+    from coremill.run.planning import learn_from, plan_on_fleets, plan_once
 
     if learn is not None:
         learn_from(learn, as_json=as_json, console=Console())
@@ -241,7 +241,7 @@ def launch(
 @app.command()
 def stop(run: Annotated[Path, typer.Argument(help="run folder", show_default=False)]) -> None:
     """Ask a run to save and end; the next train goes on from there."""
-    from coremill.launcher import stop_run
+    from coremill.run.launcher import stop_run
 
     stop_run(run, Console())
 
@@ -256,7 +256,7 @@ def instances(
     as_json: AsJson = False,
 ) -> None:
     """The AWS instance types coremill plans with: cores, memory, network, EFA, price. Answers offline."""
-    from coremill.planning import show_instances
+    from coremill.run.planning import show_instances
 
     show_instances(family=family, efa=efa, live=live, as_json=as_json, console=Console())
 
@@ -312,8 +312,8 @@ def _root(
 def main() -> None:
     """Entry point: one clear message and the right exit code for everything that can be foreseen."""
     from coremill.hardware.probe import environment_snapshot
-    from coremill.launch.stop import REQUESTS
     from coremill.redaction import guard_output
+    from coremill.world.stop import REQUESTS
 
     guard_output(environment_snapshot())
     try:

@@ -1,4 +1,4 @@
-"""The tail is the style: run.py stays one story, long files and functions are named with their reason."""
+"""The tail is the style: run/story.py stays one story, long files and functions are named with their reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STORY_LINES = 150
 
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS = {
-    ("run.py", "train_rank"): "the story itself: the torch stages in order, one after the other",
+    ("run/story.py", "train_rank"): "the story itself: the torch stages in order, one after the other",
 }
 STORY = ("config", "hardware", "plan", "data", "model", "engine", "train", "report")
 # The calls that stand for the stages, in the order a reader meets them in each function.
@@ -43,13 +43,13 @@ def test_long_functions_are_named_with_a_reason():
 
 
 def test_the_story_is_short_and_in_order():
-    text = (PACKAGE / "run.py").read_text()
+    text = (PACKAGE / "run/story.py").read_text()
     assert text.count("\n") <= STORY_LINES
-    opening = ast.get_docstring(sources()["coremill.run"]) or ""
+    opening = ast.get_docstring(sources()["coremill.run.story"]) or ""
     places = [re.search(rf"\b{stage}\b", opening) for stage in STORY]
     assert all(places), STORY
     assert [place.start() for place in places if place] == sorted(place.start() for place in places if place)
-    for function in sources()["coremill.run"].body:
+    for function in sources()["coremill.run.story"].body:
         for chapters in [CHAPTERS[function.name]] if isinstance(function, ast.FunctionDef) else []:
             body = ast.get_source_segment(text, function) or ""
             positions = [body.find(chapter) for chapter in chapters]

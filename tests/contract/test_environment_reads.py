@@ -6,7 +6,7 @@ import ast
 
 from house import file_of, sources
 
-READERS = {"world.py", "hardware/probe.py"}
+READERS = {"world/group.py", "hardware/probe.py"}
 # Libraries take these from the environment and from nowhere else, in a process that has no other use for it.
 WRITERS = {"data/tokenise_child.py": "threads of the tokenizer library, offline mode of the hub's; in its own process"}
 NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}

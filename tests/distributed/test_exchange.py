@@ -13,7 +13,7 @@ def exchange_here(world: Any, numel: int) -> dict[str, Any]:
     """All-to-all and all-gather of known numbers; what arrived, and what it cost."""
     import torch
 
-    from coremill.parallel.exchange import Exchange, WireMeter
+    from coremill.engines.wire.exchange import Exchange, WireMeter
 
     meter = WireMeter()
     exchange = Exchange(meter, world.flows)
@@ -55,9 +55,9 @@ def lose_a_peer(world: Any) -> None:
 
     import torch
 
+    from coremill.engines.wire.exchange import Exchange, WireMeter
     from coremill.errors import PeerLost
-    from coremill.launch.lost import peer_errors
-    from coremill.parallel.exchange import Exchange, WireMeter
+    from coremill.world.lost_peers import peer_errors
 
     world.barrier()
     if world.rank == 1:
@@ -79,7 +79,7 @@ def test_a_lost_peer_is_raised_where_its_data_is_waited_for() -> None:
 
 def link_here(world: Any) -> float:
     """The rate that ranks measure."""
-    from coremill.parallel.link import measure_link
+    from coremill.engines.wire.link import measure_link
 
     return measure_link(world)
 
@@ -93,9 +93,9 @@ def sums_of_layers(world: Any, room_bytes: int, ahead: int) -> dict[str, Any]:
     """Rank 0 posts the sums of so many layers before the others begin; then all post the rest."""
     import torch
 
-    from coremill.parallel import collectives
-    from coremill.parallel.codec import Plain
-    from coremill.parallel.exchange import Exchange, WireMeter
+    from coremill.engines.wire import collectives
+    from coremill.engines.wire.codec import Plain
+    from coremill.engines.wire.exchange import Exchange, WireMeter
 
     before, collectives.ROOM_IN_FLIGHT_BYTES = collectives.ROOM_IN_FLIGHT_BYTES, room_bytes  # type: ignore[misc]
     exchange = Exchange(WireMeter(), world.flows)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from coremill.launch.local import Outcome, run_local_ranks
-from coremill.launch.pulse import PulseBoard
-from coremill.launch.sentry import Sentry
-from coremill.launch.stuck import Limits
-from coremill.launch.template import RankTemplate
+from coremill.supervise.fork_client import RankTemplate
+from coremill.supervise.hang_detector import HangDetector
+from coremill.supervise.ranks import Outcome, run_local_ranks
+from coremill.supervise.stuck import Limits
+from coremill.world.heartbeat import PulseBoard
 from distributed.test_launch import BARE_TEMPLATE, ENVIRON
 from rank_plans import rank_plan
 
@@ -65,7 +65,7 @@ def test_a_forked_rank_is_born_as_a_fresh_one(tmp_path: Path) -> None:
     ):
         for way in (template, None):
             folder = tmp_path / ("exec" if way is None else "fork")
-            sentry = Sentry(board, Limits(is_watching=False))
+            sentry = HangDetector(board, Limits(is_watching=False))
             outcome = launch(folder, code, way, plan=plan, sentry=sentry)
             assert outcome.exit_code == 0, logs(folder)
             told.append([json.loads(line.replace(str(folder), "FOLDER")) for line in logs(folder)])
@@ -79,7 +79,7 @@ def test_a_signal_before_the_rank_listens_is_not_lost(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from coremill.errors import Stopped
-from coremill.launch.stop import REQUESTS
+from coremill.world.stop import REQUESTS
 os.kill(os.getpid(), signal.SIGTERM)
 try:
     REQUESTS.listen()

@@ -92,7 +92,7 @@ def started(
     world: Any, whole: Mixture, *, passes: int, dtype: str = "fp32", wire: str = "fp32", **settings: Any
 ) -> Any:
     """An engine with the values of `whole`, frozen where it is."""
-    from coremill.parallel import make_engine
+    from coremill.engines import make_engine
 
     values = {"engine": "shard", "keep_gathered": False, "dtype": dtype, "wire_dtype": wire, **settings}
     through_memory = values.pop("through_memory", True)

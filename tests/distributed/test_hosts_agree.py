@@ -12,7 +12,8 @@ import pytest
 
 import ranks
 from coremill.errors import CoremillError
-from coremill.world import RankIdentity, join_world
+from coremill.world.group import join_world
+from coremill.world.identity import RankIdentity
 from end_to_end.scene import RUN_FILE, make_cache, write_text
 from saved_training import train_saved
 from tiny_models import make_model, make_tokenizer
@@ -21,8 +22,8 @@ from training import make_packed
 
 def on_clones(identity: RankIdentity) -> dict[str, Any]:
     """Two ranks on each of two machines of one name, as torchrun tells them; each has a core of its own."""
-    from coremill.muster import _cpus_of_node
-    from coremill.parallel.link import measure_link
+    from coremill.engines.wire.link import measure_link
+    from coremill.run.rank import _cpus_of_node
 
     node, local_rank = divmod(identity.rank, 2)
     core = 10 * node + local_rank
@@ -72,8 +73,8 @@ def flip_a_bit(file: Path) -> None:
 
 def run_on(identity: RankIdentity, folders: list[str], settings: list[list[str]], launcher: str) -> dict[str, Any]:
     """`coremill train` as the only rank of a host: how it ended, in whose words."""
-    from coremill.launcher import Options
-    from coremill.run import run_as_rank
+    from coremill.run.launcher import Options
+    from coremill.run.story import run_as_rank
 
     os.chdir(folders[identity.rank])
     os.environ["COREMILL_CACHE"] = str(Path(folders[identity.rank]) / "cache")

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from coremill.launch.local import Outcome, run_local_ranks
-from coremill.launch.sockets import own_address_towards
-from coremill.launch.stop import SAME_PRESS_SECONDS
-from coremill.launch.template import RankTemplate
+from coremill.supervise.fork_client import RankTemplate
+from coremill.supervise.ranks import Outcome, run_local_ranks
+from coremill.world.sockets import own_address_towards
+from coremill.world.stop import SAME_PRESS_SECONDS
 from rank_plans import rank_plan
 
 TESTS = Path(__file__).resolve().parents[1]
 MEET = TESTS / "meet.py"
-BARE_TEMPLATE = [sys.executable, str(TESTS / "bare_template.py")]
+BARE_TEMPLATE = [sys.executable, str(TESTS / "bare_fork_server.py")]
 ENVIRON = {
     **{name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"},
     "OMP_NUM_THREADS": "1",

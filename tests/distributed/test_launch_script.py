@@ -173,7 +173,7 @@ def test_inside_a_rank_the_mask_is_left_alone() -> None:
 
 
 def test_two_nodes_by_hand() -> None:
-    from coremill.launch.sockets import own_address_towards
+    from coremill.world.sockets import own_address_towards
 
     address = own_address_towards("198.51.100.1", is_one_host=False)
     if address == "198.51.100.1":

@@ -156,7 +156,7 @@ def test_a_head_that_a_model_wants_in_fp32(inputs, model, way):
 
 def train_and_give_back(world: Any, **settings: Any) -> dict[str, Any]:
     """A run that lets go of others' rows after each use, as a large model's does."""
-    from coremill.parallel import one_host
+    from coremill.engines.one_host import engine as one_host
 
     one_host.RESIDENT_UP_TO_BYTES = 0  # this process is only for this
     return train_here(world, **settings)

@@ -42,8 +42,8 @@ def passes_of(rank: int, step: int) -> list[Any]:
 
 def gradients_and_bytes(world: Any, *, reads_whole: bool, dtype: str) -> list[dict[str, Any]]:
     """Of two steps: each gradient, what one process would have, and the bytes that were sent."""
-    from coremill.parallel.codec import codec_of
-    from coremill.parallel.replicate import ReplicateEngine
+    from coremill.engines.replicate.engine import ReplicateEngine
+    from coremill.engines.wire.codec import codec_of
 
     torch.manual_seed(5)
     reference = make_model(reads_whole=reads_whole)

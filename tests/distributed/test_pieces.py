@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import ranks
-from coremill.parallel import collectives, neighbours, replicate
+from coremill.engines.one_host import shared_memory as neighbours
+from coremill.engines.replicate import engine as replicate
+from coremill.engines.wire import collectives
 from coremill.plan import moments, wire
 from tiny_models import make_config_folder
 from training import make_packed, train_here

@@ -47,10 +47,10 @@ def look_up(world: Any) -> dict[str, Any]:
     import torch
     from torch import nn
 
-    from coremill.parallel.codec import Plain
-    from coremill.parallel.collectives import BufferPool, ScatterSum
-    from coremill.parallel.exchange import Exchange, WireMeter
-    from coremill.parallel.rows import RowTable
+    from coremill.engines.shard.rows import RowTable
+    from coremill.engines.wire.codec import Plain
+    from coremill.engines.wire.collectives import BufferPool, ScatterSum
+    from coremill.engines.wire.exchange import Exchange, WireMeter
 
     meter = WireMeter()
     exchange, codec = Exchange(meter, world.flows), Plain(torch.float32)
@@ -98,10 +98,10 @@ def look_up_often(world: Any) -> dict[str, Any]:
     import torch
     from torch import nn
 
-    from coremill.parallel import collectives
-    from coremill.parallel.codec import Plain
-    from coremill.parallel.exchange import Exchange, WireMeter
-    from coremill.parallel.rows import RowTable
+    from coremill.engines.shard.rows import RowTable
+    from coremill.engines.wire import collectives
+    from coremill.engines.wire.codec import Plain
+    from coremill.engines.wire.exchange import Exchange, WireMeter
 
     collectives.ROOM_IN_FLIGHT_BYTES = 0  # this process is only for this
     exchange, codec = Exchange(WireMeter(), world.flows), Plain(torch.float32)

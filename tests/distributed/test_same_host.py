@@ -59,7 +59,7 @@ def test_losses_are_those_of_the_wire(family: str, world_size: int, names: list[
         for name in names:
             memory, wire = found[name]["memory"], found[name]["wire"]
             if (family, name) == ("llama", "bf16"):
-                # Over the wire, gradients of equal tokens are added in fp32 before they are rounded (parallel/rows.py).
+                # Over the wire, gradients of equal tokens are added in fp32 before they are rounded (shard/rows.py).
                 assert memory["norms"] == pytest.approx(wire["norms"], rel=1e-5)
             else:
                 assert (memory["losses"], memory["norms"]) == (wire["losses"], wire["norms"]), name
@@ -126,8 +126,9 @@ def loss_of(rank: int, turn: int) -> Any:
 
 def one_host_here(world: Any, unmaps: bool) -> dict[str, Any]:
     """Two steps of two passes; what this rank's rows were given, and how far they and what is computed with are off."""
-    from coremill.parallel import one_host, same_host
-    from coremill.parallel.neighbours import Neighbours, meet_neighbours
+    from coremill.engines.one_host import engine as one_host
+    from coremill.engines.one_host import slots as same_host
+    from coremill.engines.one_host.shared_memory import Neighbours, meet_neighbours
 
     same_host.PASSED_AT_ONCE_NUMEL = 50 * world.size  # this process is only for this
     if unmaps:
@@ -185,10 +186,10 @@ def lose_a_neighbour(world: Any) -> None:
     import os
     import signal
 
+    from coremill.engines.one_host.shared_memory import Neighbours, meet_neighbours
+    from coremill.engines.one_host.slots import HostWeights
+    from coremill.engines.wire.exchange import WireMeter
     from coremill.errors import PeerLost
-    from coremill.parallel.exchange import WireMeter
-    from coremill.parallel.neighbours import Neighbours, meet_neighbours
-    from coremill.parallel.same_host import HostWeights
 
     neighbours = meet_neighbours(world)
     assert isinstance(neighbours, Neighbours)
@@ -221,7 +222,7 @@ def meet_where_one_cannot(world: Any) -> str:
     """The last rank may not take the file."""
     import socket
 
-    from coremill.parallel.neighbours import meet_neighbours
+    from coremill.engines.one_host.shared_memory import meet_neighbours
 
     def refuse(*_: Any) -> None:
         raise PermissionError("not here")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from coremill.errors import InputError, PeerLost
-from coremill.world import PeerFailed, RankIdentity, World, join_world
+from coremill.world.group import PeerFailed, World, join_world
+from coremill.world.identity import RankIdentity
 from ranks import RankError, run_ranks
 
 
@@ -132,7 +133,7 @@ def slow_once(world: World) -> str:
 
 
 def join_with_short_timeout(identity: RankIdentity) -> str:
-    from coremill import world as module
+    from coremill.world import group as module
 
     module.HEARTBEAT_SECONDS = 0.2
     with join_world(identity, timeout_seconds=1.0) as world:
@@ -148,8 +149,8 @@ def wait_for_long_work(identity: RankIdentity, marks: bool, how: str) -> tuple[f
     import torch
     import torch.distributed as dist
 
-    from coremill.launch.lost import peer_errors
-    from coremill.launch.pulse import PULSE
+    from coremill.world.heartbeat import HEARTBEAT
+    from coremill.world.lost_peers import peer_errors
 
     began = time.monotonic()
     try:
@@ -158,7 +159,7 @@ def wait_for_long_work(identity: RankIdentity, marks: bool, how: str) -> tuple[f
                 for _ in range(30):
                     time.sleep(0.1)
                     if marks:
-                        PULSE.advance(1000)
+                        HEARTBEAT.advance(1000)
             if how == "barrier":
                 world.barrier()
             elif world.rank == 1:

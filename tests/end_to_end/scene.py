@@ -20,7 +20,7 @@ from typing import Any
 
 from coremill.hardware.calibrate import Part, calibration_of
 from coremill.hardware.probe import probe_node
-from coremill.launch.process import wrapped
+from coremill.supervise.process import wrapped
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 MARKER = "COREMILL_TEST_MARKER"

@@ -87,7 +87,7 @@ def export(module):
         module._as_bytes = lambda tensor: (piece("export"), whole(tensor))[1]
 
 AFTER = {{
-    "coremill.launch.stuck": stuck, "coremill.world": world, "coremill.checkpoint.in_flight": in_flight,
+    "coremill.supervise.stuck": stuck, "coremill.world.group": world, "coremill.checkpoint.in_flight": in_flight,
     "coremill.plan.saving": saving, "coremill.model.read": read, "coremill.checkpoint.manifest": manifest,
     "coremill.checkpoint.store": store, "coremill.checkpoint.export": export,
     "coremill.report.work": work,

@@ -36,7 +36,7 @@ def test_a_second_start_is_refused_until_the_first_is_gone(scene: Scene) -> None
             assert done.code == 78, str(done)
             assert f"process {running.process.pid}, since 20" in done.err and names in done.err, str(done)
             assert not done.left and "Traceback" not in done.err
-        if os.environ.get("COREMILL_LONG_TESTS"):  # a unit test of muster.py does it otherwise
+        if os.environ.get("COREMILL_LONG_TESTS"):  # a unit test of run/rank.py does it otherwise
             done = scene.run([*TORCHRUN, "train", "run.yaml", *here, "--fresh"])
             assert done.code != 0 and f"process {running.process.pid}, since 20" in done.err, str(done)
             assert re.search(r"exitcode +: 78", done.err) and not done.left

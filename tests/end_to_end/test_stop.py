@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from coremill.launch.process import wrapped
+from coremill.supervise.process import wrapped
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Running, Scene, left_behind
 
 TRAIN = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "2"]
@@ -144,7 +144,7 @@ def test_a_rank_that_cannot_start_is_shown_by_its_log(scene: Scene) -> None:
     """Nor can the template: ranks are started afresh then, and speak for themselves."""
     fault = """
 import os, sys
-if os.environ.get("RANK") == "1" or "coremill.rank_template" in sys.orig_argv:
+if os.environ.get("RANK") == "1" or "coremill.forked_rank" in sys.orig_argv:
     sys.modules["torch"] = None
 """
     done = train_with_fault(scene, "absent", fault)

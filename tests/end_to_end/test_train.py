@@ -148,7 +148,7 @@ def test_the_export_is_the_trained_model(either: Finished) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from coremill.data.loader import evaluation_batches
-    from coremill.prepare import Orders
+    from coremill.run.prepare import Orders
 
     model = AutoModelForCausalLM.from_pretrained(either.export).eval()
     parts = [load_file(file) for file in sorted(either.folder.glob("checkpoints/step-00000008/*.safetensors"))]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from coremill.launch.fingerprint import digest_of_files
+from coremill.hosts.fingerprint import digest_of_files
 from coremill.plan.headers import read_file_header
 from end_to_end.scene import RUN_FILE, make_cache, write_text
 from hosts.namespaces import DEVICE, Fleet, clean_environment, fake_hosts, free_port, why_not

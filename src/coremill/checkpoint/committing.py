@@ -31,8 +31,8 @@ from coremill.checkpoint.manifest import Manifest, StoredFile, Survey, step_fold
 from coremill.checkpoint.places import Places
 from coremill.checkpoint.snapshot import file_name
 from coremill.checkpoint.store import Store, sealed
-from coremill.launch.pulse import PULSE
-from coremill.world import World
+from coremill.world.group import World
+from coremill.world.heartbeat import HEARTBEAT
 
 # The store takes 8 MiB at a time; a manifest of 400 ranks has 30 MB, far less when compressed.
 PIECE_BYTES = 2**20
@@ -155,7 +155,7 @@ class Committer:
     def _commit(self, save: Save, partial: Path, manifest_text: bytes, state_text: bytes) -> dict[str, Any]:
         """What lies in this place now, or why the save could not be put there."""
         try:
-            with PULSE.saving():
+            with HEARTBEAT.saving():
                 self._store.put(partial, save.step, manifest_text, state_text, lambda: self._may_rename(save))
         except OSError as error:
             host = "" if self._places.is_one else f"{self._world.hostnames[self._world.rank]}: "

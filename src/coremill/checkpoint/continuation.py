@@ -16,7 +16,7 @@ from coremill.config.load import LoadedConfig
 from coremill.config.schema import RunConfig
 from coremill.data.packed import PackedData
 from coremill.errors import InputError
-from coremill.launch.run_folder import differing_keys
+from coremill.run_folder import differing_keys
 from coremill.train.schedule import learning_rate_at
 
 # A run is the same run with other machines, another end and another rhythm of saving; with other data it is not.

@@ -30,13 +30,13 @@ from transformers.core_model_loading import revert_weight_conversion
 from coremill.checkpoint.store import SteadyFile
 from coremill.data.tokenizer_files import write_chat_templates
 from coremill.errors import StorageError
-from coremill.launch.lost import peer_errors
-from coremill.launch.pulse import PULSE
 from coremill.model.build import build_on_meta, code_of, names_kept_in_fp32
 from coremill.model.names import map_names
 from coremill.model.slices import named_tensors, rows_of_rank
 from coremill.model.source import ModelFolder
 from coremill.plan.headers import INDEX_FILE, SINGLE_FILE, read_headers
+from coremill.world.heartbeat import HEARTBEAT
+from coremill.world.lost_peers import peer_errors
 
 MAX_FILE_BYTES = 5 * 10**9
 PIECE_BYTES = 8 * 2**20
@@ -140,7 +140,7 @@ def export_model(
             _write_beside(temporary, source, tokenizer_folder, blueprint, files, dtype)
         except OSError as error:
             failure = error
-    with PULSE.work("exporting", sum(group.bytes for group in groups) if writing else 0):
+    with HEARTBEAT.work("exporting", sum(group.bytes for group in groups) if writing else 0):
         for file, listed in files.items():
             failure = _write_file(temporary / file, listed, tensors, blueprint, world, failure)
     if writing:
@@ -237,7 +237,7 @@ def _write_file(
                     file.write(data)
             except OSError as error:
                 failure = error
-            PULSE.advance(data.nbytes)
+            HEARTBEAT.advance(data.nbytes)
     if file is not None:
         try:
             if failure is None:

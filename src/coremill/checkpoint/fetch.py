@@ -20,9 +20,9 @@ from coremill.checkpoint.manifest import MANIFEST_FILE, STATE_FILE, Checkpoint, 
 from coremill.checkpoint.places import Places
 from coremill.checkpoint.store import FETCHED_PREFIX, HashedFile, Store
 from coremill.errors import StorageError
-from coremill.launch.lost import peer_errors
-from coremill.launch.pulse import PULSE
-from coremill.world import World
+from coremill.world.group import World
+from coremill.world.heartbeat import HEARTBEAT
+from coremill.world.lost_peers import peer_errors
 
 PIECE_BYTES = 4 * 2**20
 
@@ -87,7 +87,7 @@ def assemble(
         listed = {file.name: file for file in manifest.files}
         transfers = plan_transfers(lacking, whole, listed, places)
         mine_bytes = sum(each.file.bytes for each in transfers if world.rank in (each.source, each.target))
-        with PULSE.work("fetching the checkpoint from other hosts", mine_bytes):
+        with HEARTBEAT.work("fetching the checkpoint from other hosts", mine_bytes):
             for transfer in transfers:
                 problem = _take_part(transfer, whole, folder, store, world) or problem
         problems = world.gather(problem)
@@ -165,7 +165,7 @@ def _send(path: Path, transfer: Transfer) -> str | None:
                 problem = f"{path.name} cannot be read: {error.strerror}"
             with peer_errors():
                 dist.send(torch.frombuffer(piece, dtype=torch.uint8), transfer.target)
-            PULSE.advance(len(piece))
+            HEARTBEAT.advance(len(piece))
     return problem
 
 
@@ -189,7 +189,7 @@ def _take(path: Path, transfer: Transfer) -> str | None:
                 file.write(piece.numpy().data)
         except OSError as error:
             problem = f"storage: {error.strerror or error}"
-        PULSE.advance(piece.numel())
+        HEARTBEAT.advance(piece.numel())
     try:
         if is_open:
             file.__exit__(None)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
-from coremill.launch.pulse import PULSE
+from coremill.world.heartbeat import HEARTBEAT
 
 FORMAT = "coremill-checkpoint"
 VERSION, SPREAD_VERSION = 1, 2  # in one folder; over several, with the key `hosts`
@@ -281,7 +281,7 @@ def _verify(path: Path, file: StoredFile) -> None:
         with path.open("rb", buffering=0) as stream:
             while piece := stream.read(READ_BYTES):
                 digest.update(piece)
-                PULSE.advance(len(piece))
+                HEARTBEAT.advance(len(piece))
     except OSError as error:
         raise Unusable(f"{file.name} cannot be read: {error.strerror}") from None
     if digest.hexdigest() != file.sha256:

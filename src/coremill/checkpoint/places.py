@@ -12,7 +12,7 @@ from pathlib import Path
 
 from coremill.checkpoint.store import SEEN_PREFIX, Store
 from coremill.plan.types import Choice
-from coremill.world import World
+from coremill.world.group import World
 
 
 class NoPlace(Exception):

@@ -20,8 +20,8 @@ from coremill.checkpoint.manifest import STATE_FILE, Checkpoint, PassedOver, Unu
 from coremill.checkpoint.places import NoPlace, Places, find_places
 from coremill.checkpoint.store import START_ANEW, Store
 from coremill.errors import InputError, StorageError
-from coremill.launch.pulse import PULSE
-from coremill.world import World
+from coremill.world.group import World
+from coremill.world.heartbeat import HEARTBEAT
 
 
 class EventSink(Protocol):
@@ -183,7 +183,7 @@ def _verified_share(folder: Path, whole: Whole, places: Places) -> tuple[Checkpo
     ranks = places.ranks_of(places.mine)
     mine = {*names[ranks.index(places.rank) :: len(ranks)], *({STATE_FILE} & set(names))}
     total_bytes = sum(file.bytes for file in checkpoint.manifest.files if file.name in mine)
-    with PULSE.work("checking the checkpoint", total_bytes):
+    with HEARTBEAT.work("checking the checkpoint", total_bytes):
         for name in sorted(mine):
             try:
                 checkpoint.verify([name])

@@ -38,10 +38,10 @@ from coremill.checkpoint.store import NotSaved, Store, sync_bytes_among
 from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import NonFinite, Stopped, StorageError
-from coremill.launch.pulse import PULSE
-from coremill.launch.stop import REQUESTS, StopRequests, forget_request, was_asked_to_stop
 from coremill.plan.types import Choice, MemoryPlan
-from coremill.world import World
+from coremill.world.group import World
+from coremill.world.heartbeat import HEARTBEAT
+from coremill.world.stop import REQUESTS, StopRequests, forget_request, was_asked_to_stop
 
 # Training waits so long for an earlier save when the next is due, once; then it goes on without.
 PATIENCE_SECONDS = 10.0
@@ -275,7 +275,7 @@ class Saver:
         if save is None or thread is None:
             return True
         pause, until = POLL_SECONDS, time.monotonic() + longest_seconds
-        with PULSE.phase("save"):
+        with HEARTBEAT.phase("save"):
             while thread.is_alive() and not save.given_up:
                 if time.monotonic() >= until:
                     return True
@@ -284,7 +284,7 @@ class Saver:
                 if not thread.is_alive():
                     break
                 if save.hear(self._world.store.add(WRITTEN_BYTES_KEY, 0)):
-                    PULSE.mark()  # some rank's file has grown
+                    HEARTBEAT.mark()  # some rank's file has grown
                 if self._world.rank == 0:
                     self._give_up_if_late()
                 elif self._world.store.check([save.outcome_key]) and self._was_given_up(save):
@@ -305,7 +305,7 @@ class Saver:
                 do="the same command goes on from the newest whole checkpoint",
             )
         self._stuck, self._thread = self._thread, None
-        PULSE.not_saving()
+        HEARTBEAT.not_saving()
 
     def _was_given_up(self, save: Save) -> bool:
         return bool(json.loads(self._world.store.get(save.outcome_key))["given_up"])
@@ -338,14 +338,14 @@ class Saver:
     def _leave_stuck(self, save: Save) -> None:
         save.given_up = True
         self._stuck, self._thread = self._thread, None
-        PULSE.not_saving()
+        HEARTBEAT.not_saving()
 
     def _write(self, save: Save, blocked_seconds: float | None) -> None:
         """Write this rank's file, let rank 0 commit, tell how it ended."""
         partial = self._store.partial(save.step, save.number)
         report: dict[str, Any]
         try:
-            with PULSE.saving(save.snapshot.bytes):
+            with HEARTBEAT.saving(save.snapshot.bytes):
                 self._store.sweep_failed()
                 if self._world.rank and self._origin.places.leads and (full := self._store.shortage(self._bytes_here)):
                     raise NotSaved(full)  # of its own disk; rank 0 looked at its before the save was begun
@@ -354,7 +354,7 @@ class Saver:
                 progress, places = WrittenBytes(self._world.store), self._origin.places
 
                 def on_bytes(count: int) -> None:
-                    PULSE.saved(count)
+                    HEARTBEAT.saved(count)
                     progress.add(count)
 
                 content = (save.snapshot.tensors, save.snapshot.rows)

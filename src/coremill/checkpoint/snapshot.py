@@ -20,14 +20,14 @@ from coremill.checkpoint.manifest import Checkpoint, Manifest, StoredFile
 from coremill.checkpoint.store import StoredTensor
 from coremill.data.loader import RowLoader
 from coremill.data.order import order_key
+from coremill.engines.base import Engine
 from coremill.errors import InputError
-from coremill.launch.pulse import PULSE
 from coremill.model.load import LoadReport
 from coremill.model.read import TensorReader
 from coremill.model.slices import RowSlice, kept, model_name, named_tensors, rows_of_rank, slice_of
-from coremill.parallel.engine import Engine
 from coremill.plan.headers import TensorHeader, read_file_header
 from coremill.train.numerics import NumericsGuard
+from coremill.world.heartbeat import HEARTBEAT
 
 WEIGHTS, BUFFERS, RNG = "parameters", "buffers", "rng/torch"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -181,7 +181,7 @@ def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, w
     started = time.perf_counter()
     slices = _slices(model, rank, world_size)
     _check_shapes(slices, checkpoint)
-    with PULSE.work("reading the checkpoint", _bytes(slices)), CheckpointReader(checkpoint) as reader:
+    with HEARTBEAT.work("reading the checkpoint", _bytes(slices)), CheckpointReader(checkpoint) as reader:
         for piece in slices:
             reader.read(WEIGHTS, piece, piece.local)
         first_file = file_name(0, checkpoint.manifest.world_size)
@@ -207,7 +207,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, slices: Sequence[RowSlic
     saved = checkpoint.state()
     apart: dict[str, int] = saved.get("updates_apart", {})
     total_bytes = len(MOMENTS) * _bytes([piece for piece in slices if piece.local.requires_grad])
-    with PULSE.work("reading the checkpoint", total_bytes), CheckpointReader(checkpoint) as reader:
+    with HEARTBEAT.work("reading the checkpoint", total_bytes), CheckpointReader(checkpoint) as reader:
         for piece in slices:
             if not piece.local.requires_grad or not piece.local.numel() or not reader.has(MOMENTS[0], piece):
                 continue

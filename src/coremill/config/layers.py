@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from coremill.config.document import Flaw, KeyPath, dotted_key, read_document
 from coremill.config.keys import TOP, keys, names_in, sections
-from coremill.config.strangers import explain_stranger
+from coremill.config.unknown_keys import explain_stranger
 from coremill.errors import InputError
 
 

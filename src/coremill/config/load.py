@@ -23,7 +23,7 @@ from coremill.config.keys import Key, keys
 from coremill.config.layers import DEFAULT, Origin, Problem, Settings, said, within
 from coremill.config.rules import Breach, breaches_of
 from coremill.config.schema import BUILT_IN, RunConfig
-from coremill.config.strangers import nearest
+from coremill.config.unknown_keys import nearest
 from coremill.errors import ConfigError, InputError
 
 _NEARBY_SHOWN = 8

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coremill.config.schema import BUILT_IN
-from coremill.data import hub
+from coremill.data import hub_datasets as hub
 from coremill.data.bad_rows import BadRows, OnBadRows
 from coremill.data.built_in_corpus import built_in_files
 from coremill.data.files import read_jsonl, read_parquet, read_txt

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from coremill.hardware.probe import environment_snapshot
-from coremill.launch.process import die_with_parent
+from coremill.supervise.process import die_with_parent
 
 PAYLOAD_BYTES = 16 * 2**20
 

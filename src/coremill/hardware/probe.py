@@ -4,7 +4,7 @@ Linux first: affinity mask, /sys topology, cgroup limits. Where files are missin
 fills in, and the result is poorer but never wrong. Nothing here is slow except one look at how busy the cores are (a
 fifth of a second). Every reader takes the folder that holds /proc and /sys, so other machines can be laid out as files.
 
-The environment of the process is read here and in world.py only; others are handed `environment_snapshot()`.
+The environment of the process is read here and in world/group.py only; others are handed `environment_snapshot()`.
 """
 
 from __future__ import annotations

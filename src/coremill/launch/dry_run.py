@@ -6,14 +6,14 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 
-from coremill.launch.across_hosts import HostCommand
-from coremill.launch.environment import Setting, cpus_for_rank
-from coremill.launch.forwarding import shown, shown_arguments
-from coremill.launch.hosts import Remote
-from coremill.launch.identity import LOOPBACK, NodeIdentity
-from coremill.launch.preflight import HostAnswer
+from coremill.hosts.across_hosts import HostCommand
+from coremill.hosts.forwarding import shown, shown_arguments
+from coremill.hosts.preflight import HostAnswer
+from coremill.hosts.ssh import Remote
 from coremill.launch.request import Request
 from coremill.plan.layout import Layout
+from coremill.supervise.rank_environment import Setting, cpus_for_rank
+from coremill.world.identity import LOOPBACK, NodeIdentity
 
 
 def show_local(
@@ -52,7 +52,7 @@ def show_hosts(
         host = command.host
         print(f"host {host.name}: {_count(host.ranks, 'rank')}, in {command.folder}")
         if not host.is_here:
-            print(f"  reached by: {_command(remote.command(host, 'coremill.launch.keeper'))}")
+            print(f"  reached by: {_command(remote.command(host, 'coremill.hosts.agent'))}")
         print(f"  command: {_command(command.argv)}")
         how = "besides what is set here" if host.is_here else "sent over the connection"
         print(f"  environment, {how}:")

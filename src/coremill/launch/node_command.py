@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from coremill.launch.across_hosts import HostCommand
-from coremill.launch.forwarding import forwarded
-from coremill.launch.hosts import Host
-from coremill.launch.identity import HEAD, INTERFACE
-from coremill.launch.reform import SILENCE_SECONDS
+from coremill.hosts.across_hosts import HostCommand
+from coremill.hosts.forwarding import forwarded
+from coremill.hosts.host_restarts import SILENCE_SECONDS
+from coremill.hosts.ssh import Host
 from coremill.launch.request import Request, master_address
+from coremill.world.identity import HEAD, INTERFACE
 
 
 def node_commands(

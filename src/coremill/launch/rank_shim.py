@@ -27,12 +27,6 @@ from typing import IO
 from coremill.errors import CoremillError, PeerLost, Stopped
 from coremill.hardware.probe import affinity_mask, environment_snapshot, probe_node
 from coremill.hardware.topology import parse_cpu_list
-from coremill.launch.descendants import adopt_orphans, end_descendants
-from coremill.launch.environment import Setting, cpus_for_rank
-from coremill.launch.followers import is_follower
-from coremill.launch.identity import RankIdentity, identify
-from coremill.launch.output import Failure, Prefixer, Tail, write_lines
-from coremill.launch.process import die_with_parent, wrapped
 from coremill.launch.settings import (
     Allocator,
     choose_interface,
@@ -41,9 +35,15 @@ from coremill.launch.settings import (
     script_settings,
     setting_lines,
 )
-from coremill.launch.stop import is_same_press
 from coremill.plan.layout import lay_out
 from coremill.plan.types import Choice
+from coremill.supervise.descendants import adopt_orphans, end_descendants
+from coremill.supervise.output import Failure, Prefixer, Tail, write_lines
+from coremill.supervise.process import die_with_parent, wrapped
+from coremill.supervise.rank_environment import Setting, cpus_for_rank
+from coremill.world.followers import is_follower
+from coremill.world.identity import RankIdentity, identify
+from coremill.world.stop import is_same_press
 
 SHIM = "COREMILL_SHIM"
 

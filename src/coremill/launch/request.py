@@ -11,11 +11,11 @@ from typing import Literal
 from coremill.errors import InputError
 from coremill.hardware.facts import NodeFacts
 from coremill.hardware.hostfile import read_hostfile
-from coremill.launch.hosts import Host, is_this_host
-from coremill.launch.identity import DEFAULT_PORT, DERIVED_PORTS, LOOPBACK, NodeIdentity, is_loopback
-from coremill.launch.reform import ReformPolicy
+from coremill.hosts.host_restarts import ReformPolicy
+from coremill.hosts.ssh import Host, is_this_host
 from coremill.launch.settings import Allocator
-from coremill.launch.sockets import own_address_towards
+from coremill.world.identity import DEFAULT_PORT, DERIVED_PORTS, LOOPBACK, NodeIdentity, is_loopback
+from coremill.world.sockets import own_address_towards
 
 Via = Literal["local", "torchrun", "mpirun"]
 VIAS: tuple[Via, ...] = ("local", "torchrun", "mpirun")

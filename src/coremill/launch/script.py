@@ -1,6 +1,6 @@
 """`coremill launch`: any Python script on this machine or many, each rank with its cores, threads and environment.
 
-one machine        --nproc N                                coremill's own launcher (launch/local.py)
+one machine        --nproc N                                coremill's own launcher (supervise/ranks.py)
 many, one command  --hostfile F --ppn K                     torchrun over ssh, or mpirun; ranks through rank_shim
 many, by hand      --nnodes N --node-rank I --master A:P    coremill's own launcher on each
 inside a rank      under torchrun or mpirun                 becomes that rank; the mask stays as it is
@@ -20,20 +20,17 @@ from pathlib import Path
 from coremill.errors import InputError
 from coremill.hardware.facts import NodeFacts
 from coremill.hardware.probe import affinity_mask, probe_node
-from coremill.launch.across_hosts import HostCommand, run_on_hosts
+from coremill.hosts.across_hosts import HostCommand, run_on_hosts
+from coremill.hosts.forwarding import forwarded
+from coremill.hosts.host_report import free_port
+from coremill.hosts.host_restarts import run_nodes
+from coremill.hosts.mpirun import find_mpirun, hostfile_text, mpirun_command, mpirun_environment
+from coremill.hosts.preflight import HostAnswer, Questions, check_hosts
+from coremill.hosts.ssh import Host, Remote, ssh_program
+from coremill.hosts.torchrun import torchrun_command
 from coremill.launch.dry_run import show_hosts, show_local
-from coremill.launch.environment import Setting
-from coremill.launch.forwarding import forwarded
-from coremill.launch.host_report import free_port
-from coremill.launch.hosts import Host, Remote, ssh_program
-from coremill.launch.identity import NodeIdentity, RankIdentity, identify
-from coremill.launch.local import run_local_ranks
-from coremill.launch.mpirun import find_mpirun, hostfile_text, mpirun_command, mpirun_environment
 from coremill.launch.node_command import node_commands
-from coremill.launch.output import LogFollower, last_words
-from coremill.launch.preflight import HostAnswer, Questions, check_hosts
 from coremill.launch.rank_shim import SHIM, ShimOrder, is_bound_by_parent, run_rank, start_of_rank
-from coremill.launch.reform import run_nodes
 from coremill.launch.request import (
     Request,
     check_request,
@@ -51,8 +48,11 @@ from coremill.launch.settings import (
     script_settings,
     setting_lines,
 )
-from coremill.launch.torchrun import torchrun_command
 from coremill.plan.layout import Layout, lay_out
+from coremill.supervise.output import LogFollower, last_words
+from coremill.supervise.rank_environment import Setting
+from coremill.supervise.ranks import run_local_ranks
+from coremill.world.identity import NodeIdentity, RankIdentity, identify
 
 
 def launch_script(request: Request, environ: Mapping[str, str]) -> int:

@@ -1,7 +1,7 @@
 """The environment a training script wants on this machine, each variable with its reason; what the user set stays.
 
 What a script computes with is looked up, not guessed: the OpenMP runtime that torch brings, the allocators and pages
-this machine has. Cores are given by the mask of the process (launch/process.py), which every thread inherits.
+this machine has. Cores are given by the mask of the process (supervise/process.py), which every thread inherits.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Literal
 
 from coremill.errors import InputError
 from coremill.hardware.facts import NodeFacts
-from coremill.launch.environment import KEEP_MEMORY, Setting, yielding
-from coremill.launch.forwarding import shown
-from coremill.launch.sockets import flows_of, interface_for_flows, interface_towards
+from coremill.hosts.forwarding import shown
 from coremill.plan.layout import Layout
 from coremill.plan.types import Choice
+from coremill.supervise.rank_environment import KEEP_MEMORY, Setting, yielding
+from coremill.world.sockets import flows_of, interface_for_flows, interface_towards
 
 Allocator = Literal["auto", "tcmalloc", "jemalloc", "none"]
 ALLOCATORS: tuple[Allocator, ...] = ("auto", "tcmalloc", "jemalloc", "none")

@@ -21,8 +21,8 @@ from torch import nn
 from transformers import PreTrainedModel, initialization
 
 from coremill.errors import InputError
-from coremill.launch.pulse import PULSE
 from coremill.model.slices import RowSlice
+from coremill.world.heartbeat import HEARTBEAT
 
 BLOCK_ROWS = 64
 # A block that only partly belongs to a rank is drawn into a temporary: keep it small where rows are long (experts).
@@ -105,7 +105,7 @@ def _replay_rows(target: RowSlice, operation: InitialOperation, order: int, seed
     for block in range(start // block_rows, -(-stop // block_rows)):
         first, last = block * block_rows, min((block + 1) * block_rows, total_rows)
         generator = _generator(seed, target.name, order, block)
-        PULSE.mark()
+        HEARTBEAT.mark()
         if start <= first and last <= stop:
             _draw(local[first - target.start : last - target.start], operation, generator)
             continue

@@ -1,4 +1,4 @@
-"""Forwards that the lean layers (model/lean.py) are known to equal, as models write them, and which module has one.
+"""Forwards that the lean layers (fused_layers.py) are known to equal, as models write them, and which module has one.
 
 A module's forward is held against these by its code, as it was compiled: the same operations on the same attributes in
 the same order, with the same global names. Names of local variables, annotations and comments play no part. Numbers

@@ -16,7 +16,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from coremill.errors import InputError
-from coremill.launch.pulse import PULSE
 from coremill.model.build import build_on_meta
 from coremill.model.initialise import initialise, record_initialisation
 from coremill.model.names import Conversion, NameMap, map_names
@@ -24,6 +23,7 @@ from coremill.model.read import FLOATING, TensorReader, bytes_of_rows
 from coremill.model.slices import RowSlice, materialise, model_name, named_tensors, slice_of
 from coremill.model.source import ModelFolder
 from coremill.plan.headers import TensorHeader, read_headers
+from coremill.world.heartbeat import HEARTBEAT
 
 __all__ = ["LoadReport", "fill_parameters", "materialise"]
 
@@ -54,7 +54,7 @@ def fill_parameters(model: nn.Module, source: ModelFolder, *, rank: int, world_s
     headers = read_headers(source.folder) if source.weights == "pretrained" else {}
     names = map_names(blueprint, headers) if headers else NameMap({}, {}, (), ())
     to_read = _bytes_to_read(slices, aliases, names, headers)
-    with PULSE.work("reading weights", to_read), TensorReader(source.folder) as reader:
+    with HEARTBEAT.work("reading weights", to_read), TensorReader(source.folder) as reader:
         filled = _read_renamed(reader, slices, aliases, names.renamed, headers)
         filled |= _read_converted(reader, slices, aliases, names.conversions, headers, blueprint)
         bytes_read = reader.bytes_read
@@ -63,10 +63,10 @@ def fill_parameters(model: nn.Module, source: ModelFolder, *, rank: int, world_s
         _check_missing(missing, aliases, blueprint, source)
     if missing:
         record = record_initialisation(blueprint)
-        with PULSE.work("making weights", sum(slices[name].bytes for name in missing)):
+        with HEARTBEAT.work("making weights", sum(slices[name].bytes for name in missing)):
             for name in missing:
                 initialise(slices[name], record, seed)
-                PULSE.advance(slices[name].bytes)
+                HEARTBEAT.advance(slices[name].bytes)
     taken = {*names.renamed.values(), *(name for each in names.conversions.values() for name, _ in each.sources)}
     return LoadReport(
         bytes_read=bytes_read,

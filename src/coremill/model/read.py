@@ -14,8 +14,8 @@ from types import TracebackType
 import torch
 
 from coremill.errors import InputError
-from coremill.launch.pulse import PULSE
 from coremill.plan.headers import TensorHeader
+from coremill.world.heartbeat import HEARTBEAT
 
 # Large enough to stream at disk speed, small beside any slice.
 PIECE_BYTES = 8 * 2**20
@@ -98,7 +98,7 @@ class TensorReader:
                 what = f"{header.file} ended while tensor {header.name} was read"
                 raise InputError(what, where=str(self._folder / header.file), do="download or copy the file again")
             done += count
-            PULSE.advance(count)
+            HEARTBEAT.advance(count)
         self.bytes_read += done
 
     def _descriptor(self, file: str) -> int:

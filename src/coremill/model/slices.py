@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from coremill.errors import InputError
 
-# Where a parameter is something to compute with, what holds its values (parallel/one_host.py).
+# Where a parameter is something to compute with, what holds its values (engines/one_host/engine.py).
 _KEPT_AS = "_coremill_kept_as"
 
 # Wrappers put their own step into a parameter's name; the model's own name is what files and seeds go by.

@@ -71,7 +71,7 @@ def ends_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
 
 
 def _norm_bytes(card: ModelCard, compute: int) -> int:
-    """Input, statistics, and output of one norm; an RMS norm (model/lean.py) has one number per row, in fp32."""
+    """Input, statistics, and output of one norm; a fused RMS norm has one number per row, in fp32."""
     statistics = 2 * compute if card.block.norm == "layer" else 4
     return compute * card.hidden + statistics + compute * card.hidden
 

@@ -1,6 +1,6 @@
 """What a process takes beyond what is alive in it: the allocator's habits, threads, and code that is paged in.
 
-Ranks keep freed memory (launch/environment.py), so a rank's resident memory is the allocator's high-water mark: what is
+Ranks keep freed memory (rank_environment.py), so a rank's resident memory is the allocator's high-water mark: what is
 alive at the peak, plus holes. Torch allocates through mimalloc in its ARM wheels and through glibc's malloc elsewhere.
 """
 

@@ -1,7 +1,7 @@
 """The model families whose layers are known to the plan, each a row of differences from the Llama shape.
 
 What transformers assumes for keys that a config leaves out, which tensors a layer has and what it keeps for backward:
-read off with saved_tensors_hooks on transformers 5.22, with model/lean.py in place, and held to the real models by
+read off with saved_tensors_hooks on transformers 5.22, with fused_layers.py in place, and held to the real models by
 tests (tests/unit/plan/test_against_torch.py). Other families are planned by the shapes of their weights
 (plan/unknown.py).
 """
@@ -245,7 +245,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 # Families whose head stays in fp32 while the rest computes in bf16: whole on every rank, also with shard
-# (parallel/kept_in_fp32.py). What others keep so (routers, norms, sinks) is small and not counted.
+# (engines/shard/kept_in_fp32.py). What others keep so (routers, norms, sinks) is small and not counted.
 FP32_HEADS = frozenset({"hy_v4"})
 
 # Intermediate-wide tensors an ungated MLP keeps: the fused kernels keep input and output, GELUs written out in Python

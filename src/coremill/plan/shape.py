@@ -93,7 +93,7 @@ class BlockShape:
     eager_softmax_in_fp32: bool
     plain_logits: bool  # the head is all there is: the loss needs one chunk of logits at a time
     capped_logits: bool  # by a tanh
-    plain_lookup: bool  # nothing happens to the rows: a tied table has one gradient (train/tied.py)
+    plain_lookup: bool  # nothing happens to the rows: a tied table has one gradient (model/tied_lookup.py)
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:

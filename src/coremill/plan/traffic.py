@@ -68,7 +68,7 @@ def _replicated(card: ModelCard, arrangement: Arrangement) -> Traffic:
 
 
 def summed_rows(card: ModelCard, arrangement: Arrangement) -> int | None:
-    """Of a lookup table whose gradient replicate sums apart (parallel/named_rows.py); None where it does not."""
+    """Of a lookup table whose gradient replicate sums apart (named_rows.py); None where it does not."""
     apart = arrangement.engine == "replicate" and arrangement.world_size > 1
     if not apart or 4 * looked_up_parameters(card) < LEAST_BUCKET_BYTES:
         return None
@@ -99,7 +99,7 @@ def reduced_parameters(card: ModelCard, arrangement: Arrangement) -> int:
 
 
 def table_parameters(card: ModelCard, arrangement: Arrangement) -> int:
-    """Of a lookup table that is never whole on a rank (parallel/rows.py); 0 where it is a group like others."""
+    """Of a lookup table that is never whole on a rank (engines/shard/rows.py); 0 where it is a group like others."""
     fetches = arrangement.engine == "shard" and arrangement.world_size > 1 and not arrangement.through_memory
     return looked_up_parameters(card) if fetches else 0
 

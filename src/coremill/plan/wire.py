@@ -6,7 +6,7 @@ from typing import Literal
 
 GradientForm = Literal["fp32", "bf16", "roots"]
 
-# Gradients that share one scale when they travel as roots (parallel/codec.py).
+# Gradients that share one scale when they travel as roots (engines/wire/codec.py).
 ROOTS_BLOCK = 1024
 _SCALE_BYTES = 4
 

@@ -18,7 +18,6 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from coremill.launch.pulse import Reading
 from coremill.plan.saving import SET_BY_USER, SHARE_OF_GRACE
 from coremill.redaction import redact
 from coremill.report.events import Event
@@ -36,6 +35,7 @@ from coremill.report.terminal import (
 )
 from coremill.report.weights import weight_findings
 from coremill.report.work import LongWorks
+from coremill.world.heartbeat import Reading
 
 RECENT_STEPS = 20  # rates on the screen follow the last so many steps
 KEPT = 64  # steps, evaluations, lines said: a run has millions, and the screen lives as long

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from coremill.hardware.process_memory import memory_now, reset_peak, rss_bytes
-from coremill.launch.pulse import PULSE
 from coremill.report.events import EventWriter
+from coremill.world.heartbeat import HEARTBEAT
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def phase(events: EventWriter, name: str) -> Iterator[int]:
     """Time the body and note its peak; yields what was resident before it."""
     reset_peak()
     before, began = rss_bytes(), time.perf_counter()
-    with PULSE.phase(name):
+    with HEARTBEAT.phase(name):
         yield before
     seconds = time.perf_counter() - began
     events.write("phase", name=name, seconds=seconds, **memory_now())

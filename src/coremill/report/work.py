@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coremill.launch.pulse import WORKS, Reading
 from coremill.report.terminal import format_bytes, format_percent, format_seconds
+from coremill.world.heartbeat import WORKS, Reading
 
 WORTH_SAYING_SECONDS = 3.0  # what is done sooner is not shown
 LINE_EVERY_SECONDS = 15.0  # off a terminal

@@ -13,12 +13,12 @@ from torch import nn
 
 from coremill.config.schema import TrainSection
 from coremill.data.loader import Batch, EvaluationBatches, RowLoader, StepBatches
+from coremill.engines.base import Engine, StepTotals
+from coremill.engines.wire.exchange import CollectiveUse
 from coremill.errors import NonFinite
-from coremill.launch.pulse import PULSE
-from coremill.parallel.engine import Engine, StepTotals
-from coremill.parallel.exchange import CollectiveUse
 from coremill.train.numerics import NumericsGuard, bad_rows, is_finite
 from coremill.train.schedule import learning_rate_at
+from coremill.world.heartbeat import HEARTBEAT
 
 
 class Task(Protocol):
@@ -72,7 +72,7 @@ def train_steps(
 ) -> Iterator[StepResult]:
     """Run steps first_step..steps, yielding each one's numbers; without a guard a number that is none ends it."""
     for step in range(first_step, steps + 1):
-        PULSE.step(step)
+        HEARTBEAT.step(step)
         began = time.perf_counter()
         work = loader.next_step()
         have_data = time.perf_counter()
@@ -80,7 +80,7 @@ def train_steps(
         scale = 1.0 / work.valid_targets
         losses = []
         for index, batch in enumerate(work.batches):
-            PULSE.mark()
+            HEARTBEAT.mark()
             losses.append(
                 engine.forward_backward(
                     lambda module, batch=batch, scale=scale: task.loss(module, batch, scale),  # type: ignore[misc]
@@ -103,7 +103,7 @@ def train_steps(
         if agreement:
             agreement.hear(totals.votes)
         ended = time.perf_counter()
-        PULSE.step_done(step)
+        HEARTBEAT.step_done(step)
 
         wire = engine.wire_use()
         yield StepResult(
@@ -122,7 +122,7 @@ def train_steps(
             collectives=wire.collectives,
             skipped=not finite,
         )
-    PULSE.enter("finish")
+    HEARTBEAT.enter("finish")
 
 
 def _judge(
@@ -159,7 +159,7 @@ def evaluation_loss(engine: Engine, task: Task, batches: EvaluationBatches) -> t
         with torch.no_grad():
             kept = []
             for batch in batches:
-                PULSE.mark()
+                HEARTBEAT.mark()
                 kept.append((batch, float(task.loss(module, batch, 1.0 / batches.valid_targets))))
     finally:
         module.train()

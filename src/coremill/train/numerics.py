@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from coremill.config.schema import NumericsSection
 from coremill.data.loader import FILLER, Batch
+from coremill.engines.base import StepTotals
 from coremill.errors import NonFinite
-from coremill.parallel.engine import StepTotals
 
 SHOWN_ROWS = 8  # of one rank, in words; the event has all
 

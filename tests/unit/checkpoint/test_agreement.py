@@ -13,7 +13,7 @@ from coremill.checkpoint.fetch import plan_transfers
 from coremill.checkpoint.manifest import survey
 from coremill.checkpoint.places import Places
 from coremill.config.schema import CheckpointSection, RunConfig
-from coremill.supervision import committed_step, origin_in_words
+from coremill.run.attempts import committed_step, origin_in_words
 
 HOSTS = ("one", "two", "three")
 FILES = ("rank-0", "rank-1", "rank-2")

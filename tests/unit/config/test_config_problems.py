@@ -10,7 +10,7 @@ import pytest
 from coremill.config.foreign import foreign_keys
 from coremill.config.keys import keys
 from coremill.config.load import load_config
-from coremill.config.strangers import explain_stranger
+from coremill.config.unknown_keys import explain_stranger
 from coremill.errors import ConfigError, InputError
 
 PYDANTIC_JARGON = (

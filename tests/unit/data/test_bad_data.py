@@ -21,10 +21,10 @@ import pyarrow.parquet
 import pytest
 
 from coremill.config.schema import RunConfig
-from coremill.data import prepare
+from coremill.data import tokenise as prepare
 from coremill.data.bad_rows import LISTING_FILE
 from coremill.data.packed import TOKENS_FILE, PackedData
-from coremill.data.prepare import check_sources, prepare_data, require_rows_for_ranks
+from coremill.data.tokenise import check_sources, prepare_data, require_rows_for_ranks
 from coremill.data.tokenise_child import Speaker, do_job
 from coremill.errors import InputError
 

@@ -15,10 +15,10 @@ import pyarrow.parquet
 import pytest
 
 from coremill.config.schema import RunConfig
-from coremill.data import hub
-from coremill.data.hub import parse_name, resolve_dataset
+from coremill.data import hub_datasets as hub
+from coremill.data.hub_datasets import parse_name, resolve_dataset
 from coremill.data.packed import PackedData, Progress
-from coremill.data.prepare import prepare_data
+from coremill.data.tokenise import prepare_data
 from coremill.errors import InputError
 
 CARD = b"""---

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from small_tokenizer import make_tokenizer
 
 from coremill.config.schema import RunConfig
-from coremill.data import packing, pieces, prepare
+from coremill.data import packing, pieces
+from coremill.data import tokenise as prepare
 from coremill.data.packed import PackedData
 from coremill.data.packing import pack_text
 from coremill.data.pieces import pieces_of_text
-from coremill.data.prepare import prepare_data
 from coremill.data.sources import OpenedText, identity_of, resolve_source
+from coremill.data.tokenise import prepare_data
 from coremill.data.tokenizer_files import SpecialIds, ids_around_a_text, load_tokenizer, tokenizer_identity
 from coremill.errors import InputError
 
@@ -214,7 +215,7 @@ def test_the_key_is_that_of_0_1_0_where_its_tokens_are(
 def test_a_sample_begins_as_a_document_does(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
-    from coremill.sample import complete
+    from coremill.run.sample import complete
 
     asked: list[list[int]] = []
 

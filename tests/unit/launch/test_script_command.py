@@ -104,8 +104,8 @@ def test_a_dry_run_on_hosts_shows_all_but_secrets(launch: Command, monkeypatch: 
     monkeypatch.setenv("HF_TOKEN", SECRET)
     monkeypatch.setenv("OF_THE_USER", "goes along")
     answer = subprocess.CompletedProcess([], 0, stdout="mpirun (Open MPI) 4.1.4\n", stderr="")
-    monkeypatch.setattr("coremill.launch.mpirun.subprocess.run", lambda *_, **__: answer)
-    monkeypatch.setattr("coremill.launch.mpirun.shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("coremill.hosts.mpirun.subprocess.run", lambda *_, **__: answer)
+    monkeypatch.setattr("coremill.hosts.mpirun.shutil.which", lambda name: f"/usr/bin/{name}")
     hosts = hostfile("node1 slots=2", "node2 slots=2")
     code, out, err = launch("--hostfile", hosts, "--via", via, "--dry-run", "script.py", f"--token={SECRET}")
     assert code == 0, err

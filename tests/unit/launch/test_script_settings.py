@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from coremill.errors import InputError
+from coremill.hosts.forwarding import forwarded, shown, shown_arguments
+from coremill.hosts.mpirun import Mpirun, hostfile_text, mpirun_command, mpirun_environment
+from coremill.hosts.preflight import Questions, _problem
+from coremill.hosts.ssh import Host, Remote, is_this_host
 from coremill.launch import settings as settings_module
-from coremill.launch.followers import is_follower
-from coremill.launch.forwarding import forwarded, shown, shown_arguments
-from coremill.launch.hosts import Host, Remote, is_this_host
-from coremill.launch.identity import RankIdentity
-from coremill.launch.mpirun import Mpirun, hostfile_text, mpirun_command, mpirun_environment
-from coremill.launch.output import Failure, LogFollower, Prefixer, Tail, first_failure, last_words
-from coremill.launch.preflight import Questions, _problem
 from coremill.launch.rank_shim import ShimOrder, start_of_rank
 from coremill.launch.request import Request, hosts_of, master_of
 from coremill.launch.settings import OpenMp, find_openmp, notes_on, script_settings
-from coremill.launch.sockets import interface_for_flows
 from coremill.plan.layout import lay_out
 from coremill.plan.types import Choice
+from coremill.supervise.output import Failure, LogFollower, Prefixer, Tail, first_failure, last_words
+from coremill.world.followers import is_follower
+from coremill.world.identity import RankIdentity
+from coremill.world.sockets import interface_for_flows
 from unit.hardware.fake_machine import node_of
 
 GOMP = OpenMp(runtime="libgomp", preload=None, reason="torch brings libgomp")
@@ -255,8 +255,8 @@ def test_words_for_each_mpirun() -> None:
 
 def test_nothing_but_the_keeper_is_on_the_command_line() -> None:
     remote = Remote(ssh=("ssh",), python="/venv/bin/python", environ={"HF_TOKEN": "secret", "PYTHONPATH": "/src dir"})
-    words = remote.command(HOSTS[1], "coremill.launch.keeper")
-    assert words[-2:] == ["bob@n2", "env 'PYTHONPATH=/src dir' /venv/bin/python -m coremill.launch.keeper"]
+    words = remote.command(HOSTS[1], "coremill.hosts.agent")
+    assert words[-2:] == ["bob@n2", "env 'PYTHONPATH=/src dir' /venv/bin/python -m coremill.hosts.agent"]
     assert not any("secret" in word for word in words)
 
 

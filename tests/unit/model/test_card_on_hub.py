@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coremill.errors import InputError
-from coremill.model.hub import card_on_hub
+from coremill.model.hub_models import card_on_hub
 from coremill.plan.card import ModelCard, read_card
 from unit.plan.shapes import TINY_CONFIGS, llama_tensors, safetensors_bytes
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from coremill.model.hub import ANSWER_SECONDS, DEADLINE_SECONDS
+from coremill.model.hub_models import ANSWER_SECONDS, DEADLINE_SECONDS
 from own_code import AUTO_MAP, CONFIGURATION, MODELING
 from tiny_models import tiny_config
 
@@ -119,7 +119,7 @@ import json, sys
 from pathlib import Path
 from coremill.config.schema import ModelSection
 from coremill.errors import InputError
-from coremill.model import hub
+from coremill.model import hub_models as hub
 from coremill.model.source import resolve_model
 hub.ANSWER_SECONDS = 1.0
 for section in json.loads(sys.argv[1]):

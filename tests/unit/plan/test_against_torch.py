@@ -10,7 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from coremill.model.lean import make_lean
+from coremill.model.fused_layers import fuse_layers
 from coremill.plan.activations import ends_bytes_per_token, layer_bytes_per_token
 from coremill.plan.activations import kept_bytes as planned_bytes
 from coremill.plan.attention import EAGER_ONLY
@@ -81,7 +81,7 @@ def kept_bytes(
     """What autograd really keeps of one forward pass of the base model, parameters aside."""
     values = with_layers(values, layers)
     model = AutoModelForCausalLM.from_config(config_of(values), attn_implementation=attention).to(dtype).train()
-    make_lean(model)
+    fuse_layers(model)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coremill import planning
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.calibrate import Part, cached_calibration, calibration_of, remember
@@ -20,6 +19,7 @@ from coremill.plan.card import read_card
 from coremill.plan.learn import Factors, factors_of, observe
 from coremill.plan.planner import make_plan
 from coremill.plan.types import Plan
+from coremill.run import planning
 from unit.plan.shapes import LLAMA_50M, calibration, fleet, machine
 from unit.report.fake_run import make_fake_run
 

@@ -17,7 +17,7 @@ from coremill.plan.planner import make_plan
 from coremill.plan.saving import SHARE_OF_GRACE, plan_save
 from coremill.plan.stored import plan_from_json
 from coremill.report.plan_screen import render_plan, render_plan_short
-from coremill.supervision import grace_of, limits_of
+from coremill.run.attempts import grace_of, limits_of
 from unit.plan.shapes import LLAMA_3_8B
 
 EIGHT_BILLION, SMALL = 8_030_261_248, 50_000_000

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coremill.launch.pulse import Reading
 from coremill.report import console as console_module
 from coremill.report.console import AmountProgress, RunConsole, show_error
 from coremill.report.events import Event, read_events
 from coremill.report.summary import summarise
 from coremill.report.summary_screen import render_summary
 from coremill.report.work import LongWorks
+from coremill.world.heartbeat import Reading
 from unit.report.fake_run import START, fake_plan, make_fake_run, write_line
 
 

@@ -9,8 +9,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from coremill.data.loader import FILLER, Batch
 from coremill.plan.logits import makes_whole_logits
-from coremill.tasks.causal_lm import CausalLm
-from coremill.tasks.loss_path import follow
+from coremill.tasks.causal_lm.loss_path import follow
+from coremill.tasks.causal_lm.training import CausalLm
 from tiny_models import FAMILIES, tiny_config
 
 BALANCED = {"output_router_logits": True, "router_aux_loss_coef": 0.5}

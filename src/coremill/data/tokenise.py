@@ -1,0 +1,328 @@
+"""Text to packed rows on disk, once per text, tokenizer and length: `prepare_data`.
+
+Runs without torch in the launcher. It finds the text, hashes it (11 MB in 20 ms), and either finds the packing under
+that key or has a process of its own make it. Training and evaluation text are packed apart, so a changed evaluation
+source leaves the other alone; held-out documents are copied out of the packed ones, so a changed seed or fraction
+tokenises nothing again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coremill.config.schema import DataSection, RunConfig
+from coremill.data.bad_rows import LISTING_FILE
+from coremill.data.cache import build_once, drop_unused, keep_in_use
+from coremill.data.child_process import run_in_child
+from coremill.data.hub_datasets import PREFIX as HUB_PREFIX
+from coremill.data.packed import (
+    DOCUMENT_BYTES,
+    DOCUMENTS_FILE,
+    FORMAT_VERSION,
+    Manifest,
+    PackedData,
+    Progress,
+    read_manifest,
+    require_id_in_vocabulary,
+)
+from coremill.data.sources import TextSource, identity_of, open_text, resolve_source, stamps_of
+from coremill.data.tokenizer_files import SpecialTokens, tokenizer_identity
+from coremill.errors import InputError
+
+HASH_PROGRESS_SECONDS = 0.1
+SPLITS_KEPT = 3  # of one packing, each as large as it
+# Part of what names the data of a run in its checkpoints: raise it when the same text gives other tokens. It is that of
+# 0.1.0, whose runs go on where their tokens are the same.
+TOKENS_VERSION = 1
+HELD_OUT = "documents or a tail held out"  # the same for what is held out
+OnProgress = Callable[[Progress], None] | None
+
+
+def prepare_data(
+    config: RunConfig,
+    *,
+    tokenizer_folder: Path,
+    vocabulary_rows: int,
+    max_positions: int | None,
+    cache: Path,
+    progress: OnProgress = None,
+    code_sha256: str | None = None,
+) -> PackedData:
+    """The rows of a run, from the cache where they were packed before.
+
+    With `code_sha256` the tokenizer's folder has code that may be run, of this hash.
+    """
+    started = time.perf_counter()
+    section = config.data
+    _require_positions(section, max_positions)
+    packer = _Packer(
+        section.sequence_length,
+        section.special_tokens,
+        tokenizer_folder.absolute(),
+        vocabulary_rows,
+        cache.absolute() / "data",
+        progress,
+        code_sha256,
+    )
+    training_source = _training_source(section)
+    evaluation_source = _evaluation_source(section)
+    whole = training = packer.pack(training_source)
+    evaluation = None if evaluation_source is None else packer.pack(evaluation_source)
+    packings = [training] if evaluation is None else [training, evaluation]
+    if section.evaluation_fraction:
+        _require_two_rows(whole.manifest.rows, section)
+        training, evaluation = packer.hold_out(whole, section.evaluation_fraction, config.train.seed)
+        key = _hash(whole.key, HELD_OUT, section.evaluation_fraction, config.train.seed)
+    else:
+        evaluation_rows = 0 if evaluation is None else evaluation.manifest.rows
+        key = _hash(*(each.key for each in packings), evaluation_rows, config.train.seed if evaluation_rows else 0)
+    used = [training] if evaluation is None else [training, evaluation]
+    return PackedData(
+        folder=training.folder,
+        evaluation_folder=None if evaluation is None else evaluation.folder,
+        key=key,
+        train_rows=training.manifest.rows,
+        evaluation_rows=0 if evaluation is None else evaluation.manifest.rows,
+        sequence_length=section.sequence_length,
+        tokens=sum(each.manifest.tokens for each in used),
+        dropped_tokens=sum(each.manifest.dropped_tokens for each in used),
+        documents=sum(each.manifest.documents for each in packings),
+        evaluation_documents=0 if evaluation is None else evaluation.manifest.documents,
+        evaluation_words=_words_of_held_out(whole, training, evaluation) if section.evaluation_fraction else "",
+        eos_id=training.manifest.eos_id,
+        begin_ids=tuple(training.manifest.begin_ids),
+        is_plain=all(each.manifest.is_plain for each in packings),
+        from_cache=all(each.from_cache for each in [*packings, *used]),
+        seconds=time.perf_counter() - started,
+        bad_rows=sum(each.manifest.bad_rows for each in packings),
+        bad_rows_words="; ".join(
+            f"{each.manifest.bad_rows_words}; listed in {each.folder / LISTING_FILE}"
+            for each in packings
+            if each.manifest.bad_rows
+        ),
+    )
+
+
+def check_sources(section: DataSection, *, max_positions: int | None) -> None:
+    """Find what can be wrong with the data in a second: names, the length of rows, the first row of local files."""
+    _require_positions(section, max_positions)
+    for source in (_training_source(section), _evaluation_source(section)):
+        if source is not None and source.kind in ("txt", "jsonl", "parquet"):
+            next(open_text(source).pieces, None)
+
+
+def require_rows_for_ranks(data: PackedData, world_size: int) -> None:
+    """Refuse a run in which some rank would never see a row."""
+    if data.train_rows < world_size:
+        raise InputError(
+            f"the data has fewer rows than there are ranks: {data.train_rows} rows, {world_size} ranks",
+            where="data.source and parallel.ranks_per_node",
+            why=f"a row has {data.sequence_length} tokens and goes to one rank",
+            do=f"start at most {data.train_rows} ranks, add text, or make data.sequence_length smaller",
+        )
+
+
+@dataclass(frozen=True)
+class _Packing:
+    folder: Path
+    manifest: Manifest
+    from_cache: bool
+    key: str  # names its tokens, whatever the folder is called
+
+
+@dataclass(frozen=True)
+class _Packer:
+    """Packs one source after the other with the same tokenizer and length."""
+
+    sequence_length: int
+    special_tokens: SpecialTokens
+    tokenizer_folder: Path
+    vocabulary_rows: int
+    cache: Path
+    progress: OnProgress
+    code_sha256: str | None
+
+    def pack(self, source: TextSource) -> _Packing:
+        stamps = stamps_of(source)
+        made_from = (
+            self._identity(source, stamps),
+            tokenizer_identity(self.tokenizer_folder),
+            self.sequence_length,
+            *([source.on_bad_rows] if source.on_bad_rows != "stop" else []),
+            *([self.code_sha256] if self.code_sha256 is not None else []),
+        )
+        key = _hash(FORMAT_VERSION, *made_from, f"special tokens {self.special_tokens}")
+        final = self.cache / key
+        from_cache = build_once(
+            final,
+            is_whole=_is_whole_source,
+            build=lambda partial: self._tokenise(source, stamps, key, partial),
+            on_wait=lambda: self._tell(Progress(0, 0, None, 0, "wait")),
+        )
+        manifest = read_manifest(final)
+        assert manifest is not None, "build_once returns only when the packing is whole"
+        require_id_in_vocabulary(
+            manifest.highest_id, manifest.highest_token, self.vocabulary_rows, str(self.tokenizer_folder), source.where
+        )
+        added = [] if manifest.is_plain else [f"special tokens {self.special_tokens}"]
+        if manifest.end_begins_next:
+            added.append("one token between documents")
+        return _Packing(final, manifest, from_cache, _hash(TOKENS_VERSION, *made_from, *added))
+
+    def hold_out(self, whole: _Packing, fraction: float, seed: int) -> tuple[_Packing, _Packing]:
+        """The packings to train and to evaluate on, of documents of a whole one."""
+        key = _hash(FORMAT_VERSION, whole.manifest.key, HELD_OUT, fraction, seed)
+        final = self.cache / f"{whole.folder.name}-{key}"
+        keep_in_use(final)
+
+        def build(partial: Path) -> None:
+            job = {"job": "hold out", "whole": str(whole.folder), "destination": str(partial)}
+            counts = run_in_child({**job, "fraction": fraction, "seed": seed}, self.progress)
+            for name in ("train", "evaluation"):
+                replace(whole.manifest, key=key, bad_rows=0, bad_rows_words="", **counts[name]).write(partial / name)
+
+        from_cache = build_once(
+            final,
+            is_whole=lambda folder: all(read_manifest(folder / name) is not None for name in ("train", "evaluation")),
+            build=build,
+            on_wait=lambda: self._tell(Progress(0, 0, None, 0, "wait")),
+        )
+        if not from_cache:
+            drop_unused(self.cache, f"{whole.folder.name}-*", keep=SPLITS_KEPT)
+        manifests = [read_manifest(final / name) for name in ("train", "evaluation")]
+        assert manifests[0] is not None and manifests[1] is not None, "build_once returns only when both are whole"
+        return (
+            _Packing(final / "train", manifests[0], from_cache, key),
+            _Packing(final / "evaluation", manifests[1], from_cache, key),
+        )
+
+    def _tell(self, progress: Progress) -> None:
+        if self.progress is not None:
+            self.progress(progress)
+
+    def _identity(self, source: TextSource, stamps: tuple[tuple[int, int], ...]) -> str:
+        total = sum(size for size, _ in stamps)
+        done, last_told = 0, time.perf_counter()
+
+        def on_bytes(count: int) -> None:
+            nonlocal done, last_told
+            done += count
+            if time.perf_counter() - last_told >= HASH_PROGRESS_SECONDS:
+                last_told = time.perf_counter()
+                self._tell(Progress(0, done, total, 0, "hash"))
+
+        return identity_of(source, on_bytes)
+
+    def _tokenise(self, source: TextSource, stamps: tuple[tuple[int, int], ...], key: str, partial: Path) -> None:
+        job = {
+            "job": "tokenise",
+            "source": source.to_json(),
+            "tokenizer_folder": str(self.tokenizer_folder),
+            "special_tokens": self.special_tokens,
+            "code_sha256": self.code_sha256,
+            "cache": str(self.cache.parent),
+            "sequence_length": self.sequence_length,
+            "vocabulary_rows": self.vocabulary_rows,
+            "destination": str(partial),
+        }
+        counts = run_in_child(job, self.progress)
+        if stamps_of(source) != stamps:
+            raise InputError(
+                "the files changed while they were read",
+                where=source.where,
+                why="what was packed belongs to neither the old nor the new text",
+                do="run again once nothing writes to them",
+            )
+        manifest = Manifest(
+            version=FORMAT_VERSION,
+            key=key,
+            source=source.name,
+            tokenizer=self.tokenizer_folder.name,
+            sequence_length=self.sequence_length,
+            **counts,
+        )
+        manifest.write(partial)
+
+
+def _training_source(section: DataSection) -> TextSource:
+    return resolve_source(section.source, column=section.column, split=section.split, on_bad_rows=section.on_bad_rows)
+
+
+def _evaluation_source(section: DataSection) -> TextSource | None:
+    if section.evaluation_source is not None:
+        return resolve_source(
+            section.evaluation_source,
+            column=section.column,
+            split=section.evaluation_split or section.split,
+            setting="data.evaluation_source",
+            on_bad_rows=section.on_bad_rows,
+        )
+    if section.evaluation_split is None:
+        return None
+    if not section.source.startswith(HUB_PREFIX):
+        raise InputError(
+            "only a dataset of the hub has splits",
+            where=f"data.evaluation_split: {section.evaluation_split}",
+            why=f"data.source is {section.source}",
+            do="name files in data.evaluation_source, or a share of the rows in data.evaluation_fraction",
+        )
+    return resolve_source(
+        section.source, column=section.column, split=section.evaluation_split, on_bad_rows=section.on_bad_rows
+    )
+
+
+def _is_whole_source(folder: Path) -> bool:
+    manifest = read_manifest(folder)
+    try:
+        return manifest is not None and os.stat(folder / DOCUMENTS_FILE).st_size == manifest.documents * DOCUMENT_BYTES
+    except OSError:
+        return False
+
+
+def _require_two_rows(rows: int, section: DataSection) -> None:
+    if rows < 2:
+        raise InputError(
+            "one row cannot be shared between training and evaluation",
+            where=f"data.evaluation_fraction: {section.evaluation_fraction}",
+            why=f"the text fills one row of {section.sequence_length} tokens",
+            do="add text, make data.sequence_length smaller, or set data.evaluation_fraction to 0",
+        )
+
+
+def _words_of_held_out(whole: _Packing, training: _Packing, evaluation: _Packing | None) -> str:
+    assert evaluation is not None
+    held, rows = evaluation.manifest, evaluation.manifest.rows + training.manifest.rows
+    share = f"{held.rows:,} of {rows:,} rows ({held.rows / rows:.1%})"
+    if whole.manifest.documents == 1:
+        return f"held out for evaluation: the tail of the text, which is one document: {share}"
+    if held.documents + training.manifest.documents > whole.manifest.documents:
+        return (
+            f"held out for evaluation: the tail of one of {whole.manifest.documents:,} documents, for no choice of"
+            f" whole ones comes near data.evaluation_fraction: {share}"
+        )
+    return f"held out for evaluation: {held.documents:,} of {whole.manifest.documents:,} documents, {share}"
+
+
+def _require_positions(section: DataSection, max_positions: int | None) -> None:
+    if max_positions is not None and section.sequence_length > max_positions:
+        raise InputError(
+            f"rows of {section.sequence_length} tokens are longer than the model's {max_positions} positions",
+            where=f"data.sequence_length: {section.sequence_length}",
+            why="the model has no position for the tokens beyond",
+            do=f"set data.sequence_length to {max_positions} or less",
+        )
+    if section.sequence_length < 2:
+        raise InputError(
+            "a row of one token has nothing to predict",
+            where=f"data.sequence_length: {section.sequence_length}",
+            do="set data.sequence_length to 2 or more",
+        )
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

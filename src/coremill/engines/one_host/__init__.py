@@ -1,0 +1,1 @@
+"""Shard where all ranks are on one host: one copy of the weights in shared memory."""

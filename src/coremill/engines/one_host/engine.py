@@ -1,0 +1,216 @@
+"""Shard, where all ranks run on one host: each holds 1/N of gradients, moments and fp32 weights; the weights that are
+computed with lie once in memory they share (engines/one_host/slots.py).
+
+FSDP2 has no part in it: with nothing to gather there is no order of gathers, and ranks meet only where gradients are
+added up. A group of gradients (a layer's, an end's) leaves as soon as backward has made it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
+from coremill.engines.one_host.shared_memory import Neighbours
+from coremill.engines.one_host.slots import HostSums, HostWeight, HostWeights
+from coremill.engines.wire.exchange import WireMeter
+from coremill.engines.wire.leaving import in_leaving_order
+from coremill.errors import InputError
+from coremill.model.build import LayerMap, find_layers
+from coremill.model.slices import RowSlice, check_has_rows, keep_as, model_name, rows_of_rank
+from coremill.plan.types import Choice
+from coremill.plan.wire import RESIDENT_UP_TO_BYTES
+from coremill.world.group import World
+
+
+@dataclass(eq=False)
+class _Group:
+    """Parameters whose gradients leave together."""
+
+    weights: list[HostWeight]
+    is_layer: bool
+    made: int = 0  # gradients in this pass
+    has_left: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights."""
+        return sum(weight.whole.nbytes for weight in self.weights)
+
+
+class OneHostShardEngine:
+    """1/N of the state on every rank, one copy of the weights on the host."""
+
+    name = "shard"
+
+    def __init__(self, world: World, neighbours: Neighbours, *, compute_dtype: torch.dtype) -> None:
+        self._world = world
+        self._neighbours = neighbours
+        self._compute_dtype = compute_dtype
+        self._meter = WireMeter()
+        self._agreement = StepAgreement(world, self._meter)
+        self.exchange: Choice[Literal["memory", "wire"]] = Choice(
+            "memory", f"all {world.size} ranks are on this host: they share it, nothing is sent"
+        )
+        self._is_finite: bool | None = None  # while gradients are only looked at
+        self._used: set[HostWeight] = set()  # by this rank, in this step
+
+    def place(self, model: nn.Module) -> None:
+        """Give every parameter its place in the shared memory, and each rank room for its rows."""
+        check_has_rows(model)
+        parts = find_layers(model)
+        ordered = in_leaving_order(model)
+        parameters = [group.parameters for group in ordered]
+        self._weights = HostWeights(self._neighbours, self._meter, parameters, self._compute_dtype)
+        self._groups = [
+            _Group(weights, group.is_layer) for weights, group in zip(self._weights.groups, ordered, strict=True)
+        ]
+        by_parameter = dict(zip((each for group in parameters for each in group), self._weights.weights, strict=True))
+        mesh = self._world.mesh()
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = by_parameter[parameter].whole
+        for weight in by_parameter.values():
+            whole = weight.whole
+            rows = DTensor.from_local(
+                weight.local.detach(), mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+            )
+            keep_as(whole, nn.Parameter(rows, requires_grad=whole.requires_grad))
+        self._by_whole = {weight.whole: weight for weight in by_parameter.values()}
+        self._named = [(name, self._by_whole[whole]) for name, whole in model.named_parameters()]
+        layer_bytes = max(group.nbytes for group in self._groups if group.is_layer)
+        self._sums = HostSums(self._neighbours, self._meter, whole_up_to_bytes=layer_bytes)
+        self._unmaps = sum(group.nbytes for group in self._groups) > RESIDENT_UP_TO_BYTES
+        self._hook(model, parts)
+        self._model = model
+
+    def _hook(self, model: nn.Module, parts: LayerMap) -> None:
+        model.register_forward_pre_hook(lambda *_: self._weights.wait(), prepend=True)
+        # Autograd's side holds these where no garbage collector looks: they must not hold the engine.
+        engine = weakref.proxy(self)
+        for place, group in enumerate(self._groups):
+            for weight in group.weights:
+                if weight.is_trained:
+                    weight.whole.register_post_accumulate_grad_hook(lambda _, place=place: engine._is_made(place))  # type: ignore[misc]
+        if self._unmaps:
+            for module in (*parts.layers, parts.head):
+                module.register_forward_hook(self._unmap_used)
+            # The loss needs most memory besides the last gradient; until then no gradients of others are read.
+            parts.head.register_forward_pre_hook(lambda *_: self._neighbours.unmap_others())
+
+    def _unmap_used(self, module: nn.Module, *_: object) -> None:
+        """After its forward; the head's weights are the lookup's too where these are tied. What is kept in fp32 beside
+        this engine (engines/shard/kept_in_fp32.py) lies elsewhere."""
+        own = (self._by_whole.get(whole) for whole in module.parameters())
+        self._weights.unmap_others([weight for weight in own if weight is not None])
+
+    def start(self) -> None:
+        """Rows are filled: show them to all."""
+        self._weights.publish()
+
+    @property
+    def module(self) -> nn.Module:
+        """What to call for a forward pass."""
+        return self._model
+
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """This rank's rows of what is trained; parameters with fewer rows than ranks may have none here."""
+        return [(name, weight.local) for name, weight in self._named if weight.is_trained and weight.local.numel()]
+
+    def slices(self) -> list[RowSlice]:
+        """This rank's rows of everything."""
+        return [
+            RowSlice(
+                model_name(name),
+                tuple(weight.whole.shape),
+                *rows_of_rank(weight.whole.shape[0], self._world.rank, self._world.size),
+                weight.local,
+            )
+            for name, weight in self._named
+        ]
+
+    def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
+        """One micro-batch; its gradients are added to those of the earlier ones as they leave."""
+        loss = loss_function(self._model)
+        loss.backward()
+        self._leave(self._groups)
+        for group in self._groups:
+            group.has_left = False
+            group.made = 0
+        return float(loss.detach())
+
+    def _is_made(self, place: int) -> None:
+        """Autograd has put a gradient of this group in place. On every rank groups leave in the same order."""
+        group = self._groups[place]
+        if group.has_left:
+            raise InputError(
+                "a gradient was made after those of its layer had been sent",
+                where="parallel.engine",
+                why="the model uses weights in another order than its layers stand in",
+                do="set parallel.engine=replicate",
+            )
+        group.made += 1
+        if group.is_layer:
+            # Backward is through with the layers above, also with what it found no use for (experts, say).
+            self._leave(self._groups[:place])
+        is_whole = group.made == sum(weight.is_trained for weight in group.weights)
+        if is_whole and all(earlier.has_left for earlier in self._groups[:place]):
+            self._leave([group])
+
+    def _leave(self, groups: Sequence[_Group]) -> None:
+        for group in groups:
+            if group.has_left:
+                continue
+            group.has_left = True
+            if self._unmaps:
+                self._weights.unmap_others(group.weights)
+            trained = [weight for weight in group.weights if weight.is_trained]
+            if self._is_finite is None:
+                self._used.update(weight for weight in trained if weight.whole.grad is not None)
+                if trained:
+                    self._sums.add(trained)
+            else:
+                for weight in trained:
+                    gradient, weight.whole.grad = weight.whole.grad, None
+                    self._is_finite &= gradient is None or bool(gradient.isfinite().all())
+
+    def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
+        """Wait for the last sums; norms of all ranks' rows add up to the whole."""
+        self._sums.flush()
+        squares = sum_of_squares(weight.local.grad for _, weight in self._named if weight.local.grad is not None)
+        is_used = {weight.local: weight in self._used for _, weight in self._named if weight.is_trained}
+        self._used.clear()
+        return self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
+
+    def examine(self, loss_function: LossFunction) -> bool:
+        """Nothing is exchanged."""
+        self._is_finite = True
+        try:
+            self.forward_backward(loss_function, is_last=True)
+            return self._is_finite
+        finally:
+            self._is_finite = None
+
+    def scale_gradients(self, factor: float) -> None:
+        """In place."""
+        torch._foreach_mul_([local.grad for _, local in self.parameters() if local.grad is not None], factor)
+
+    def after_step(self) -> None:
+        """All ranks are through with the weights that were: they agreed on the norm. Show what this rank's became."""
+        for _, weight in self._named:
+            weight.local.grad = None
+        self._weights.publish()
+
+    def require_equal(self, moment: str) -> None:
+        """Each rank moves rows of its own: there is nothing to compare."""
+
+    def wire_use(self) -> WireUse:
+        """Since the last call."""
+        return WireUse(self._meter.take())

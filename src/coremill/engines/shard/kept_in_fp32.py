@@ -1,0 +1,180 @@
+"""Weights that a model wants in fp32 while the rest computes in bf16 (a mixture's router, DeepSeek-V4's norms).
+
+transformers keeps them so (`_keep_in_fp32_modules_strict`), because rounding them changes which expert a token goes to.
+As a rule they are few and small, so a sharding engine does not have to know of them: this one, around it, takes them
+out of its sight, holds them whole on every rank and adds up their gradients in one exchange at the end of a step. HY-V4
+asks for its whole head: plan/families.py names such families, and the plan counts the head on every rank.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.distributed
+from torch import nn
+
+from coremill.engines.base import Engine, LossFunction, StepTotals, WireUse, sum_of_squares
+from coremill.engines.replicate.replicas import require_equal_replicas
+from coremill.engines.wire.exchange import CollectiveUse, WireMeter
+from coremill.model.build import names_kept_in_fp32
+from coremill.model.slices import RowSlice, model_name
+from coremill.plan.types import Choice
+from coremill.world.group import World
+
+
+class KeepsInFp32:
+    """A sharding engine, and beside it whole fp32 weights on every rank."""
+
+    def __init__(self, inner: Engine, world: World, compute_dtype: torch.dtype) -> None:
+        self._inner = inner
+        self._world = world
+        self._compute_dtype = compute_dtype
+        self._meter = WireMeter()
+        self._weights: dict[str, nn.Parameter] = {}
+        self._places: list[tuple[nn.Module, str, nn.Parameter]] = []  # where the model has them
+        self._used: set[nn.Parameter] = set()  # by this rank, in this step
+        self._is_finite: bool | None = None  # while gradients are only looked at
+        self.name = inner.name
+        self.exchange: Choice[Literal["memory", "wire"]] = inner.exchange
+
+    def place(self, model: nn.Module) -> None:
+        """The others as the engine does; these whole."""
+        names = names_kept_in_fp32(model, self._compute_dtype)
+        made: dict[nn.Parameter, nn.Parameter] = {}
+        for prefix, module in model.named_modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and (f"{prefix}.{name}" if prefix else name) in names:
+                    if parameter not in made:
+                        empty = torch.empty(parameter.shape, dtype=torch.float32)
+                        made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                    self._places.append((module, name, made[parameter]))
+        self._hide()
+        self._inner.place(model)
+        self._show()
+        self._weights = {name: weight for name, weight in model.named_parameters() if name in names}
+        engine = weakref.proxy(self)  # autograd's side holds what is given to it
+        for weight in made.values():
+            if weight.requires_grad:
+                weight.register_post_accumulate_grad_hook(lambda weight: engine._is_made(weight))
+
+    def start(self) -> None:
+        """The engine starts with what it knows."""
+        self._hide()
+        self._inner.start()
+        self._show()
+        self.require_equal("after loading")
+
+    def _hide(self) -> None:
+        for module, name, _ in self._places:
+            module._parameters[name] = None
+
+    def _show(self) -> None:
+        for module, name, weight in self._places:
+            module._parameters[name] = weight
+
+    @property
+    def module(self) -> nn.Module:
+        """What to call for a forward pass."""
+        return self._inner.module
+
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """The engine's, and these."""
+        trained = [(name, weight) for name, weight in self._weights.items() if weight.requires_grad]
+        return [*self._inner.parameters(), *trained]
+
+    def slices(self) -> list[RowSlice]:
+        """The engine's, and all rows of these."""
+        return [
+            *self._inner.slices(),
+            *(
+                RowSlice(model_name(name), tuple(weight.shape), 0, weight.shape[0] if weight.dim() else 1, weight)
+                for name, weight in self._weights.items()
+            ),
+        ]
+
+    def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
+        """One micro-batch; gradients of these add up where autograd leaves them."""
+        return self._inner.forward_backward(loss_function, is_last=is_last)
+
+    def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
+        """The engine's exchange, then one of these."""
+        totals = self._inner.reduce(loss, votes)
+        trained = [weight for weight in self._weights.values() if weight.requires_grad]
+        if not trained:
+            return totals
+        self._sum_over_ranks(trained)
+        squares = sum_of_squares(weight.grad for weight in trained if weight.grad is not None)
+        norm = (totals.gradient_norm**2 + squares) ** 0.5
+        return StepTotals(loss=totals.loss, gradient_norm=norm, votes=totals.votes)
+
+    @torch.no_grad()
+    def _sum_over_ranks(self, weights: Sequence[nn.Parameter]) -> None:
+        """In one piece, with a number for each weight: how many ranks had a use for it. If none, it stays."""
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
+        users = torch.tensor([float(weight in self._used) for weight in weights])
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), users])
+        if self._world.size > 1:
+            began = time.perf_counter()
+            torch.distributed.all_reduce(flat, group=self._world.group)
+            seconds = time.perf_counter() - began
+            sent = 2 * (self._world.size - 1) * flat.nbytes // self._world.size
+            self._meter.add("all_reduce", sent=sent, seconds=seconds, exposed=seconds)
+        pieces = flat.split([*(weight.numel() for weight in weights), len(weights)])
+        for weight, piece, count in zip(weights, pieces, pieces[-1].tolist(), strict=False):
+            weight.grad = piece.view(weight.shape) if count else None
+
+    def examine(self, loss_function: LossFunction) -> bool:
+        """The engine's look, and one at these."""
+        self._is_finite = True
+        try:
+            return self._inner.examine(loss_function) and self._is_finite
+        finally:
+            self._is_finite = None
+            self._drop_gradients()
+
+    def scale_gradients(self, factor: float) -> None:
+        """In place."""
+        self._inner.scale_gradients(factor)
+        for weight in self._weights.values():
+            if weight.grad is not None:
+                weight.grad.mul_(factor)
+
+    def after_step(self) -> None:
+        """These moved in place."""
+        self._inner.after_step()
+        self._drop_gradients()
+
+    def require_equal(self, moment: str) -> None:
+        """These are whole on every rank."""
+        self._inner.require_equal(moment)
+        if self._weights:
+            require_equal_replicas(self._world, list(self._weights.items()), moment)
+
+    def wire_use(self) -> WireUse:
+        """Since the last call."""
+        total = dict(self._inner.wire_use().collectives)
+        for kind, use in self._meter.take().items():
+            before = total.get(kind, CollectiveUse())
+            total[kind] = CollectiveUse(
+                before.bytes + use.bytes,
+                before.shared_bytes,
+                before.seconds + use.seconds,
+                before.exposed_seconds + use.exposed_seconds,
+            )
+        return WireUse(total)
+
+    def _is_made(self, weight: nn.Parameter) -> None:
+        """Autograd has put a gradient in place."""
+        if self._is_finite is None:
+            self._used.add(weight)
+        elif weight.grad is not None:
+            self._is_finite &= bool(weight.grad.isfinite().all())
+
+    def _drop_gradients(self) -> None:
+        for weight in self._weights.values():
+            weight.grad = None
+        self._used.clear()

@@ -1,0 +1,1 @@
+"""What engines send through: collectives, codecs, buffers."""

@@ -1,0 +1,1 @@
+"""A run from top to bottom: story.py first."""

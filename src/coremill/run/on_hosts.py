@@ -1,0 +1,71 @@
+"""`coremill train --hostfile`: a launcher of our own on every host, after a plan and a look at the hosts.
+
+With `--via` torchrun or mpirun starts the ranks instead, and restarts are theirs to make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from coremill.config.durations import seconds_of
+from coremill.config.load import load_config
+from coremill.config.schema import AUTO
+from coremill.hardware.calibrate import calibration_of
+from coremill.hardware.instances import fleet_of_hostfile
+from coremill.hardware.probe import cache_folder, probe_node
+from coremill.hosts.host_restarts import ReformPolicy, check_policy
+from coremill.launch.request import Request, check_request, hosts_of, via_of
+from coremill.launch.script import launch_script, say
+from coremill.plan.planner import make_plan
+from coremill.run.attempts import grace_of
+from coremill.run.launcher import Options, launch, refuse_what_does_not_fit
+from coremill.run.planning import card_without_weights
+
+
+def train_on_hosts(
+    config: Path | None, settings: Sequence[str], options: Options, request: Request, environ: Mapping[str, str]
+) -> int:
+    """Bad config, too little memory and hosts that are not ready are told here, before any rank starts."""
+    check_request(request)
+    assert request.hostfile is not None
+    node = probe_node(busy_seconds=0)
+    hosts = hosts_of(request, node)
+    settings = [*settings, f"parallel.ranks_per_node={hosts[0].ranks}"]
+    if via_of(request, hosts) == "local":
+        return launch(load_config(config, settings), options, None, Console())
+    run_config = load_config(config, settings).config
+    calibration = calibration_of(node, cache_folder(environ), progress=say)
+    plan = make_plan(
+        run_config, fleet_of_hostfile(request.hostfile, node, calibration), card_without_weights(run_config)
+    )
+    refuse_what_does_not_fit(plan, force=options.force)
+    wanted = run_config.supervise
+    policy = ReformPolicy(
+        restart=wanted.restart,
+        wait_seconds=seconds_of(wanted.wait_for_hosts),
+        min_nodes=run_config.fleet.min_nodes,
+    )
+    check_policy(policy, len(hosts))
+    flags = [f"--{name}" for name in ("dry-run", "fresh", "force") if getattr(options, name.replace("-", "_"))]
+    return launch_script(
+        replace(
+            request,
+            arguments=(
+                "train",
+                *([str(config)] if config is not None else []),
+                *(word for setting in settings for word in ("--set", setting)),
+                *flags,
+            ),
+            same_files=(str(config),) if config is not None else (),
+            memory_bytes_per_rank=None if options.force else plan.memory.peak.total,
+            nodes=policy,
+            only_first=("--fresh",),
+            stop_seconds=grace_of(run_config, plan),  # ranks save before they leave
+            ends_itself=run_config.checkpoint.grace == AUTO,
+        ),
+        environ,
+    )

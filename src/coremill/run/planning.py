@@ -1,0 +1,209 @@
+"""`coremill plan` and `coremill instances`: which fleet, which card, what to show. No torch, no weights, no data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from coremill.config.load import load_config
+from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.errors import InputError
+from coremill.hardware.calibrate import calibration_of, remember
+from coremill.hardware.facts import Fleet
+from coremill.hardware.instances import find_instances, fleet_of, fleet_of_hostfile, live_instances, table, this_machine
+from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
+from coremill.hardware.process_memory import MAPPED_FILE_BYTES
+from coremill.model import hub_models as hub
+from coremill.model.source import resolve_model
+from coremill.plan.card import ModelCard
+from coremill.plan.cost import compare_fleets, usd_per_million_tokens
+from coremill.plan.learn import observe, without_learning
+from coremill.plan.planner import make_plan, price
+from coremill.plan.stored import plan_from_json
+from coremill.plan.types import Arrangement, Plan, StepSeconds
+from coremill.remote_code import is_folder
+from coremill.report.plan_screen import render_plan
+from coremill.report.summary import summarise
+from coremill.report.terminal import format_bytes, format_rate, format_seconds, format_usd, print_heading, print_rows
+from coremill.run.launcher import say_basis
+from coremill.run.prepare import card_for
+
+
+def plan_once(
+    path: Path | None, settings: Sequence[str], fleet: str | None, *, as_json: bool, console: Console
+) -> None:
+    """One run on one fleet."""
+    loaded = load_config(path, settings)
+    config = loaded.config
+    card = card_without_weights(config)
+    plan = make_plan(config, find_fleet(config, fleet), card)
+    if as_json:
+        print(json.dumps({**plan.to_json(), "model": asdict(card)}, indent=2))
+    else:
+        say_basis(loaded, console)
+        render_plan(plan.to_json(), asdict(card), console)
+
+
+def plan_on_fleets(
+    path: Path | None, settings: Sequence[str], fleets: Sequence[str], *, as_json: bool, console: Console
+) -> None:
+    """The same run on several fleets, ranked by cost and by time."""
+    loaded = load_config(path, settings)
+    config = loaded.config
+    card = card_without_weights(config)
+    comparison = compare_fleets(config, [find_fleet(config, fleet) for fleet in fleets], card)
+    if as_json:
+        ranked = {"by_cost": comparison.by_cost, "by_time": comparison.by_time}
+        print(json.dumps({order: [plan.to_json() for plan in plans] for order, plans in ranked.items()}, indent=2))
+        return
+    say_basis(loaded, console)
+    columns = ("fleet", "fits", "memory/limit", "speed", "time", "$ per run", "$ per M tokens")
+    for heading, plans in (("Cheapest first", comparison.by_cost), ("Quickest first", comparison.by_time)):
+        print_heading(console, heading)
+        print_rows(console, heading.lower(), columns, [_row(plan) for plan in plans])
+
+
+def _row(plan: Plan) -> tuple[str, ...]:
+    hours = plan.hours()
+    return (
+        plan.fleet,
+        "yes" if plan.fits else "no",
+        f"{format_bytes(plan.memory.peak.total)} / {format_bytes(plan.memory.limit)}",
+        format_rate(plan.tokens_per_second),
+        format_seconds(None if hours is None else hours * 3600),
+        format_usd(plan.usd()),
+        format_usd(usd_per_million_tokens(plan)),
+    )
+
+
+def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
+    """Feed the measured rates of a finished run back: later plans on this machine go by them."""
+    if not (run / "plan.json").is_file() or not (run / "config.yaml").is_file():
+        raise InputError(f"{run} is not the folder of a run", do="name a folder that coremill train left")
+    config = load_config(run / "config.yaml").config
+    plan = plan_from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
+    summary = summarise(run)
+    measured = summary["measured"]
+    seconds = measured["step_seconds"]
+    steady_bytes = measured["memory_bytes_by_phase"]["steady_step"]
+    if summary["state"] != "finished" or not seconds["compute"] or not seconds["optimizer"] or not steady_bytes:
+        raise InputError(
+            f"there is nothing to learn from {run} yet",
+            why="rates come from the second step on, of a run that has ended well",
+            do="let it finish, with a few steps at least",
+        )
+    if not plan.fleet.endswith("this machine"):
+        raise InputError(
+            f"the run in {run} was planned for {plan.fleet}", do="learn on one of the machines that it ran on"
+        )
+    node = probe_node()
+    cache = cache_folder(environment_snapshot())
+    fleet = without_learning(this_machine(node, calibration_of(node, cache), nodes=plan.nodes))
+    planned = price(card_without_weights(config), _arrangement_of(plan, config), fleet, plan.memory.limit)
+    observation = observe(
+        run=str(run.resolve()),
+        engine=plan.engine.value,
+        dtype=plan.dtype.value,
+        fleet=fleet,
+        planned_seconds=planned.seconds,
+        planned_memory=planned.memory.steady_step,
+        measured_seconds=StepSeconds(
+            compute=seconds["compute"],
+            communication=seconds["communication"] or 0.0,
+            exposed_communication=seconds["communication"] or 0.0,
+            optimizer=seconds["optimizer"],
+        ),
+        # Plans count pages of libraries as so many, whatever the page cache did in this run.
+        measured_bytes=steady_bytes - (measured["mapped_file_bytes_per_rank"] or MAPPED_FILE_BYTES) + MAPPED_FILE_BYTES,
+    )
+    file = remember(node, cache, observation)
+    if as_json:
+        print(json.dumps(asdict(observation), indent=2))
+        return
+    factors = {name: getattr(observation, name) for name in ("compute", "optimizer", "communication", "slack")}
+    told = ", ".join(f"{name} x {value:.2f}" for name, value in factors.items() if value is not None)
+    console.print(
+        f"learned from {run} ({plan.engine.value}, {plan.dtype.value}), measured over planned: {told};"
+        f" plans on this machine go by it now; forget it by removing {file}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _arrangement_of(plan: Plan, config: RunConfig) -> Arrangement:
+    return Arrangement(
+        engine=plan.engine.value,
+        dtype=plan.dtype.value,
+        wire_dtype=plan.wire_dtype.value,
+        nodes=plan.nodes,
+        ranks_per_node=plan.ranks_per_node.value,
+        threads_per_rank=plan.threads_per_rank.value,
+        sequence_length=plan.sequence_length,
+        micro_batch_rows=plan.micro_batch_rows.value,
+        accumulation_steps=plan.accumulation_steps.value,
+        activation_checkpointing=plan.activation_checkpointing.value,
+        keep_gathered=plan.keep_gathered.value,
+        attention=config.model.attention,
+        documents_apart=not config.data.attention_across_documents,
+    )
+
+
+def find_fleet(config: RunConfig, text: str | None) -> Fleet:
+    """`4xc7i.8xlarge`, a hostfile, what the config names, or this machine (measured once, then from the cache)."""
+    if text is None and config.fleet.instance is not None:
+        text = f"{config.fleet.nodes}x{config.fleet.instance}"
+    if text is not None and not Path(text).is_file():
+        return fleet_of(text)
+    node = probe_node()
+    messages = Console(stderr=True)
+    calibration = calibration_of(node, cache_folder(environment_snapshot()), progress=lambda line: messages.print(line))
+    return (
+        this_machine(node, calibration, nodes=config.fleet.nodes)
+        if text is None
+        else fleet_of_hostfile(text, node, calibration)
+    )
+
+
+def card_without_weights(config: RunConfig) -> ModelCard:
+    """From the folder, from a config, or from the hub's headers."""
+    model = config.model
+    if model.config is None and model.name != BUILT_IN and not is_folder(model.name):
+        weights = model.weights == "pretrained"
+        code = model.trust_remote_code
+        return hub.card_on_hub(model.name, revision=model.revision, weights=weights, setting="model", code=code)
+    return card_for(config, resolve_model(model, cache=cache_folder(environment_snapshot())))
+
+
+def show_instances(*, family: str | None, efa: bool, live: bool, as_json: bool, console: Console) -> None:
+    """The table, or what EC2 says now."""
+    if live:
+        found = live_instances(pattern=f"{family}.*" if family else "*", efa=efa or None)
+    else:
+        found = find_instances(family=family, efa=efa or None)
+    if as_json:
+        print(json.dumps([instance.to_json() for instance in found], indent=2))
+        return
+    columns = ("type", "vCPU", "cores", "memory", "Gbit/s", "EFA", "pods get", "$/h")
+    rows = [
+        (
+            instance.name,
+            str(instance.vcpus),
+            str(instance.cores),
+            f"{instance.memory_mib / 1024:,.0f} GiB",
+            f"{instance.network_baseline_gbps:g}",
+            str(instance.efa_interfaces) if instance.efa else "no",
+            "" if instance.allocatable_memory_mib is None else f"{instance.allocatable_memory_mib / 1024:,.1f} GiB",
+            format_usd(instance.usd_per_hour),
+        )
+        for instance in found
+    ]
+    print_rows(console, "instance", columns, rows)
+    if not live:
+        console.print(
+            f"{len(found)} types; on-demand prices of {table().region}, {table().price_date}", highlight=False
+        )

@@ -1,0 +1,1 @@
+"""What watches processes: starting ranks, hang detection, restarts, spot notices."""

@@ -1,0 +1,191 @@
+"""The launcher's end of a template: a process that has imported what ranks need, and forks them (fork_server.py).
+
+It is started once per run. Found dead it is replaced, for a new one costs what ranks started afresh would; one that
+never got ready is not, and ranks are then started afresh (starting.py). Nothing here waits without an end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from coremill.supervise.fork_server import ForkOrder, receive, send
+from coremill.supervise.process import wrapped
+
+READY_SECONDS = 600.0  # imports from a slow disk take minutes
+ANSWER_SECONDS = 60.0  # a fork takes milliseconds; a machine that swaps takes longer
+POLL_SECONDS = 0.05
+# OpenMP places its threads when it is loaded, within the mask of that moment: the template's, which is no rank's.
+BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+# numpy's OpenBLAS starts its threads when it is loaded, and a process with threads does not fork.
+OWN_VARIABLES = {"OPENBLAS_NUM_THREADS": "1"}
+
+
+class NoTemplate(Exception):
+    """Why a rank could not be forked; reads on after "the template of ranks "."""
+
+
+def why_no_template(environ: Mapping[str, str]) -> str | None:
+    """What in this environment asks for ranks started afresh; None: nothing does."""
+    if sys.platform != "linux":
+        return "ranks are forked on Linux only"
+    for name in BINDING_VARIABLES:
+        if environ.get(name):
+            return f"{name} is set, and OpenMP would bind a forked rank's threads to cores of other ranks"
+    return None
+
+
+class RankTemplate:
+    """A template from the first `start` until `close`; `on_loss` hears in one line why there is none."""
+
+    def __init__(
+        self, argv: Sequence[str], environ: Mapping[str, str], log_file: Path, on_loss: Callable[[str], None]
+    ) -> None:
+        self._argv, self._environ, self._log_file, self._on_loss = list(argv), environ, log_file, on_loss
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._is_ready = False
+        self._is_given_up = False
+
+    @property
+    def pid(self) -> int | None:
+        """None where there is none."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Begin to import; call it from the thread that ranks are to die with."""
+        ours, theirs = socket.socketpair()
+        self._log_file.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, self._log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                wrapped([*self._argv, str(theirs.fileno())], launcher_pid=os.getpid(), cpus=None),
+                env={**self._environ, **OWN_VARIABLES},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._connection, self._is_ready = ours, False
+
+    def wait(self, is_off: Callable[[], bool], on_tick: Callable[[], None] = lambda: None) -> None:
+        """Until it forks ranks, or cannot, or the start `is_off`; a dead one is replaced first."""
+        if self._is_ready and self._process is not None and self._process.poll() is not None:
+            self._lose(f"{self._end()}: a new one is started")
+        if self._process is None and not self._is_given_up:
+            self.start()
+        deadline = time.monotonic() + READY_SECONDS
+        while self._connection is not None and not self._is_ready and not is_off():
+            if select.select([self._connection], [], [], POLL_SECONDS)[0]:
+                self._is_ready = receive(self._connection) is not None
+                if not self._is_ready:
+                    self._give_up(f"{self._end()} while it imported{self._last_words()}")
+            elif time.monotonic() > deadline:
+                self._give_up(f"was not ready after {READY_SECONDS:.0f} s")
+            on_tick()
+
+    def fork(self, order: ForkOrder, log: IO[bytes]) -> ForkedProcess:
+        """One rank; raises NoTemplate, and has told why, where that cannot be."""
+        if self._connection is None or not self._is_ready:
+            raise NoTemplate
+        try:
+            pid = self._ask(self._connection, order, log)
+            # It is ours by now, alive or not; where the kernel does not give orphans to us, it has ended itself.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except (OSError, NoTemplate) as error:
+            reason = str(error) if isinstance(error, NoTemplate) else f"is of no use: {error}"
+            self._lose(f"{reason}: ranks are started afresh")
+            raise NoTemplate(reason) from error
+        return ForkedProcess(pid)
+
+    def _ask(self, connection: socket.socket, order: ForkOrder, log: IO[bytes]) -> int:
+        connection.settimeout(ANSWER_SECONDS)
+        try:
+            send(connection, asdict(order), [log.fileno(), *order.descriptors])
+            answer: Any = receive(connection)
+        except TimeoutError:
+            raise NoTemplate(f"did not answer for {ANSWER_SECONDS:.0f} s") from None
+        except ConnectionError:
+            answer = None
+        if answer is None:
+            raise NoTemplate(self._end())
+        if "error" in answer[0]:
+            self._is_given_up = True  # a new one would say the same
+            raise NoTemplate(f"is of no use: {answer[0]['error']}")
+        return int(answer[0]["pid"])
+
+    def _give_up(self, reason: str) -> None:
+        self._is_given_up = True
+        self._lose(f"{reason}: ranks are started afresh, which takes longer")
+
+    def _lose(self, reason: str) -> None:
+        self.close()
+        self._on_loss(f"the template of ranks {reason}")
+
+    def _end(self) -> str:
+        """In words; the process has closed its end, or is dead."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+        code = self._process.returncode
+        if code is None:
+            return "stopped listening"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = self._log_file.read_text(errors="replace").strip().splitlines()
+            return f" ({lines[-1].strip()})" if lines else ""
+        return ""
+
+    def close(self) -> None:
+        """End it; ranks it forked are not its own and go on."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._process, self._connection, self._is_ready = None, None, False
+
+    def __enter__(self) -> RankTemplate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ForkedProcess:
+    """A child that this process adopted: what `subprocess.Popen` is to one that it started."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, negative for a signal; raises subprocess.TimeoutExpired."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG if deadline is not None else 0)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+            elif deadline is not None and time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(f"rank with process id {self.pid}", timeout or 0.0)
+            elif deadline is not None:
+                time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """To the process itself; one that was waited for gets none."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)

@@ -1,0 +1,153 @@
+"""One rank as its launcher sees it: a process in a session of its own, what is known of its end, and its last words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from coremill.errors import PeerLost, StorageError
+from coremill.supervise.memory_kills import memory_note
+from coremill.supervise.stuck import Stuck
+from coremill.world.followers import is_follower
+
+UNKILLABLE_SECONDS = 60.0  # a process that hangs in a file system outlives SIGKILL; a busy machine takes 10 s for it
+LOG_TAIL_BYTES = 16384
+
+_MEANINGS = {
+    69: "it lost the connection to other ranks",
+    70: "its numbers cannot be trusted",
+    74: "storage",
+    78: "bad config or input",
+    127: "the command was not found",
+}
+
+
+class Process(Protocol):
+    """A child of this process, as `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    @property
+    def returncode(self) -> int | None:
+        """None until it was waited for; negative: the signal that ended it."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; raises subprocess.TimeoutExpired."""
+
+    def send_signal(self, number: int, /) -> None:
+        """To it alone, not its group."""
+
+
+class RankProcess:
+    """One process and what is known of its end."""
+
+    def __init__(self, rank: int, process: Process, log_file: Path, log_begin: int) -> None:
+        self.rank = rank
+        self.log_file = log_file
+        self.ended_at = 0.0
+        self.unseen_seconds = 0.0
+        self.was_asked_to_end = False
+        self.stuck: Stuck | None = None
+        self._log_begin = log_begin  # an earlier attempt may have written before that
+        self._seen_at = time.monotonic()
+        self._process = process
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.returncode
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
+    @property
+    def pid(self) -> int | None:
+        """None once it has ended."""
+        return self._process.pid if self.is_running else None
+
+    @property
+    def failed(self) -> bool:
+        """Ended badly, and not because we asked it to end."""
+        return bool(self.exit_code) and not self.was_asked_to_end
+
+    @property
+    def only_followed(self) -> bool:
+        """Ended because another rank did, by its exit code or by what it says in its log."""
+        return self.exit_code == PeerLost.exit_code or is_follower(self.log_tail())
+
+    def poll(self) -> None:
+        """See whether it has ended; its own children are then ended too.
+
+        They hold its sockets: with one left the other ranks would wait for a rank that is gone. The group is signalled
+        before the rank is reaped, while its number cannot have been given to anybody else.
+        """
+        if self.is_running and os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            self._signal_group(signal.SIGKILL)
+            self._process.wait()
+            self.ended_at = time.monotonic()
+            self.unseen_seconds = self.ended_at - self._seen_at
+        self._seen_at = time.monotonic()
+
+    def is_stuck(self, stuck: Stuck) -> None:
+        """It does not end by itself: it is ended now, and is the one to blame."""
+        self.kill()
+        self.stuck = stuck
+        self.ended_at, self.unseen_seconds = time.monotonic(), stuck.silent_seconds
+
+    def ask_to_end(self) -> None:
+        if self.is_running:
+            self.was_asked_to_end = True
+            self._signal_group(signal.SIGTERM)
+
+    def kill(self, wait_seconds: float = UNKILLABLE_SECONDS) -> None:
+        if self.is_running:
+            self.was_asked_to_end = True
+            self._signal_group(signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(wait_seconds)
+
+    def log_tail(self) -> str:
+        with self.log_file.open("rb") as log:
+            log.seek(max(self._log_begin, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):  # it has not become a group of its own yet, or holds only zombies
+            self._process.send_signal(number)
+
+
+def end_all(ranks: Iterable[RankProcess]) -> None:
+    """Kill those that still run: all are told before any is waited for, since giving gigabytes back takes a moment."""
+    running = [rank for rank in ranks if rank.is_running]
+    for rank in running:
+        rank.kill(wait_seconds=0.0)
+    for rank in running:
+        rank.kill()
+
+
+def explained(culprit: RankProcess, kills: int = 0) -> tuple[int, str, int | None]:
+    """Exit code, one line, and the signal of a rank that failed."""
+    if culprit.stuck is not None:
+        code = StorageError.exit_code if culprit.stuck.by_storage else PeerLost.exit_code
+        return code, f"rank {culprit.rank} {culprit.stuck.text}", None
+    code = culprit.exit_code or 0
+    if code >= 0:
+        meaning = f": {_MEANINGS[code]}" if code in _MEANINGS else ""
+        return code, f"rank {culprit.rank} failed with exit code {code}{meaning}", None
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    note = memory_note(kills) if -code == signal.SIGKILL else ""
+    return 128 - code, f"rank {culprit.rank} was ended by {name}{note}", -code

@@ -1,0 +1,53 @@
+"""The two ways to start a rank: forked from a template, or as a program of its own.
+
+by        for                                         takes
+fork      `coremill train`'s own ranks                what a fork takes: all is imported already
+exec      any other program; no template, or a dead   a Python of its own and its imports, 7 s for torch
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import IO
+
+from coremill.supervise.fork_client import NoTemplate, RankTemplate
+from coremill.supervise.fork_server import ForkOrder
+from coremill.supervise.process import wrapped
+from coremill.supervise.rank_process import Process
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStart:
+    """All that a rank is born with, besides its log."""
+
+    name: str
+    argv: tuple[str, ...]
+    environ: dict[str, str]
+    cpus: frozenset[int] | None  # None: the mask stays as it is
+    descriptors: tuple[int, ...]  # handed on, for the environment names them
+
+
+def start_rank(start: RankStart, log: IO[bytes], template: RankTemplate | None) -> Process:
+    """A child of this process in a session of its own, which dies with it."""
+    if template is not None:
+        order = ForkOrder(
+            name=start.name,
+            argv=list(start.argv),
+            environ=start.environ,
+            cpus=None if start.cpus is None else sorted(start.cpus),
+            descriptors=list(start.descriptors),
+        )
+        with contextlib.suppress(NoTemplate):
+            return template.fork(order, log)
+    return subprocess.Popen(
+        wrapped(list(start.argv), launcher_pid=os.getpid(), cpus=start.cpus),
+        env=start.environ,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        pass_fds=start.descriptors,
+        start_new_session=True,
+    )

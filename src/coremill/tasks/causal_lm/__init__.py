@@ -1,0 +1,1 @@
+"""Next-token prediction on packed rows."""

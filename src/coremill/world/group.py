@@ -1,0 +1,397 @@
+"""Who am I among how many, and how the ranks talk: process group, device mesh, small exchanges, timeouts.
+
+`identify(environ)` says which rank a launcher made of this process; `join_world(identity)` meets the others and gives a
+`World`. Rank 0 serves the store that ranks meet at; collectives are gloo over TCP. On one host both stay on the
+loopback device, so no other machine can reach them. What travels through `World` itself is JSON and float64, never
+pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from coremill.errors import CoremillError, PeerLost, Stopped
+from coremill.world.followers import follower_line
+from coremill.world.heartbeat import HEARTBEAT
+from coremill.world.identity import INTERFACE, NodeIdentity, RankIdentity, identify, identify_node
+from coremill.world.lost_peers import as_peer_lost, peer_errors
+from coremill.world.meeting import (
+    POLL_SECONDS,
+    SLOWEST_POLL_SECONDS,
+    ClaimedTwice,
+    call_the_roll,
+    names_of,
+    nodes_of,
+    open_store,
+)
+from coremill.world.peer_progress import PeerProgress
+from coremill.world.sockets import close_sockets_since, flows_of, interface_for_flows, interface_towards, open_sockets
+from coremill.world.wire_threads import let_compute_finish
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = [
+    "NodeIdentity",
+    "PeerFailed",
+    "RankIdentity",
+    "World",
+    "as_peer_lost",
+    "identify",
+    "identify_node",
+    "join_world",
+]
+
+T = TypeVar("T")
+
+# So long a rank waits while no rank gets on (world/peer_progress.py); torch waits 30 minutes for a silent peer.
+DEFAULT_TIMEOUT_SECONDS = 300.0
+# gloo's own limit is put out of the way: it knows nothing of the work that is waited for.
+GLOO_TIMEOUT = timedelta(days=7)
+OLD_STORE_SECONDS = 120.0
+HEARTBEAT_SECONDS = 2.0
+HEARING_SECONDS = 3.0  # a failing rank waits this long for the others to hear why
+FOLLOWING_SECONDS = 2.0  # torchrun and mpirun name the rank that ends first: let it be the one that failed
+
+
+class PeerFailed(CoremillError):
+    """Another rank failed and says why; this one ends with the same exit code and prints nothing."""
+
+    silent = True
+
+    def __init__(self, what: str, *, failed_rank: int, exit_code: int) -> None:
+        super().__init__(what)
+        self.failed_rank = failed_rank
+        self.exit_code = exit_code
+
+
+@dataclass(kw_only=True)
+class World:
+    """All ranks of a run, seen from one of them. Every rank calls its methods in the same order."""
+
+    identity: RankIdentity
+    node_rank: int
+    nodes: int
+    node_of_rank: tuple[int, ...]  # what tells hosts apart
+    hostnames: tuple[str, ...]  # by rank, for people: no two nodes have the same
+    store: Store
+    timeout_seconds: float
+    progress: PeerProgress
+    attempt: float = 0.0  # when rank 0 came to the meeting, by its clock (unix seconds): the same on all ranks
+    flows: int = 1  # connections to each peer
+    _meshes: list[DeviceMesh] = field(default_factory=list, repr=False)
+    _once_calls: int = field(default=0, repr=False)
+
+    @property
+    def rank(self) -> int:
+        """This process among all, from 0."""
+        return self.identity.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks over all hosts."""
+        return self.identity.size
+
+    @property
+    def local_rank(self) -> int:
+        """This process among those of its host, from 0."""
+        return self.identity.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Ranks on this host."""
+        return self.identity.local_size
+
+    def whereabouts(self) -> dict[str, Any]:
+        """For an event: which rank of how many, and where. Hosts of one name have different nodes."""
+        where = {"hostname": socket.gethostname(), "node": self.node_rank, "attempt": self.attempt}
+        return {"world_size": self.size, "local_rank": self.local_rank, **where}
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The process group of all ranks."""
+        import torch.distributed as dist
+
+        group = dist.group.WORLD
+        if group is None:
+            raise RuntimeError("the world was left")
+        return group
+
+    def mesh(self) -> DeviceMesh:
+        """All ranks in one line, on the CPU: always explicit, since torch takes a GPU by itself where there is one."""
+        if not self._meshes:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            self._meshes.append(init_device_mesh("cpu", (self.size,)))
+        return self._meshes[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """The JSON-able value of every rank, by rank, on every rank."""
+        import torch
+        import torch.distributed as dist
+
+        with peer_errors():
+            mine = _to_tensor(value)
+            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+            dist.all_gather(lengths, torch.tensor([mine.numel()]))
+            longest = max(int(length) for length in lengths)
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: mine.numel()] = mine
+            texts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+            dist.all_gather(texts, padded)
+        return [_from_tensor(text[: int(length)]) for text, length in zip(texts, lengths, strict=True)]
+
+    def broadcast(self, value: Any, *, source: int = 0) -> Any:
+        """The JSON-able value of one rank, on every rank; what the others pass is not looked at."""
+        import torch
+        import torch.distributed as dist
+
+        with peer_errors():
+            text = _to_tensor(value) if self.rank == source else torch.empty(0, dtype=torch.uint8)
+            length = torch.tensor([text.numel()])
+            dist.broadcast(length, source)
+            if self.rank != source:
+                text = torch.empty(int(length), dtype=torch.uint8)
+            dist.broadcast(text, source)
+        return _from_tensor(text)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        import torch.distributed as dist
+
+        with peer_errors():
+            dist.barrier()
+
+    def sum(self, value: float) -> float:
+        """The sum over all ranks, in double, the same bits on each."""
+        return self.sums([value])[0]
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Several sums over all ranks in one exchange."""
+        import torch
+        import torch.distributed as dist
+
+        with peer_errors():
+            totals = torch.tensor(list(values), dtype=torch.float64)
+            if totals.numel():
+                dist.all_reduce(totals)
+        return [float(total) for total in totals]
+
+    def once_per_node(self, action: Callable[[], T]) -> T:
+        """Run `action` on local rank 0 of each host; every rank gets its host's JSON-able result, or raises.
+
+        It may take longer than a collective may: the working ranks send heartbeats, and the others wait as long as
+        those come. Where it fails, the failing rank raises its own error and all others `PeerFailed` with the same
+        exit code.
+        """
+        self._once_calls += 1
+        prefix = f"once/{self._once_calls}"
+        if self.local_rank == 0:
+            with _heartbeats(self.store, f"{prefix}/beat"):
+                try:
+                    text = json.dumps({"value": action()})
+                except BaseException as error:  # KeyboardInterrupt too: nobody waits for a rank that leaves
+                    self._tell_failure(prefix, error)
+                    raise
+            with peer_errors():
+                self.store.set(f"{prefix}/node/{self.node_rank}", text)
+                self.store.add(f"{prefix}/done", 1)
+        with peer_errors():
+            result: T = self._wait_for_nodes(prefix)
+        return result
+
+    def _tell_failure(self, prefix: str, error: BaseException) -> None:
+        """Tell the others why, and give them a moment to hear it: when rank 0 leaves, the store goes with it."""
+        text = json.dumps({"error": str(error), "rank": self.rank, "exit_code": getattr(error, "exit_code", 1)})
+        with contextlib.suppress(RuntimeError):  # the others are gone already: the error itself is what counts
+            if self.store.add(f"{prefix}/failures", 1) == 1:
+                self.store.set(f"{prefix}/failed", text)
+            deadline = time.monotonic() + HEARING_SECONDS
+            while time.monotonic() < deadline:
+                if self.store.add(f"{prefix}/heard", 0) + self.store.add(f"{prefix}/failures", 0) >= self.size:
+                    return
+                time.sleep(POLL_SECONDS)
+
+    def _wait_for_nodes(self, prefix: str) -> Any:
+        """Poll until every host is done or one failed; give up when no heartbeat came for the timeout."""
+        beats, last_change = -1, time.monotonic()
+        pause = POLL_SECONDS
+        while True:
+            if self.store.check([f"{prefix}/failed"]):
+                failure = json.loads(self.store.get(f"{prefix}/failed"))
+                self.store.add(f"{prefix}/heard", 1)
+                self._follow(failure["rank"])
+                raise PeerFailed(failure["error"], failed_rank=failure["rank"], exit_code=failure["exit_code"])
+            if self.store.add(f"{prefix}/done", 0) >= self.nodes:
+                return json.loads(self.store.get(f"{prefix}/node/{self.node_rank}"))["value"]
+            seen = self.store.add(f"{prefix}/beat", 0)
+            if seen != beats:
+                beats, last_change = seen, time.monotonic()
+            elif time.monotonic() - last_change > self.timeout_seconds:
+                raise PeerLost(
+                    f"local rank 0 of a host gave no sign of life for {self.timeout_seconds:.0f} s",
+                    do="look at the log of the first rank of each host",
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)
+
+    def _follow(self, failed_rank: int) -> None:
+        """Under coremill's launcher standard error is this rank's log: say there why it ends. Others get a moment."""
+        if self.identity.launcher == "coremill":
+            print(follower_line(self.rank, failed_rank), file=sys.stderr, flush=True)
+        else:
+            with contextlib.suppress(Stopped):  # they end the others with SIGTERM: there is nothing to add to that
+                time.sleep(FOLLOWING_SECONDS)
+
+    def close(self) -> None:
+        """Give the process group back; all ranks have met before that."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            self._meshes.clear()
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def join_world(identity: RankIdentity, *, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[World]:
+    """Meet the other ranks, and leave them at the end; a connection lost in between is raised as `PeerLost`.
+
+    After an exception nothing is waited for: the sockets are shut, so that the other ranks notice at once and the
+    collectives still under way here end (torch would wait for them, up to the timeout, even when the process exits).
+    """
+    sockets_before = open_sockets()
+    device = _device(identity)
+    try:
+        with contextlib.ExitStack() as stack:
+            HEARTBEAT.enter("meet")
+            store, roster = _meet_at_a_fresh_store(identity, time.monotonic() + timeout_seconds)
+            progress = PeerProgress(store, timeout_seconds, partial(close_sockets_since, sockets_before))
+            if identity.size > 1:
+                stack.enter_context(progress)
+            world = _tie(identity, store, roster, device, progress)
+            yield world
+            world.barrier()
+        world.close()
+    except BaseException as error:
+        _leave_at_once(sockets_before)
+        lost = as_peer_lost(error)
+        if lost is None or lost is error:
+            raise
+        raise lost from error
+    finally:
+        if device is not None:
+            os.environ.pop("GLOO_SOCKET_IFNAME", None)
+
+
+def _device(identity: RankIdentity) -> str | None:
+    """For gloo to use; None where its own variable says how often to use which, or none can be told."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return None
+    towards = None if identity.is_one_host else identity.master_address
+    return os.environ.get(INTERFACE) or interface_towards(towards)
+
+
+def _tie(
+    identity: RankIdentity, store: Store, roster: list[dict[str, Any]], device: str | None, progress: PeerProgress
+) -> World:
+    """Connect every rank with every other. `device`: for gloo to use, unless the user named one."""
+    import torch.distributed as dist
+
+    if device is not None:
+        hosts, fewest_cores = identity.size // identity.local_size, min(entry["cores"] for entry in roster)
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_for_flows(device, hosts, fewest_cores)
+    rank, size = identity.rank, identity.size
+    with peer_errors():
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=GLOO_TIMEOUT)
+    let_compute_finish()
+    nodes = nodes_of(roster)
+    HEARTBEAT.enter("other")
+    return World(
+        identity=identity,
+        node_rank=nodes[identity.rank],
+        nodes=len(set(nodes)),
+        node_of_rank=tuple(nodes),
+        hostnames=names_of(roster, nodes),
+        store=store,
+        timeout_seconds=progress.timeout_seconds,
+        flows=flows_of(os.environ.get("GLOO_SOCKET_IFNAME", "")),
+        progress=progress,
+        attempt=roster[0]["time"],
+    )
+
+
+def _meet_at_a_fresh_store(identity: RankIdentity, deadline: float) -> tuple[Store, list[dict[str, Any]]]:
+    """Under launchers of ours on several hosts each starts its ranks again by itself, and some are quicker than others:
+    a store in which this rank is there already may be that of the attempt before, and goes in a moment."""
+    may_be_old = identity.launcher == "coremill" and not identity.is_one_host
+    old_until = time.monotonic() + (OLD_STORE_SECONDS if may_be_old else 0.0)
+    while True:
+        store = open_store(identity, deadline)
+        try:
+            return store, call_the_roll(store, identity, deadline)
+        except ClaimedTwice:
+            if time.monotonic() >= min(old_until, deadline) or identity.rank == 0:
+                raise
+        time.sleep(SLOWEST_POLL_SECONDS)
+
+
+def _leave_at_once(sockets_before: frozenset[str]) -> None:
+    import torch.distributed as dist
+
+    close_sockets_since(sockets_before)
+    if dist.is_initialized():
+        # With the sockets shut this returns in milliseconds; the thread is there for the day it does not.
+        thread = threading.Thread(target=_destroy_quietly, daemon=True)
+        thread.start()
+        thread.join(timeout=2.0)
+
+
+def _destroy_quietly() -> None:
+    import torch.distributed as dist
+
+    with contextlib.suppress(Exception):
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _heartbeats(store: Store, key: str) -> Iterator[None]:
+    """Count up `key` in the background while the body works."""
+    done = threading.Event()
+
+    def beat() -> None:
+        with contextlib.suppress(RuntimeError):  # a lost store shows in the body's next exchange
+            while not done.wait(HEARTBEAT_SECONDS):
+                HEARTBEAT.mark()  # those who wait elsewhere go by it
+                store.add(key, 1)
+
+    thread = threading.Thread(target=beat, daemon=True, name="coremill-heartbeat")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _to_tensor(value: Any) -> Any:
+    import torch
+
+    # bytearray: torch warns about memory it cannot write to.
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _from_tensor(text: Any) -> Any:
+    return json.loads(text.numpy().tobytes())
