@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from coremill.run import rank as muster
-from coremill.supervise import hang_detector as sentry
-from coremill.supervise import ranks as local
+from coremill.run import rank as rank_module
+from coremill.supervise import hang_detector
+from coremill.supervise import ranks
 from coremill.supervise.hang_detector import HangDetector
 from coremill.supervise.stuck import Limits, Watch
-from coremill.world import heartbeat as pulse_module
+from coremill.world import heartbeat as heartbeat_module
 from coremill.world.heartbeat import HEARTBEAT, Heartbeat, Reading
 from coremill.world.stop import StopSignals
 
@@ -40,10 +40,11 @@ def test_storage_is_called_slow_by_the_plan_or_where_it_takes_nothing(
     monkeypatch: pytest.MonkeyPatch, planned_seconds: float, told_after_seconds: int
 ) -> None:
     clock, told, pulse = Clock(), [], Heartbeat()
-    monkeypatch.setattr(sentry, "time", clock)
+    monkeypatch.setattr(hang_detector, "time", clock)
     board: Any = SimpleNamespace(ranks=1, clear=lambda: None, read=lambda rank: pulse.reading())
     watching = HangDetector(board, Limits(), lambda rank, seconds: told.append(round(seconds)), planned_seconds)
-    monkeypatch.setattr(pulse_module, "time", clock)
+    # A heartbeat that an earlier test began sleeps by the real clock: this one would run away with it.
+    monkeypatch.setattr(heartbeat_module, "time", SimpleNamespace(monotonic_ns=clock.monotonic_ns, sleep=time.sleep))
     with pulse.saving(10**9):
         for _ in range(700):
             clock.now += 1.0
@@ -65,9 +66,9 @@ def seconds_to_the_kill(
     """From a request to stop, where 60 s are given for it."""
     clock, ended = Clock(), []
     began = clock.now
-    monkeypatch.setattr(local, "time", clock)
-    monkeypatch.setattr(local, "sleep_unless_ended", lambda pids, seconds: clock.sleep(seconds))
-    monkeypatch.setattr(local, "end_all", lambda ranks: ended.append(clock.now - began))
+    monkeypatch.setattr(ranks, "time", clock)
+    monkeypatch.setattr(ranks, "sleep_unless_ended", lambda pids, seconds: clock.sleep(seconds))
+    monkeypatch.setattr(ranks, "end_all", lambda every: ended.append(clock.now - began))
     rank: Any = SimpleNamespace(
         poll=lambda: None, is_running=True, exit_code=None, failed=False, pid=None, ask_to_end=lambda: None
     )
@@ -83,12 +84,12 @@ def seconds_to_the_kill(
     seen.slower_step_seconds = slower_step_seconds
     stop = StopSignals()
     stop.first = signal.SIGTERM
-    local._watch([rank], stop, lambda: None, lambda text: None, lambda code: 0.0, 60.0, seen, may_grow)
+    ranks._watch([rank], stop, lambda: None, lambda text: None, lambda code: 0.0, 60.0, seen, may_grow)
     return ended[0]
 
 
 def test_a_stop_waits_for_a_save_that_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    for may_grow, seconds in ((True, 200.0 + local.GROWN_GRACE_SECONDS), (False, 60.0)):
+    for may_grow, seconds in ((True, 200.0 + ranks.GROWN_GRACE_SECONDS), (False, 60.0)):
         ended = seconds_to_the_kill(monkeypatch, may_grow=may_grow, writes_seconds=200.0)
         assert ended == pytest.approx(seconds, abs=1)
 
@@ -112,8 +113,8 @@ def test_how_much_slower_steps_are_is_measured() -> None:
 def test_under_a_foreign_launcher_rank_0_shows_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Reading] = []
     screen: Any = SimpleNamespace(take_work=shown.extend)
-    monkeypatch.setattr(muster, "SHOW_WORK_SECONDS", 0.01)
-    with muster._showing_own_work(screen), HEARTBEAT.work("exporting", 100):
+    monkeypatch.setattr(rank_module, "SHOW_WORK_SECONDS", 0.01)
+    with rank_module._showing_own_work(screen), HEARTBEAT.work("exporting", 100):
         HEARTBEAT.advance(60)
         deadline = time.monotonic() + 10
         while not any(each.work_done_bytes == 60 for each in shown) and time.monotonic() < deadline:

@@ -1,0 +1,45 @@
+"""What can be added without a change in here: engines and tasks, by the name a run file calls them.
+
+Ours are named below, by where they are; nothing else in coremill knows their names. Other packages register theirs as
+entry points of the same groups, and so the run file's schema, the plan, the fork server and ranks under any launcher
+find them. What a name stands for is importable without torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+Group = Literal["coremill.engines", "coremill.tasks"]
+
+BUILT_IN: Mapping[Group, Mapping[str, str]] = {
+    "coremill.engines": {
+        "replicate": "coremill.engines.replicate:Replicate",
+        "shard": "coremill.engines.shard:Shard",
+    },
+    "coremill.tasks": {"causal-lm": "coremill.tasks.causal_lm:CausalLm"},
+}
+
+
+@functools.cache
+def _guests(group: Group) -> dict[str, EntryPoint]:
+    """Of other packages; a name of ours stays ours."""
+    found = {point.name: point for point in entry_points(group=group)}
+    return {name: found[name] for name in sorted(found) if name not in BUILT_IN[group]}
+
+
+def names(group: Group) -> tuple[str, ...]:
+    """What may stand in a run file: ours in their order, then guests by name."""
+    return (*BUILT_IN[group], *_guests(group))
+
+
+@functools.cache
+def find(group: Group, name: str) -> Any:
+    """What a name stands for: a class or value that imports no torch."""
+    if name in BUILT_IN[group]:
+        module, _, attribute = BUILT_IN[group][name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    return _guests(group)[name].load()
