@@ -279,7 +279,8 @@ def train_saved(
                         for _, weight in made.parameters():
                             weight.fill_(float("nan"))
                 if last and result.step == drift_at:
-                    made.parameters()[3][1].detach().view(torch.int32).view(-1)[7] ^= 1
+                    # Not the last bit: the rounding of a later update may take that one back.
+                    made.parameters()[3][1].detach().view(torch.int32).view(-1)[7] ^= 1 << 10
     except (Stopped, NonFinite, StorageError, Drifted) as error:
         ended = str(error)
     if export_to is not None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from coremill.run import rank as rank_module
-from coremill.supervise import hang_detector
-from coremill.supervise import ranks
+from coremill.supervise import hang_detector, ranks
 from coremill.supervise.hang_detector import HangDetector
 from coremill.supervise.stuck import Limits, Watch
 from coremill.world import heartbeat as heartbeat_module
