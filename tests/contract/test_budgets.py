@@ -19,7 +19,14 @@ STORY = ("config", "hardware", "plan", "data", "model", "engine", "train", "repo
 # The calls that stand for the stages, in the order a reader meets them in each function.
 CHAPTERS = {
     "run_as_rank": ("join_world(", "orders_for(", "train_rank(", "close_run("),
-    "train_rank": ("build_on_meta(", "make_engine(", "fill_parameters(", "RowLoader(", "train_steps(", "export_model("),
+    "train_rank": (
+        "build_on_meta(",
+        "make_engine(",
+        "fill_parameters(",
+        "make_loader(",
+        "train_steps(",
+        "export_model(",
+    ),
 }
 
 

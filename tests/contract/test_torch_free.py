@@ -19,7 +19,7 @@ COMPUTING = (
     "coremill.checkpoint.in_flight",
     "coremill.checkpoint.saver",
     "coremill.checkpoint.snapshot",
-    "coremill.data.loader",
+    "coremill.data.packed_batches",
     "coremill.engines",
     "coremill.model.build",
     "coremill.model.chunked_loss",

@@ -18,7 +18,7 @@ from torch import nn
 from coremill.checkpoint.export import STORED_NAMES
 from coremill.checkpoint.manifest import Checkpoint, Manifest, StoredFile
 from coremill.checkpoint.store import StoredTensor
-from coremill.data.loader import RowLoader
+from coremill.data.loader import Loader
 from coremill.data.order import order_key
 from coremill.engines.base import Engine
 from coremill.errors import InputError
@@ -45,7 +45,7 @@ class Training:
     engine: Engine
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    loader: RowLoader
+    loader: Loader[Any]
     guard: NumericsGuard
 
 

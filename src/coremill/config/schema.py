@@ -6,11 +6,12 @@ The descriptions below are the documentation: `coremill config schema` and the g
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from coremill.config.durations import DURATION_PATTERN, INTERVAL_PATTERN, LIMIT_PATTERN, WAIT_PATTERN
+from coremill.registry import names
 
 AUTO: Final = "auto"
 BUILT_IN: Final = "built-in"
@@ -18,6 +19,10 @@ BUILT_IN: Final = "built-in"
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 AutoOrPositiveInt = Literal["auto"] | PositiveInt
+if TYPE_CHECKING:
+    TaskName = str
+else:
+    TaskName = Literal[names("coremill.tasks")]  # ours, and those of other packages
 
 
 class Section(BaseModel):
@@ -256,7 +261,7 @@ class RunConfig(Section):
         default_factory=lambda: ModelSection(), description="a hub id or folder, or a section"
     )
     tokenizer: str | None = Field(None, description="hub id or folder, or built-in; left out: the model's own")
-    task: Literal["causal-lm"] = Field("causal-lm", description="what is learned")
+    task: TaskName = Field(names("coremill.tasks")[0], description="what is learned")
     data: DataSection = Field(default_factory=lambda: DataSection())
     train: TrainSection = Field(default_factory=lambda: TrainSection())
     parallel: ParallelSection = Field(default_factory=lambda: ParallelSection())

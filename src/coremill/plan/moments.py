@@ -115,6 +115,8 @@ class _Loss:
 
     @staticmethod
     def of(card: ModelCard, arrangement: Arrangement, linear_copies_weight: bool) -> _Loss:
+        if not arrangement.vocabulary_logits:
+            return _Loss(0, 0, 0)
         tokens, vocabulary = arrangement.tokens_per_forward, card.vocabulary_rows
         compute = 4 if fp32_head(card, arrangement) else arrangement.compute_bytes
         head = vocabulary * card.hidden

@@ -100,7 +100,7 @@ def _template(
         yield None
         return
     node_rank = 0 if node_identity is None else node_identity.node_rank
-    needs = [str(orders.model.config["model_type"]), orders.plan.engine.value]
+    needs = [str(orders.model.config["model_type"]), orders.task, orders.plan.engine.value]
     with RankTemplate(
         [sys.executable, "-m", "coremill.forked_rank", *needs],
         template_environment(environ, settings),

@@ -129,9 +129,8 @@ def _launch_owned(
     if outcome.unkillable:
         OWNED.abandon()
     OWNED.check_now()  # what follows is written over another run's, where one has begun here
-    if outcome.exit_code == 0 and config.sample.prompt is not None and config.run.export and leads:
-        begin_ids, code = orders.data.begin_ids, orders.model.code_sha256
-        write_sample(folder.export, config.sample, folder.path, environ, begin_ids=begin_ids, code_sha256=code)
+    if outcome.exit_code == 0 and leads:
+        write_sample(config, orders, folder, environ)
     record_failure(outcome, folder, since=ending.since)
     exit_code = outcome.exit_code
     if leads:

@@ -22,7 +22,7 @@ from coremill.model.source import resolve_model
 from coremill.plan.card import ModelCard
 from coremill.plan.cost import compare_fleets, usd_per_million_tokens
 from coremill.plan.learn import observe, without_learning
-from coremill.plan.planner import make_plan, price
+from coremill.plan.planner import make_plan, price, step_counts
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Arrangement, Plan, StepSeconds
 from coremill.remote_code import is_folder
@@ -31,6 +31,7 @@ from coremill.report.summary import summarise
 from coremill.report.terminal import format_bytes, format_rate, format_seconds, format_usd, print_heading, print_rows
 from coremill.run.launcher import say_basis
 from coremill.run.prepare import card_for
+from coremill.tasks.base import make_task
 
 
 def plan_once(
@@ -150,6 +151,7 @@ def _arrangement_of(plan: Plan, config: RunConfig) -> Arrangement:
         keep_gathered=plan.keep_gathered.value,
         attention=config.model.attention,
         documents_apart=not config.data.attention_across_documents,
+        vocabulary_logits=step_counts(config).vocabulary_logits,
     )
 
 
@@ -175,8 +177,10 @@ def card_without_weights(config: RunConfig) -> ModelCard:
     if model.config is None and model.name != BUILT_IN and not is_folder(model.name):
         weights = model.weights == "pretrained"
         code = model.trust_remote_code
-        return hub.card_on_hub(model.name, revision=model.revision, weights=weights, setting="model", code=code)
-    return card_for(config, resolve_model(model, cache=cache_folder(environment_snapshot())))
+        return hub.card_on_hub(
+            model.name, make_task(config), revision=model.revision, weights=weights, setting="model", code=code
+        )
+    return card_for(config, resolve_model(model, make_task(config), cache=cache_folder(environment_snapshot())))
 
 
 def show_instances(*, family: str | None, efa: bool, live: bool, as_json: bool, console: Console) -> None:

@@ -303,11 +303,8 @@ def close_run(loaded: LoadedConfig, orders: Orders, world: World, folder: RunFol
     if world.identity.launcher == "coremill" or world.rank != 0:
         return 0
     OWNED.check_now()
-    if loaded.config.sample.prompt is not None and loaded.config.run.export:
-        begin_ids, code = orders.data.begin_ids, orders.model.code_sha256
-        sample, environ = loaded.config.sample, environment_snapshot()
-        write_sample(folder.export, sample, folder.path, environ, begin_ids=begin_ids, code_sha256=code)
-        OWNED.check_now()
+    write_sample(loaded.config, orders, folder, environment_snapshot())
+    OWNED.check_now()
     summary = write_report(folder.path, exit_code=0)
     render_summary(summary, Console(force_terminal=False))
     return int(summary["exit_code"])

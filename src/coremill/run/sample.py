@@ -1,117 +1,22 @@
-"""A completion by the exported model, in a process of its own: proof that the export loads, and something to look at.
-
-python -m coremill.run.sample EXPORT_FOLDER TOKENS [CODE_SHA256]    stdin, stdout: JSON (prompt, begin_ids; completion)
-"""
+"""The sample at the end of a run, as its task makes it."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
-from coremill.config.schema import SampleSection
-from coremill.errors import CoremillError
-from coremill.hardware.probe import cache_folder, environment_snapshot
-from coremill.remote_code import checked_copy
+from coremill.config.schema import RunConfig
 from coremill.report.events import EventWriter
-
-SHORTEST_TIMEOUT_SECONDS = 600.0
-# Slow on purpose: a network disk under load, and memory that is shared with others.
-READ_BYTES_PER_SECOND = 10e6
-GENERATE_BYTES_PER_SECOND = 1e9
+from coremill.run.prepare import Orders
+from coremill.run_folder import RunFolder
+from coremill.tasks.base import make_task
 
 
-def write_sample(
-    export: Path,
-    sample: SampleSection,
-    run_folder: Path,
-    environ: Mapping[str, str],
-    *,
-    begin_ids: Sequence[int],
-    code_sha256: str | None,
-) -> None:
-    """Ask the export for a completion and add it to rank 0's events; its own code is run where this is its hash.
-
-    The prompt begins with `begin_ids`, as the documents of the training did. The training is done: an export that gives
-    none is a finding of the report, and fails no run.
-    """
-    assert sample.prompt is not None
-    found: dict[str, str]
-    try:
-        found = {"completion": _ask(export, sample, environ, begin_ids, code_sha256)}
-    except subprocess.TimeoutExpired as error:
-        found = {"problem": f"the exported model gave no completion within {error.timeout:,.0f} s"}
-    except CoremillError as error:
-        found = {"problem": f"the exported model gave no completion: {error.what}", "details": error.why or ""}
-    except (OSError, ValueError, LookupError) as error:
-        found = {"problem": f"the exported model gave no completion: {type(error).__name__}: {error}"}
-    with EventWriter(run_folder, 0) as events:
-        events.write("sample", prompt=sample.prompt, **found)
-
-
-def timeout_seconds(export: Path, tokens: int) -> float:
-    """How long a slow disk and a slow memory may take to read the export once and to go through it for every token."""
-    size = sum(path.stat().st_size for path in export.rglob("*") if path.is_file())
-    return max(SHORTEST_TIMEOUT_SECONDS, size / READ_BYTES_PER_SECOND + tokens * size / GENERATE_BYTES_PER_SECOND)
-
-
-def _ask(
-    export: Path,
-    sample: SampleSection,
-    environ: Mapping[str, str],
-    begin_ids: Sequence[int],
-    code_sha256: str | None,
-) -> str:
-    trusted = [] if code_sha256 is None else [code_sha256]
-    child = subprocess.run(
-        [sys.executable, "-m", "coremill.run.sample", str(export), str(sample.tokens), *trusted],
-        input=json.dumps({"prompt": sample.prompt, "begin_ids": list(begin_ids)}),
-        capture_output=True,
-        text=True,
-        env=dict(environ),
-        timeout=timeout_seconds(export, sample.tokens),
-    )
-    if child.returncode != 0:
-        said = child.stderr.strip()
-        last_line = said.splitlines()[-1] if said else f"its process ended with status {child.returncode}"
-        raise CoremillError(last_line, why=said[-2000:])
-    # The last line: a model's own code may print.
-    return str(json.loads(child.stdout.strip().splitlines()[-1])["completion"])
-
-
-def complete(export: str, prompt: str, tokens: int, begin_ids: list[int], code_sha256: str | None = None) -> str:
-    """A sampled completion, the same every time; greedy, a small model repeats one token for ever."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    trusted = code_sha256 is not None
-    if code_sha256 is not None:
-        cache = cache_folder(environment_snapshot()).absolute()
-        export = str(checked_copy(Path(export).absolute(), code_sha256, cache))
-    tokenizer = AutoTokenizer.from_pretrained(export, trust_remote_code=trusted)
-    model = AutoModelForCausalLM.from_pretrained(export, trust_remote_code=trusted)
-    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    if ids[: len(begin_ids)] != begin_ids:
-        ids = [*begin_ids, *ids]
-    if not ids:  # an empty prompt: what a document may follow
-        ids = [tokenizer.eos_token_id]
-    inputs = torch.tensor([ids])
-    torch.manual_seed(0)
-    output = model.generate(
-        inputs,
-        attention_mask=torch.ones_like(inputs),
-        max_new_tokens=tokens,
-        do_sample=True,
-        temperature=0.7,
-        top_k=40,
-    )
-    text: str = tokenizer.decode(output[0][len(ids) :], skip_special_tokens=True)
-    return text
-
-
-if __name__ == "__main__":
-    asked = json.load(sys.stdin)
-    found = complete(sys.argv[1], asked["prompt"], int(sys.argv[2]), asked["begin_ids"], *sys.argv[3:])
-    print(json.dumps({"completion": found}))
+def write_sample(config: RunConfig, orders: Orders, folder: RunFolder, environ: Mapping[str, str]) -> None:
+    """Ask the export for something to look at and add it to rank 0's events, where there is something to ask."""
+    if not config.run.export:
+        return
+    code_sha256 = orders.model.code_sha256
+    found = make_task(config).sample(folder.export, orders.data, environ, code_sha256=code_sha256)
+    if found is not None:
+        with EventWriter(folder.path, 0) as events:
+            events.write("sample", **found)

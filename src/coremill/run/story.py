@@ -22,6 +22,7 @@ from coremill.run.launcher import Options
 from coremill.run.prepare import Orders
 from coremill.run.rank import close_run, failures_as_events, load_together, orders_for, set_threads, without_launcher
 from coremill.run_folder import RunFolder
+from coremill.tasks.base import make_task
 from coremill.world.group import World, join_world
 from coremill.world.identity import RankIdentity
 
@@ -51,13 +52,10 @@ def train_rank(
     from coremill.checkpoint.resume import find_origin
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
-    from coremill.data.loader import RowLoader, evaluation_batches
     from coremill.engines import DTYPES, make_engine
     from coremill.model.build import attention_of, build_on_meta
-    from coremill.model.documents import documents_of
     from coremill.model.fused_layers import fuse_layers
     from coremill.model.load import fill_parameters
-    from coremill.tasks.causal_lm.training import CausalLm
     from coremill.train.loop import evaluation_loss, train_steps
     from coremill.train.numerics import NumericsGuard
     from coremill.train.optimizer import make_optimizer
@@ -76,7 +74,8 @@ def train_rank(
     )
     events.write("data", **orders.data.counts())
     torch.manual_seed(config.train.seed)
-    task = CausalLm()
+    task = make_task(config)
+    learning = task.training()
 
     with phase(events, "build"):
         model = build_on_meta(orders.model, attention=config.model.attention)
@@ -84,11 +83,11 @@ def train_rank(
             "attention": attention_of(model, config.model.attention),
             "layers": fuse_layers(model),
         }
-        choices |= {"loss": task.prepare(model), "documents": documents_of(model, config.data)}
+        choices |= {"loss": learning.prepare(model), **learning.choices(model)}
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
-        engine = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
+        engine = make_engine(plan, world, head_in_backward=learning.needs_head_in_backward)
         for name, choice in [*choices.items(), ("exchange", engine.exchange)]:
             events.write("choice", name=name, value=choice.value, reason=choice.reason)
         engine.place(model)
@@ -103,14 +102,13 @@ def train_rank(
         events.write("load", **asdict(loaded_weights), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
     engine.start()
     optimizer = make_optimizer(model, engine.parameters(), config.train)
-    across = {"attention_across_documents": config.data.attention_across_documents}
-    batch_shape: dict[str, Any] = {**here, **across, "micro_batch_rows": plan.micro_batch_rows.value}
-    loader = RowLoader(
+    loader = learning.make_loader(
         orders.data,
         seed=config.train.seed,
         rows_per_step=plan.rows_per_step,
+        micro_batch_rows=plan.micro_batch_rows.value,
         accumulation_steps=plan.accumulation_steps.value,
-        **batch_shape,
+        **here,
     )
     guard = NumericsGuard(config.numerics, world, events)
     training = Training(engine, model, optimizer, loader, guard)
@@ -120,17 +118,19 @@ def train_rank(
     def evaluate(step: int) -> None:
         with phase(events, "evaluate"):
             started = time.perf_counter()
-            held_out = evaluation_batches(orders.data, max_rows=config.evaluation.rows, **batch_shape)
-            part, bad_rows = evaluation_loss(engine, task, held_out)
+            rows = {"max_rows": config.evaluation.rows, "micro_batch_rows": plan.micro_batch_rows.value}
+            held_out = learning.evaluation_batches(orders.data, **rows, **here)
+            part, bad_rows = evaluation_loss(engine, learning, held_out)
             numbers = {"loss": world.sum(part), "tokens": held_out.tokens, "seconds": time.perf_counter() - started}
-            events.write("evaluation", step=step, perplexity=task.metric(numbers["loss"]), **numbers)
+            metrics = dict(zip(task.metric_names, learning.metrics(numbers["loss"]), strict=True))
+            events.write("evaluation", step=step, **metrics, **numbers)
             guard.judge_evaluation(step, numbers["loss"], bad_rows)
 
     every = config.evaluation.every_steps
     reset_peak()
     with saver:
         how: dict[str, Any] = {"first_step": origin.step + 1, "steps": orders.steps, "agreement": saver, "guard": guard}
-        for result in train_steps(engine, task, loader, optimizer, config.train, **how):
+        for result in train_steps(engine, learning, loader, optimizer, config.train, **how):
             events.write("step", **asdict(result), **memory_now())
             saver.after_step(result.step)
             if orders.data.evaluation_rows and every and result.step % every == 0 and result.step != orders.steps:
