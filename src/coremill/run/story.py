@@ -52,7 +52,8 @@ def train_rank(
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
     from coremill.data.loader import RowLoader, evaluation_batches
-    from coremill.engines import DTYPES, make_engine
+    from coremill.engines import make_engine
+    from coremill.engines.base import DTYPES
     from coremill.model.build import attention_of, build_on_meta
     from coremill.model.documents import documents_of
     from coremill.model.fused_layers import fuse_layers
