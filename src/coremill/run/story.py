@@ -281,7 +281,7 @@ def evaluate(run: RankRun, task: CausalLm, training: Training, step: int) -> Non
 def export(run: RankRun, model: nn.Module) -> None:
     """A plain Hugging Face folder; every rank writes its part."""
     from coremill.checkpoint.export import export_model
-    from coremill.engines import DTYPES
+    from coremill.engines.base import DTYPES
 
     orders, folder = run.orders, run.folder.export
     with phase(run.events, "export"):
