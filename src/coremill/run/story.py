@@ -52,7 +52,8 @@ def train_rank(
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
     from coremill.data.loader import RowLoader, evaluation_batches
-    from coremill.engines import DTYPES, make_engine
+    from coremill.engines import make_engine
+    from coremill.engines.base import DTYPES
     from coremill.model.build import attention_of, build_on_meta
     from coremill.model.documents import documents_of
     from coremill.model.fused_layers import fuse_layers
@@ -60,7 +61,6 @@ def train_rank(
     from coremill.tasks.causal_lm.training import CausalLm
     from coremill.train.loop import evaluation_loss, train_steps
     from coremill.train.numerics import NumericsGuard
-    from coremill.train.optimizer import make_optimizer
 
     config, plan = loaded.config, orders.plan
     began = time.perf_counter()
@@ -88,7 +88,7 @@ def train_rank(
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
-        engine = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
+        engine = make_engine(plan, world, config.train, head_in_backward=task.needs_head_in_backward)
         for name, choice in [*choices.items(), ("exchange", engine.exchange)]:
             events.write("choice", name=name, value=choice.value, reason=choice.reason)
         engine.place(model)
@@ -102,7 +102,6 @@ def train_rank(
             loaded_weights = fill_parameters(model, orders.model, seed=config.train.seed, **here)
         events.write("load", **asdict(loaded_weights), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
     engine.start()
-    optimizer = make_optimizer(model, engine.parameters(), config.train)
     across = {"attention_across_documents": config.data.attention_across_documents}
     batch_shape: dict[str, Any] = {**here, **across, "micro_batch_rows": plan.micro_batch_rows.value}
     loader = RowLoader(
@@ -113,7 +112,7 @@ def train_rank(
         **batch_shape,
     )
     guard = NumericsGuard(config.numerics, world, events)
-    training = Training(engine, model, optimizer, loader, guard)
+    training = Training(engine, model, loader, guard)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, **here)
     saver = Saver(config, folder.path, origin, plan.memory, orders.steps, world, training, events)
 
@@ -130,7 +129,7 @@ def train_rank(
     reset_peak()
     with saver:
         how: dict[str, Any] = {"first_step": origin.step + 1, "steps": orders.steps, "agreement": saver, "guard": guard}
-        for result in train_steps(engine, task, loader, optimizer, config.train, **how):
+        for result in train_steps(engine, task, loader, config.train, **how):
             events.write("step", **asdict(result), **memory_now())
             saver.after_step(result.step)
             if orders.data.evaluation_rows and every and result.step % every == 0 and result.step != orders.steps:
@@ -141,7 +140,6 @@ def train_rank(
     show()
 
     if config.run.export:
-        del optimizer, training, saver
         with phase(events, "export"):
             dtype = DTYPES[plan.dtype.value]
             exported = export_model(model, orders.model, orders.tokenizer, folder.export, world=world, dtype=dtype)
