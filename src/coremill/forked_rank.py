@@ -17,13 +17,14 @@ import sys
 from typing import Any
 
 from coremill.cli import main as command_line
+from coremill.engines import engine_kind
 from coremill.hardware.probe import environment_snapshot
 from coremill.redaction import guard_output
 from coremill.registry import find
 from coremill.supervise.fork_server import serve
 from coremill.tasks.base import Task
 
-# What run.train_rank imports. What else a rank imports is little, but for its kind of model, its task and its engine.
+# What the stages of run/story.py import. What else a rank imports is little, but for its model, task and engine.
 STAGES = (
     "coremill.run.story",
     "coremill.checkpoint.continuation",
@@ -33,20 +34,17 @@ STAGES = (
     "coremill.checkpoint.snapshot",
     "coremill.data.loader",
     "coremill.model.build",
-    "coremill.model.documents",
     "coremill.model.fused_layers",
     "coremill.model.load",
-    "coremill.engines",
     "coremill.train.loop",
     "coremill.train.numerics",
-    "coremill.train.optimizer",
 )
 
 
 def import_stages(model_type: str, task: str, engine: str) -> None:
     """All that a rank of such a run will use."""
     task_class: type[Task[Any]] = find("coremill.tasks", task)
-    for name in (*STAGES, *task_class.training_modules, f"coremill.engines.{engine}"):
+    for name in (*STAGES, *task_class.training_modules, *engine_kind(engine).modules):
         importlib.import_module(name)
     import transformers
 

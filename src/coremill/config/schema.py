@@ -20,9 +20,11 @@ PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 AutoOrPositiveInt = Literal["auto"] | PositiveInt
 if TYPE_CHECKING:
+    EngineName = str
     TaskName = str
 else:
-    TaskName = Literal[names("coremill.tasks")]  # ours, and those of other packages
+    EngineName = Literal["auto", *names("coremill.engines")]  # other packages may bring their own
+    TaskName = Literal[names("coremill.tasks")]
 
 
 class Section(BaseModel):
@@ -99,6 +101,7 @@ class TrainSection(Section):
 
     steps: PositiveInt | None = Field(None, description="optimizer steps; give this or epochs")
     epochs: Annotated[float, Field(gt=0)] | None = Field(None, description="passes over the data; give this or steps")
+    optimizer: Literal["adamw"] = Field("adamw", description="what moves the weights, in fp32")
     learning_rate: Annotated[float, Field(gt=0)] = Field(2.0e-5, description="peak learning rate")
     schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up")
     warmup_steps: NonNegativeInt = Field(0, description="steps over which the learning rate rises from zero")
@@ -125,9 +128,7 @@ class TrainSection(Section):
 class ParallelSection(Section):
     """How ranks share the work; auto lets the plan decide and say why."""
 
-    engine: Literal["auto", "replicate", "shard"] = Field(
-        AUTO, description="replicate: whole model on each rank; shard: 1/N of it"
-    )
+    engine: EngineName = Field(AUTO, description="replicate: whole model on each rank; shard: 1/N of it")
     dtype: Literal["auto", "fp32", "bf16"] = Field(AUTO, description="arithmetic of the model; auto measures this CPU")
     wire_dtype: Literal["auto", "fp32", "bf16"] = Field(
         AUTO,
