@@ -5,6 +5,7 @@ Times, memory and paths differ between any two runs; everything else here is com
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,10 @@ COMPUTED_FIELDS = {
     "evaluation": ("step", "loss", "perplexity", "tokens"),
     "choice": ("name", "value"),
     "resume": ("step", "checkpoint", "world_size"),
+    "sample": ("prompt", "completion"),
 }
+
+OTHER_KEYS = "**"
 
 Values = dict[str, str]  # what is compared, by a name to show
 
@@ -39,15 +43,24 @@ def computed(run: Path, kind: str) -> Values:
 
 
 def files_of(folder: Path) -> Values:
-    """Every file with the digest of its bytes; of JSON files the keys, as they hold times and paths."""
-    found = {}
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if file.suffix == ".json":
-            content = " ".join(sorted(key_paths(json.loads(file.read_text()))))
-        else:
-            content = hashlib.sha256(file.read_bytes()).hexdigest()
-        found[file.relative_to(folder).as_posix()] = content
+    """Every file with the digest of its bytes."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def checkpoint_files(folder: Path, new_keys: Iterable[str]) -> Values:
+    """The same, but the keys of JSON files: they hold times and paths, and the run file, which may have new keys."""
+    found = files_of(folder)
+    for name in found:
+        if name.endswith(".json"):
+            paths = key_paths(json.loads((folder / name).read_text()))
+            found[name] = " ".join(sorted(path for path in paths if not f".{path}".endswith(suffixes(new_keys))))
     return found
+
+
+def suffixes(keys: Iterable[str]) -> tuple[str, ...]:
+    """How a path ends that leads to one of the keys."""
+    return tuple(f".{key}" for key in keys)
 
 
 def key_paths(document: Any, prefix: str = "") -> set[str]:
@@ -80,6 +93,30 @@ def event_keys(runs: Iterable[Path]) -> Values:
         for event in events
         for path in key_paths(event)
     }
+
+
+def written_kinds(package: Path) -> dict[str, set[str]]:
+    """Each kind of event that the source writes, also where no run here gets to it, with the keys that are spelled out.
+
+    Keys that come from elsewhere (`**fields`) are one key, OTHER_KEYS.
+    """
+    found: dict[str, set[str]] = {}
+    for file in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="write"), args=[ast.Constant(value=str(kind)), *_]):
+                    found.setdefault(kind, set()).update(word.arg or OTHER_KEYS for word in node.keywords)
+    return found
+
+
+def written_differences(before: dict[str, set[str]], after: dict[str, set[str]]) -> list[str]:
+    """Kinds that are gone or new; their keys where both sides spell out all of them."""
+    known = {kind for kind in before.keys() & after.keys() if OTHER_KEYS not in before[kind] | after[kind]}
+    sides = [
+        {kind: " ".join(sorted(keys)) if kind in known else "" for kind, keys in side.items()}
+        for side in (before, after)
+    ]
+    return differences(*sides)
 
 
 def report_keys(runs: Iterable[Path]) -> Values:

@@ -30,7 +30,19 @@ import numpy
 from safetensors.numpy import save_file
 
 from benchmarks.processes import clean_environment, python_path, run_tree
-from benchmarks.run_differences import Values, computed, differences, event_keys, files_of, leaves, report_keys
+from benchmarks.run_differences import (
+    COMPUTED_FIELDS,
+    Values,
+    checkpoint_files,
+    computed,
+    differences,
+    event_keys,
+    files_of,
+    leaves,
+    report_keys,
+    written_differences,
+    written_kinds,
+)
 
 ROOT = Path(__file__).parents[1]
 STEPS = 20
@@ -169,7 +181,7 @@ def cases(only: str = "") -> list[Case]:
     """All runs, or those named and what they go on from; those that go on from others last."""
     plain = [Case(model, engine, n) for model in MODELS for engine in ("replicate", "shard") for n in (1, 2, 4)]
     special = [
-        Case("untied", "shard", 2, ("parallel.dtype=bf16",)),
+        Case("untied", "shard", 2, ("parallel.dtype=bf16", "sample.prompt=def")),
         Case("tied", "replicate", 2, ("data.attention_across_documents=false", "train.activation_checkpointing=true")),
         Case("tied", "shard", 2, ("supervise.fork_ranks=false",)),
         Case("untied", "shard", 2, torchrun=True),
@@ -258,6 +270,8 @@ def compare_answers(before: Side, after: Side, pool: ThreadPoolExecutor) -> bool
     for name, look in looks.items():
         sides = list(pool.map(look, (before, after)))
         same &= show(name, f"{len(sides[0])} values", differences(*sides))
+    written = [written_kinds(side.tree / "src" / "coremill") for side in (before, after)]
+    same &= show("events in the source", f"{len(written[0])} kinds", written_differences(*written))
     return same
 
 
@@ -337,10 +351,11 @@ def train(side: Side, case: Case) -> int:
 def run_differences(before: Path, after: Path) -> list[str]:
     """Losses and norms, evaluations, choices, exported files and checkpoints of two run folders."""
     found = []
-    for kind in ("step", "evaluation", "choice", "resume"):
+    for kind in COMPUTED_FIELDS:
         found += differences(computed(before, kind), computed(after, kind))
-    for name in ("export", "checkpoints"):
-        found += [f"{name}/{one}" for one in differences(files_of(before / name), files_of(after / name))]
+    exports = differences(files_of(before / "export"), files_of(after / "export"))
+    checkpoints = differences(*(checkpoint_files(run / "checkpoints", NEW_KEYS) for run in (before, after)))
+    found += [f"export/{one}" for one in exports] + [f"checkpoints/{one}" for one in checkpoints]
     return found
 
 

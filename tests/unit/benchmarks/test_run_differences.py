@@ -6,7 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.run_differences import computed, differences, event_keys, files_of, key_paths, leaves
+from benchmarks.run_differences import (
+    checkpoint_files,
+    computed,
+    differences,
+    event_keys,
+    files_of,
+    key_paths,
+    leaves,
+    written_differences,
+    written_kinds,
+)
 
 
 def run_folder(folder: Path, *events: dict[str, Any]) -> Path:
@@ -39,14 +49,19 @@ def test_kinds_and_keys_of_all_runs_together(tmp_path: Path):
     }
 
 
-def test_files_by_their_bytes_and_json_by_its_keys(tmp_path: Path):
-    for name, content, seconds in (("a", b"1", 1), ("b", b"2", 2)):
+def test_files_by_their_bytes_and_json_of_checkpoints_by_its_keys(tmp_path: Path):
+    for name, content, train in (("a", b"1", {"steps": 1}), ("b", b"2", {"steps": 2, "optimizer": "adamw"})):
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights").write_bytes(content)
-        (tmp_path / name / "manifest.json").write_text(json.dumps({"seconds": seconds}))
+        (tmp_path / name / "state.json").write_text(json.dumps({"config": {"train": train}}))
 
-    found = differences(files_of(tmp_path / "a"), files_of(tmp_path / "b"))
-    assert [one.partition(":")[0] for one in found] == ["weights"]
+    def names(found: list[str]) -> list[str]:
+        return [one.partition(":")[0] for one in found]
+
+    sides = (tmp_path / "a", tmp_path / "b")
+    assert names(differences(*(checkpoint_files(side, ["train.optimizer"]) for side in sides))) == ["weights"]
+    assert names(differences(*(checkpoint_files(side, []) for side in sides))) == ["state.json", "weights"]
+    assert names(differences(*map(files_of, sides))) == ["state.json", "weights"]
 
 
 def test_nested_json():
@@ -58,3 +73,12 @@ def test_nested_json():
 
 def test_gone_changed_new():
     assert differences({"a": "1", "b": "1"}, {"b": "2", "c": "3"}) == ["a: gone", "b: 1 -> 2", "c: new"]
+
+
+def test_events_of_the_source(tmp_path: Path):
+    (tmp_path / "a.py").write_text("events.write('fault', cause=1)\nevents.write('step', **fields)\nfile.write(text)\n")
+    before = written_kinds(tmp_path)
+
+    assert before == {"fault": {"cause"}, "step": {"**"}}
+    assert written_differences(before, {"fault": {"cause"}, "step": {"loss"}}) == []
+    assert written_differences(before, {"fault": {"why"}}) == ["step: gone", "fault: cause -> why"]
