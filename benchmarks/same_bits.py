@@ -104,7 +104,7 @@ PLANS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 REFUSALS = (
     ("train", "missing.yaml"),
-    ("train", "run.yaml", "--set", "train.step=3"),
+    ("train", "run.yaml", "--set", "data.sourc=x"),
     ("train", "run.yaml", "--set", "parallel.engine=ddp"),
     ("train", "run.yaml", "--set", "task=classify"),
     ("plan", "run.yaml", "--set", "model.name=nowhere/at-all"),
