@@ -17,6 +17,7 @@ import contextlib
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -205,6 +206,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="an empty folder for all that is made; left out: removed")
     parser.add_argument("--only", default="", help="only runs whose name holds this")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the worktrees go, however this ends
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coremill-same-bits-")))
