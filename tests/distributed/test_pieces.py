@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ranks
-from coremill.engines.one_host import shared_memory as neighbours
+from coremill.engines.one_host import shared_memory
 from coremill.engines.replicate import engine as replicate
 from coremill.engines.wire import collectives
 from coremill.plan import moments, wire
@@ -37,7 +37,7 @@ def test_sums_in_pieces_are_the_same_sums(world_size: int, tmp_path: Path) -> No
     for family in ("llama", "llama-tied"):
         make_config_folder(tmp_path / family, family, **SHAPE)
         common = {"model_folder": str(tmp_path / family), "data": data, "weights": "random", "steps": 3}
-        for wire_dtype in ("fp32", "bf16"):  # roots have other blocks in pieces
+        for wire_dtype in ("fp32", "bf16"):  # sqrt16 has other blocks in pieces
             cases.append({**common, "engine": "shard", "wire_dtype": wire_dtype, "rows_per_step": 6})
             cases[-1]["through_memory"] = False
     for of_rank in ranks.run_ranks(losses_whole_and_in_pieces, world_size, cases=cases):
@@ -47,7 +47,7 @@ def test_sums_in_pieces_are_the_same_sums(world_size: int, tmp_path: Path) -> No
 
 def test_the_plan_counts_with_the_sizes_of_the_wire() -> None:
     assert (moments.WHOLE_UP_TO_NUMEL, moments.PIECE_NUMEL) == (collectives.WHOLE_UP_TO_NUMEL, collectives.PIECE_NUMEL)
-    assert moments.SLOTS_IN_TURN == neighbours.IN_TURN
+    assert moments.SLOTS_IN_TURN == shared_memory.IN_TURN
     assert collectives.columns_at_once(2**27, 4, 2**20) == 2**22
     assert collectives.columns_at_once(2**27, 4, 2**27) == 2**25
 
