@@ -12,6 +12,7 @@ from coremill.registry import find
 if TYPE_CHECKING:
     from coremill.config.schema import TrainSection
     from coremill.engines.base import Engine
+    from coremill.plan.engine_cost import EngineCost
     from coremill.plan.types import Plan
     from coremill.world.group import World
 
@@ -20,6 +21,7 @@ class EngineKind(Protocol):
     """What is registered under an engine's name; importable without torch."""
 
     name: str
+    cost: EngineCost
     keeps_replicas: bool  # every rank holds the same weights: on CPUs that round differently they might drift apart
     modules: tuple[str, ...]  # what a rank imports for it: the fork server does that ahead
 

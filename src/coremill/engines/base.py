@@ -118,6 +118,9 @@ class Engine(Protocol):
         """What `state` gave, as far as this rank holds it now, after `start` and before the first step; the weights are
         there already."""
 
+    def finish(self) -> None:
+        """Training is over: let go of what only an update needs, before the weights are exported."""
+
     def state_bytes(self) -> int:
         """Of the state that all ranks together will save."""
 

@@ -12,7 +12,7 @@ from torch import nn
 from coremill.config.schema import TrainSection
 from coremill.engines.base import ParameterState
 from coremill.engines.optimizers import make_optimizer
-from coremill.engines.optimizers.cost import COSTS
+from coremill.engines.optimizers.cost import COSTS, WEIGHT_BYTES
 from coremill.model.slices import RowSlice
 
 
@@ -62,9 +62,14 @@ class OptimizerUpdate(ABC):
         for each in state:
             self._optimizer.restore(each.rows.local, each.optimizer, each.updates)
 
+    def finish(self) -> None:
+        """The optimizer's state, twice the size of the weights, is not exported."""
+        del self._optimizer
+
     def state_bytes(self) -> int:
         """fp32 weights, and the optimizer's of those that are trained."""
         beside = COSTS[self._settings.optimizer].state_bytes
         return sum(
-            math.prod(piece.shape) * (4 + (beside if piece.local.requires_grad else 0)) for piece in self.slices()
+            math.prod(piece.shape) * (WEIGHT_BYTES + (beside if piece.local.requires_grad else 0))
+            for piece in self.slices()
         )

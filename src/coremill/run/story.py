@@ -126,6 +126,7 @@ def train_rank(run: RankRun, show: Callable[[], None]) -> None:
     training = resume(run, engine, model, origin)
     train(run, task, training, origin, show)
     if run.config.run.export:
+        engine.finish()
         export(run, model)
     run.events.write("end", seconds=time.perf_counter() - began)
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from coremill.config.schema import TrainSection
 from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
+from coremill.engines.one_host.cost import RESIDENT_UP_TO_BYTES
 from coremill.engines.one_host.shared_memory import HostPeers
 from coremill.engines.one_host.slots import HostSums, HostWeight, HostWeights
 from coremill.engines.update import OptimizerUpdate
@@ -27,7 +28,6 @@ from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers
 from coremill.model.slices import RowSlice, check_has_rows, keep_as, model_name, rows_of_rank
 from coremill.plan.types import Choice
-from coremill.plan.wire import RESIDENT_UP_TO_BYTES
 from coremill.world.group import World
 
 

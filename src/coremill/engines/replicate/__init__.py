@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from coremill.engines.replicate.cost import ReplicateCost
+
 if TYPE_CHECKING:
     from coremill.config.schema import TrainSection
     from coremill.engines.base import Engine
@@ -15,6 +17,7 @@ class Replicate:
     """The registered kind."""
 
     name = "replicate"
+    cost = ReplicateCost()
     keeps_replicas = True
     modules = ("coremill.engines.replicate.engine",)
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from coremill.config.schema import TrainSection
 from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, drop_gradients, sum_of_squares
+from coremill.engines.replicate.cost import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
 from coremill.engines.replicate.named_rows import NamedRows, SumOfNamedRows, lookups_of
 from coremill.engines.replicate.replicas import require_equal_replicas
 from coremill.engines.update import OptimizerUpdate
@@ -27,7 +28,6 @@ from coremill.engines.wire.exchange import Exchange, WireMeter
 from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import RowSlice, materialise, model_name
 from coremill.plan.types import Choice
-from coremill.plan.wire import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
 from coremill.world.group import World
 
 
@@ -248,7 +248,7 @@ class ReplicateEngine(OptimizerUpdate):
 
 
 def _buckets(model: nn.Module, tables: Collection[nn.Parameter]) -> list[_Bucket]:
-    """Each so large (plan/wire.py) or one parameter, the same on every rank, in the order in which they are whole.
+    """Each so large (cost.py) or one parameter, the same on every rank, in the order in which they are whole.
 
     Backward makes gradients from the end of the model to its beginning, but a norm's after those of all products that
     read it: in one bucket with these, it would keep back a layer. So vectors come behind the matrices, and lookups, of

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from coremill.engines.shard.cost import ShardCost
+
 if TYPE_CHECKING:
     from coremill.config.schema import TrainSection
     from coremill.engines.base import Engine
@@ -19,6 +21,7 @@ class Shard:
     """The registered kind."""
 
     name = "shard"
+    cost = ShardCost()
     keeps_replicas = False
     modules = (
         "coremill.engines.one_host.engine",
