@@ -35,7 +35,6 @@ COMPUTING = (
     "coremill.engines.wire.codec",
     "coremill.engines.wire.collectives",
     "coremill.engines.wire.exchange",
-    "coremill.engines.wire.leaving",
     "coremill.engines.wire.link",
     "coremill.model.build",
     "coremill.model.chunked_loss",

@@ -133,8 +133,8 @@ class ParallelSection(Section):
     wire_dtype: Literal["auto", "fp32", "bf16"] = Field(
         AUTO,
         description="what travels between ranks; fp32: all exact, auto's choice on one machine; between machines auto"
-        " sends gradients in 16 bits (roots at fp32 arithmetic, bf16 at bf16) with fp32 sums and weights in the compute"
-        " dtype; bf16: both",
+        " sends gradients in 16 bits (square roots at fp32 arithmetic, bf16 at bf16) with fp32 sums and weights in the"
+        " compute dtype; bf16: both",
     )
     keep_gathered: Literal["auto"] | bool = Field(
         AUTO, description="shard: keep gathered weights through backward and accumulation: fewer bytes, more memory"
