@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from coremill.checkpoint.manifest import Checkpoint, survey
+from coremill.child import wrapped
 from coremill.hardware.calibrate import Part, calibration_of
 from coremill.hardware.probe import probe_node
 from coremill.report.events import Event, EventFollower
 from coremill.supervise.descendants import descendants
-from coremill.supervise.process import wrapped
 
 ROOT = Path(__file__).resolve().parent.parent
 INSIDE = Path(__file__).resolve().parent / "inside"

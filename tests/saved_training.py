@@ -153,7 +153,7 @@ def train_saved(
             os.kill(os.getpid(), signal.SIGKILL)
         return put(self, partial, step, *rest)
 
-    sync_folder, write_to_file = store._sync_folder, store.SteadyFile.write
+    sync_folder, write_to_file = store.sync_folder, store.SteadyFile.write
 
     def sync_late(path: Path) -> None:
         sync_folder(path)
@@ -174,7 +174,7 @@ def train_saved(
     in_flight.END_SECONDS = 1.0
     in_flight.STANDING_SECONDS = standing_seconds
     in_flight.GRACE_SECONDS = standing_seconds / in_flight.SHARE_OF_GRACE
-    store._sync_folder = sync_late
+    store.sync_folder = sync_late
     store.Store.write_tensors = write  # type: ignore[method-assign]
     store.Store.put = put_here  # type: ignore[method-assign]
     source_folder = Path(model_folder_of_last if last and model_folder_of_last else model_folder)

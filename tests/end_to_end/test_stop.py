@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from coremill.supervise.process import wrapped
+from coremill.child import wrapped
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Running, Scene, left_behind
 
 TRAIN = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "2"]

@@ -7,7 +7,6 @@ the tokenising process.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +18,7 @@ from coremill.data.order import order_key, shuffled
 from coremill.data.packed import DOCUMENTS_FILE, TOKENS_FILE, Manifest, Progress, read_manifest
 from coremill.data.packing import write_boundaries
 from coremill.errors import InputError, StorageError
+from coremill.files import sync_file
 
 HOLD_OUT_ORDER = 1  # purpose of an order; the loader's epochs have 2
 COPY_TOKENS = 1 << 22
@@ -55,8 +55,7 @@ def hold_out(
         chosen = held == bool(side)
         with (folder / TOKENS_FILE).open("wb") as stream:
             count = _copy(tokens, ends, chosen, stream, shared, on_copied)
-            stream.flush()
-            os.fsync(stream.fileno())
+            sync_file(stream)
         rows, left_over = divmod(count, manifest.sequence_length)
         write_boundaries(
             folder, manifest.dtype, rows, manifest.sequence_length, None if shared is not None else manifest.eos_id

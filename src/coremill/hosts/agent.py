@@ -29,9 +29,9 @@ import sys
 import time
 from pathlib import Path
 
+from coremill.child import read_line, wrapped
 from coremill.hardware.probe import environment_snapshot
 from coremill.supervise.descendants import adopt_orphans, end_descendants
-from coremill.supervise.process import wrapped
 from coremill.supervise.waiting import end_of
 from coremill.world.stop import SAME_PRESS_SECONDS
 
@@ -152,20 +152,9 @@ def _sleeps_of(pid: int) -> float:
     return time.monotonic()
 
 
-def _read_line(descriptor: int) -> bytes:
-    """One line, and not a byte more: what follows tells when the launcher is gone."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = os.read(descriptor, 1)
-        if not byte:
-            break
-        line += byte
-    return bytes(line)
-
-
 def main() -> int:
     """Read the order from standard input and carry it out; the end of that input is how we learn of our parent's."""
-    line = _read_line(0)
+    line = read_line(0)
     if not line.strip():
         return 0  # the launcher is gone already
     order = json.loads(line)

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from coremill.child import die_with_parent, wrapped
 from coremill.errors import CoremillError, PeerLost, Stopped
 from coremill.hardware.probe import affinity_mask, environment_snapshot, probe_node
 from coremill.hardware.topology import parse_cpu_list
@@ -39,7 +40,6 @@ from coremill.plan.layout import lay_out
 from coremill.plan.types import Choice
 from coremill.supervise.descendants import adopt_orphans, end_descendants
 from coremill.supervise.output import Failure, Prefixer, Tail, write_lines
-from coremill.supervise.process import die_with_parent, wrapped
 from coremill.supervise.rank_environment import Setting, cpus_for_rank
 from coremill.world.followers import is_follower
 from coremill.world.identity import RankIdentity, identify

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from coremill.data.built_in_tokenizer import built_in_tokenizer
 from coremill.data.packed import Progress as TrainingProgress
 from coremill.data.tokenizer_files import TOKENIZER_FILES
 from coremill.errors import InputError
+from coremill.files import write_atomically
 from coremill.model import hub_models as hub
 from coremill.model.causal import require_causal
 from coremill.plan.headers import read_headers
@@ -188,10 +187,7 @@ def _write_config(config: dict[str, Any], cache: Path, name: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "config.json").is_file():
-            descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".config-")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            Path(temporary).replace(folder / "config.json")
+            write_atomically(folder / "config.json", text)
     except OSError as error:
         raise InputError(f"cannot write the model's config to the cache: {error.strerror}", where=str(folder)) from None
     return folder

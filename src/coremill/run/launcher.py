@@ -29,6 +29,7 @@ from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
 from coremill.data.packed import Progress
 from coremill.errors import InputError, Interrupted, PeerLost, Stopped
+from coremill.files import write_whole
 from coremill.hardware.calibrate import calibration_of
 from coremill.hardware.facts import Calibration, Fleet, NodeFacts
 from coremill.hardware.instances import this_machine
@@ -37,7 +38,7 @@ from coremill.plan.types import Plan
 from coremill.report.console import AmountProgress, show_error
 from coremill.report.events import EventWriter, read_events, reset_events
 from coremill.report.plan_screen import render_plan_short
-from coremill.report.summary import summarise, write_report, write_whole
+from coremill.report.summary import summarise, write_report
 from coremill.report.summary_screen import render_summary
 from coremill.run.attempts import errors_of, watch_ranks
 from coremill.run.prepare import Orders, prepare, words_of_smaller_step

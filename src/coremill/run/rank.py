@@ -18,6 +18,7 @@ from rich.console import Console
 
 from coremill.config.load import LoadedConfig, load_config
 from coremill.errors import CoremillError, InputError, Interrupted, Stopped
+from coremill.files import write_whole
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import affinity_mask, cache_folder, environment_snapshot, probe_node
@@ -34,7 +35,7 @@ from coremill.plan.stored import plan_from_json
 from coremill.plan.time import LINK_SHARE
 from coremill.report.console import RunConsole
 from coremill.report.events import EventFollower, EventWriter
-from coremill.report.summary import write_report, write_whole
+from coremill.report.summary import write_report
 from coremill.report.summary_screen import render_summary
 from coremill.run.launcher import (
     Options,

@@ -19,8 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from coremill.child import wrapped
 from coremill.supervise.fork_server import ForkOrder, receive, send
-from coremill.supervise.process import wrapped
 
 READY_SECONDS = 600.0  # imports from a slow disk take minutes
 ANSWER_SECONDS = 60.0  # a fork takes milliseconds; a machine that swaps takes longer

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coremill.child import die_with_parent
 from coremill.hardware.probe import replace_environment
-from coremill.supervise.process import die_with_parent
 from coremill.world.heartbeat import PULSE_FD
 from coremill.world.identity import STORE_FD
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coremill.child import die_with_parent
 from coremill.errors import Stopped
 from coremill.plan.layout import Layout
 from coremill.plan.types import Plan
@@ -21,7 +22,6 @@ from coremill.supervise.descendants import without_strays
 from coremill.supervise.fork_client import RankTemplate
 from coremill.supervise.hang_detector import HangDetector
 from coremill.supervise.memory_kills import memory_kills
-from coremill.supervise.process import die_with_parent
 from coremill.supervise.rank_environment import (
     Setting,
     cpus_for_rank,

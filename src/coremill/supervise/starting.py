@@ -13,9 +13,9 @@ import subprocess
 from dataclasses import dataclass
 from typing import IO
 
+from coremill.child import wrapped
 from coremill.supervise.fork_client import NoTemplate, RankTemplate
 from coremill.supervise.fork_server import ForkOrder
-from coremill.supervise.process import wrapped
 from coremill.supervise.rank_process import Process
 
 
