@@ -19,8 +19,8 @@ from coremill.data.packed import Progress as TrainingProgress
 from coremill.data.tokenizer_files import TOKENIZER_FILES
 from coremill.errors import InputError
 from coremill.files import write_atomically
-from coremill.model import hub_models as hub
 from coremill.model.causal import require_causal
+from coremill.model.hub_models import download
 from coremill.plan.headers import read_headers
 from coremill.remote_code import is_folder, pin_problem, require_checked_code
 
@@ -98,7 +98,7 @@ def _find_model(section: ModelSection, cache: Path, progress: Progress | None) -
         folder = Path(section.name).expanduser()
         description = str(folder)
     else:
-        folder = hub.download(
+        folder = download(
             section.name,
             revision=section.revision,
             weights=wants_weights,
@@ -142,7 +142,7 @@ def resolve_tokenizer(
                 why=f"none of {', '.join(TOKENIZER_FILES[:3])} is there",
             )
         return folder
-    folder = hub.download(name, revision=None, weights=False, progress=progress, setting="tokenizer")
+    folder = download(name, revision=None, weights=False, progress=progress, setting="tokenizer")
     if not has_tokenizer(folder):
         raise InputError(f"{name} on the hub has no tokenizer files", where="tokenizer", do="name another one")
     return folder
