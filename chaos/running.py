@@ -237,7 +237,7 @@ class Run:
 def rank_of(pid: int) -> int | None:
     """The rank that a process is, or was forked by; None: none.
 
-    One started afresh has it in its environment; a forked one keeps its template's in /proc, and goes by its name.
+    One started afresh has it in its environment; a forked one keeps its fork server's in /proc, and goes by its name.
     """
     with contextlib.suppress(OSError, ValueError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

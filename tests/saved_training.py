@@ -105,7 +105,7 @@ def train_saved(
     from coremill.checkpoint import in_flight, store
     from coremill.checkpoint import saver as saver_module
     from coremill.checkpoint.export import export_model
-    from coremill.checkpoint.resume import find_origin
+    from coremill.checkpoint.resume import find_resume_point
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
     from coremill.config.schema import CheckpointSection, NumericsSection, RunConfig, SuperviseSection, TrainSection
@@ -203,7 +203,7 @@ def train_saved(
     here = {"rank": world.rank, "world_size": world.size}
     pretend_hosts(world, disks)
     checkpoints = disk_of(folder, disks, world.rank) / "checkpoints"
-    origin = find_origin(checkpoints, world, events, needs=files_needed(model, **here))
+    origin = find_resume_point(checkpoints, world, events, needs=files_needed(model, **here))
     if origin.checkpoint is None:
         fill_parameters(model, source, seed=3, **here)
     else:

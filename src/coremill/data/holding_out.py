@@ -152,7 +152,7 @@ def _copy(
     shared: int | None,
     on_copied: Callable[[int], None],
 ) -> int:
-    """Append the chosen documents, neighbours in one go; how many tokens that are.
+    """Append the chosen documents, adjacent ones in one go; how many tokens that are.
 
     The token that a document shares with the one before it is not its own: the first of a side is given it.
     """

@@ -158,7 +158,7 @@ def _sum(rates: Sequence[Mapping[str, Any]], name: str) -> float:
 def _rate_parts(node: NodeFacts) -> list[Part]:
     """One part per NUMA node, on the first hardware thread of each core.
 
-    Under a CPU quota fewer threads run, on all those cores: the kernel finds free ones, where neighbours that all start
+    Under a CPU quota fewer threads run, on all those cores: the kernel finds free ones, where others that all start
     counting at cpu 0 would meet.
     """
     parts = []

@@ -2,7 +2,7 @@
 
     ssh HOST python -m coremill.hosts.agent       first line of stdin: {"argv", "folder", "environ", "grace_seconds"}
 
-ssh leaves a remote command alone when it is killed here. So the keeper watches its standard input, which the launcher
+ssh leaves a remote command alone when it is killed here. So the agent watches its standard input, which the launcher
 holds open. The environment comes on the same way, off the command line: other users of the host read that.
 
     the stop word           the command is asked to end (SIGTERM), and has the time for it that the order gives; where
@@ -44,7 +44,7 @@ _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.5  # for signals and silence; the rest wakes it
 
 
-def keep(
+def run_command(
     argv: list[str],
     folder: str,
     environ: dict[str, str],
@@ -161,7 +161,7 @@ def main() -> int:
     environ = environment_snapshot()
     environ.update(order["environ"])
     silence, ends_itself = order.get("silence_seconds"), bool(order.get("ends_itself"))
-    return keep(order["argv"], order["folder"], environ, 0, float(order["grace_seconds"]), silence, ends_itself)
+    return run_command(order["argv"], order["folder"], environ, 0, float(order["grace_seconds"]), silence, ends_itself)
 
 
 if __name__ == "__main__":

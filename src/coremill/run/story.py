@@ -48,7 +48,7 @@ def train_rank(
 
     from coremill.checkpoint.continuation import checkpoint_folder
     from coremill.checkpoint.export import export_model
-    from coremill.checkpoint.resume import find_origin
+    from coremill.checkpoint.resume import find_resume_point
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
     from coremill.data.loader import RowLoader, evaluation_batches
@@ -95,7 +95,7 @@ def train_rank(
     here = {"rank": world.rank, "world_size": world.size}
     with phase(events, "load") as before:
         needs, saving = files_needed(model, **here), config.checkpoint.every != "never"
-        origin = find_origin(checkpoint_folder(config, folder.path), world, events, saving=saving, needs=needs)
+        origin = find_resume_point(checkpoint_folder(config, folder.path), world, events, saving=saving, needs=needs)
         if origin.checkpoint is not None:
             loaded_weights = restore_parameters(model, origin.checkpoint, **here)
         else:
