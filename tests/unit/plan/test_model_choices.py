@@ -13,7 +13,7 @@ from coremill.plan.card import ModelCard, read_card
 from coremill.plan.headers import TensorHeader
 from coremill.plan.planner import make_plan
 from coremill.plan.types import Plan
-from coremill.run.launcher import refuse_what_does_not_fit
+from coremill.run.prepare import refuse_what_does_not_fit
 from unit.plan.shapes import LLAMA_50M, TINY_CONFIGS, fleet, llama_tensors
 
 UNKNOWN = {"model_type": "brandnew", "vocab_size": 250}
