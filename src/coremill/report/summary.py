@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coremill.errors import InputError, StorageError
+from coremill.errors import InputError
+from coremill.files import write_whole
 from coremill.redaction import redact
 from coremill.report.events import Event, events_folder, iter_events
 from coremill.report.metrics import metric_names
@@ -26,7 +26,7 @@ from coremill.report.tally import COLLECTIVE_FIGURES, SPLIT, RankTally, RunTally
 from coremill.report.timeline import timeline
 from coremill.report.weights import weight_findings
 
-__all__ = ["render_summary", "summarise", "write_report", "write_whole"]
+__all__ = ["render_summary", "summarise", "write_report"]
 
 MEMORY_PHASES = {  # of the plan, and what ranks call them
     "load": "load",
@@ -89,22 +89,6 @@ def write_report(run_folder: Path | str, *, exit_code: int | None = None) -> dic
     write_whole(folder / "report.json", json.dumps(summary, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     write_whole(folder / "report.html", render_page(summary))
     return summary
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Put a file in place in one move, so that a reader never sees half of it."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with fresh.open("w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise StorageError(
-            f"cannot write {path}: {error.strerror or error}", do="free space or check permissions"
-        ) from error
 
 
 def _figures(tally: RunTally) -> dict[str, Any]:

@@ -49,7 +49,7 @@ from coremill.world.stop import forget_request
 if TYPE_CHECKING:
     from torch import nn
 
-    from coremill.checkpoint.resume import Origin
+    from coremill.checkpoint.resume import ResumePoint
     from coremill.checkpoint.snapshot import Training
     from coremill.engines.base import Engine
 
@@ -173,10 +173,10 @@ def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine
     return model, engine
 
 
-def load(run: RankRun, model: nn.Module) -> Origin:
+def load(run: RankRun, model: nn.Module) -> ResumePoint:
     """This rank's part of the weights: from the newest whole checkpoint, from the model's files, or drawn."""
     from coremill.checkpoint.continuation import checkpoint_folder
-    from coremill.checkpoint.resume import find_origin
+    from coremill.checkpoint.resume import find_resume_point
     from coremill.checkpoint.snapshot import files_needed, restore_parameters
     from coremill.model.load import fill_parameters
 
@@ -185,7 +185,7 @@ def load(run: RankRun, model: nn.Module) -> Origin:
         needs = files_needed(model, rank=world.rank, world_size=world.size)
         saving = config.checkpoint.every != "never"
         folder = checkpoint_folder(config, run.folder.path)
-        origin = find_origin(folder, world, run.events, saving=saving, needs=needs)
+        origin = find_resume_point(folder, world, run.events, saving=saving, needs=needs)
         if origin.checkpoint is not None:
             loaded = restore_parameters(model, origin.checkpoint, rank=world.rank, world_size=world.size)
         else:
@@ -195,7 +195,9 @@ def load(run: RankRun, model: nn.Module) -> Origin:
     return origin
 
 
-def resume(run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn.Module, origin: Origin) -> Training:
+def resume(
+    run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn.Module, origin: ResumePoint
+) -> Training:
     """All that has a state besides the weights, where the checkpoint left it, or at its beginning."""
     from coremill.checkpoint.snapshot import Training, restore_progress
     from coremill.train.numerics import NumericsGuard
@@ -217,7 +219,7 @@ def resume(run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn
 
 
 def train(
-    run: RankRun, task: TrainingTask[Any, Any], training: Training, origin: Origin, show: Callable[[], None]
+    run: RankRun, task: TrainingTask[Any, Any], training: Training, origin: ResumePoint, show: Callable[[], None]
 ) -> None:
     """Every step, and between steps what is due: saves, evaluations, what is shown."""
     from coremill.checkpoint.saver import Saver
