@@ -18,25 +18,32 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_memory: bool = True) -> Engine:
-    """The engine the plan chose; `through_memory=False` has ranks of one host talk like those of several."""
+def make_engine(
+    plan: Plan, world: World, *, head_in_backward: bool, through_memory: bool = True, named_rows: bool = True
+) -> Engine:
+    """The engine the plan chose; `through_memory=False` has ranks of one host talk like those of several,
+    `named_rows=False` leaves lookups as they are: their tables and gradients travel whole (model/changes.py)."""
     compute_dtype = DTYPES[plan.dtype.value]
     if plan.engine.value != "replicate" and compute_dtype != torch.float32:
         from coremill.engines.shard.kept_in_fp32 import KeepsInFp32
 
-        sharding = _make_engine(plan, world, head_in_backward=head_in_backward, through_memory=through_memory)
+        sharding = _make_engine(
+            plan, world, head_in_backward=head_in_backward, through_memory=through_memory, named_rows=named_rows
+        )
         return KeepsInFp32(sharding, world, compute_dtype)
-    return _make_engine(plan, world, head_in_backward=head_in_backward, through_memory=through_memory)
+    return _make_engine(
+        plan, world, head_in_backward=head_in_backward, through_memory=through_memory, named_rows=named_rows
+    )
 
 
-def _make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_memory: bool) -> Engine:
+def _make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_memory: bool, named_rows: bool) -> Engine:
     compute_dtype = DTYPES[plan.dtype.value]
     wire = plan.wire_dtype.value
     gradient_codec = codec_of(gradient_form(wire, plan.dtype.value))
     if plan.engine.value == "replicate":
         from coremill.engines.replicate.engine import ReplicateEngine
 
-        return ReplicateEngine(world, compute_dtype=compute_dtype, gradient_codec=gradient_codec)
+        return ReplicateEngine(world, compute_dtype=compute_dtype, gradient_codec=gradient_codec, named_rows=named_rows)
 
     why_wire = "several hosts, or a wire dtype that rounds"
     rounds = wire != "fp32" and compute_dtype == torch.float32
@@ -60,4 +67,5 @@ def _make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_me
         accumulates=plan.accumulation_steps.value > 1,
         head_in_backward=head_in_backward,
         why_wire=why_wire,
+        named_rows=named_rows,
     )

@@ -19,7 +19,7 @@ from coremill.hardware.probe import cache_folder, environment_snapshot, probe_no
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.model import hub_models as hub
 from coremill.model.source import resolve_model
-from coremill.plan.card import ModelCard
+from coremill.plan.card import ModelCard, as_written
 from coremill.plan.cost import compare_fleets, usd_per_million_tokens
 from coremill.plan.learn import observe, without_learning
 from coremill.plan.planner import make_plan, price
@@ -103,7 +103,9 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
     node = probe_node()
     cache = cache_folder(environment_snapshot())
     fleet = without_learning(this_machine(node, calibration_of(node, cache), nodes=plan.nodes))
-    planned = price(card_without_weights(config), _arrangement_of(plan, config), fleet, plan.memory.limit)
+    card = card_without_weights(config)
+    card = card if config.model.fused else as_written(card)
+    planned = price(card, _arrangement_of(plan, config), fleet, plan.memory.limit)
     observation = observe(
         run=str(run.resolve()),
         engine=plan.engine.value,

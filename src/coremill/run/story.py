@@ -53,9 +53,8 @@ def train_rank(
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
     from coremill.data.loader import RowLoader, evaluation_batches
     from coremill.engines import DTYPES, make_engine
-    from coremill.model.build import attention_of, build_on_meta
-    from coremill.model.documents import documents_of
-    from coremill.model.fused_layers import fuse_layers
+    from coremill.model.build import build_on_meta
+    from coremill.model.changes import apply_changes
     from coremill.model.load import fill_parameters
     from coremill.tasks.causal_lm.training import CausalLm
     from coremill.train.loop import evaluation_loss, train_steps
@@ -80,15 +79,11 @@ def train_rank(
 
     with phase(events, "build"):
         model = build_on_meta(orders.model, attention=config.model.attention)
-        choices: dict[str, Any] = {
-            "attention": attention_of(model, config.model.attention),
-            "layers": fuse_layers(model),
-        }
-        choices |= {"loss": task.prepare(model), "documents": documents_of(model, config.data)}
+        choices = apply_changes(model, task, config)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
-        engine = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
+        engine = make_engine(plan, world, head_in_backward=task.needs_head_in_backward, named_rows=config.model.fused)
         for name, choice in [*choices.items(), ("exchange", engine.exchange)]:
             events.write("choice", name=name, value=choice.value, reason=choice.reason)
         engine.place(model)

@@ -47,8 +47,11 @@ class ReplicateEngine:
 
     name = "replicate"
 
-    def __init__(self, world: World, *, compute_dtype: torch.dtype, gradient_codec: Codec) -> None:
+    def __init__(
+        self, world: World, *, compute_dtype: torch.dtype, gradient_codec: Codec, named_rows: bool = True
+    ) -> None:
         self._world = world
+        self._names_rows = named_rows and world.size > 1
         self._compute_dtype = compute_dtype
         self._codec = gradient_codec
         self._meter = WireMeter()
@@ -74,7 +77,7 @@ class ReplicateEngine:
     def start(self) -> None:
         """Masters where the arithmetic is bf16, buckets where there are peers; all have loaded the same."""
         self.require_equal("after loading")
-        if self._world.size > 1:
+        if self._names_rows:
             self._tables = {table: NamedRows(embedding) for table, embedding in lookups_of(self._model)}
         kept = names_kept_in_fp32(self._model, self._compute_dtype)
         for name, weight in self._model.named_parameters():
