@@ -34,10 +34,11 @@ from coremill.hardware.facts import Calibration, Fleet, NodeFacts
 from coremill.hardware.instances import this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
 from coremill.plan.types import Plan
-from coremill.report.console import AmountProgress, show_error
 from coremill.report.events import EventWriter, read_events, reset_events
 from coremill.report.plan_screen import render_plan_short
-from coremill.report.summary import summarise, write_report, write_whole
+from coremill.report.progress import AmountProgress, show_error
+from coremill.report.readers import make_readers
+from coremill.report.summary import summarise, write_whole
 from coremill.report.summary_screen import render_summary
 from coremill.run.attempts import errors_of, watch_ranks
 from coremill.run.prepare import Orders, prepare, words_of_smaller_step
@@ -122,7 +123,8 @@ def _launch_owned(
         return 0
 
     write_orders(folder, loaded, orders, fresh=options.fresh, node=node_identity)
-    ending = watch_ranks(loaded.config, orders, folder, environ, node_identity, console)
+    readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console)
+    ending = watch_ranks(loaded.config, orders, folder, environ, node_identity, readers)
     outcome = ending.outcome
     if outcome.exit_code == Stopped.exit_code:
         REQUESTS.leave()  # ranks have saved: what is left is to say so
@@ -137,7 +139,7 @@ def _launch_owned(
     if leads:
         OWNED.check_now()  # a sample takes its time
         record_stop(outcome, folder, since=ending.since)
-        summary = write_report(folder.path, exit_code=exit_code)
+        summary = readers.sum_up(exit_code)
         exit_code = int(summary["exit_code"])  # what the screen says and what the command ends with are one value
         if exit_code == 0:
             render_summary(summary, console)

@@ -32,9 +32,10 @@ from coremill.hosts.fingerprint import (
 )
 from coremill.plan.stored import plan_from_json
 from coremill.plan.time import LINK_SHARE
-from coremill.report.console import RunConsole
 from coremill.report.events import EventFollower, EventWriter
-from coremill.report.summary import write_report, write_whole
+from coremill.report.readers import make_readers
+from coremill.report.readers.base import Readers
+from coremill.report.summary import write_whole
 from coremill.report.summary_screen import render_summary
 from coremill.run.launcher import (
     Options,
@@ -247,9 +248,14 @@ def failures_as_events(events: EventWriter) -> Iterator[None]:
         raise
 
 
+def readers_of_rank(orders: Orders, folder: RunFolder) -> Readers:
+    """For rank 0 under a foreign launcher; off the terminal, for its output travels through the launcher's pipes."""
+    return make_readers(folder.path, orders.steps, orders.plan.to_json(), Console(force_terminal=False))
+
+
 @contextmanager
 def without_launcher(
-    world: World, loaded: LoadedConfig, orders: Orders, folder: RunFolder, events: EventWriter
+    world: World, loaded: LoadedConfig, orders: Orders, folder: RunFolder, events: EventWriter, readers: Readers
 ) -> Iterator[Callable[[], None]]:
     """Under a foreign launcher ranks do what else coremill's launcher does; yields what to call after a step.
 
@@ -263,28 +269,28 @@ def without_launcher(
             return
         # Ranks met a moment ago: what is older than that was said by an earlier attempt.
         follower = EventFollower(folder.path, since=time.time() - MEETING_SECONDS)
-        with RunConsole(orders.steps, orders.plan.to_json(), Console(force_terminal=False)) as screen:
+        with readers:
 
             def after_step() -> None:
-                screen.update(follower.poll())
-                if screen.tally.last_step >= orders.steps:
+                readers.take(follower.poll())
+                if readers.tally.last_step >= orders.steps:
                     OWNED.check_now()  # the export follows
                 else:
                     OWNED.check()
 
-            with _showing_own_work(screen):
+            with _showing_own_work(readers):
                 yield after_step
-            screen.update(follower.poll())
+            readers.take(follower.poll())
 
 
 @contextmanager
-def _showing_own_work(screen: RunConsole) -> Iterator[None]:
+def _showing_own_work(readers: Readers) -> Iterator[None]:
     """Rank 0 says how far its own long work is, which else its launcher sees: nobody but a thread is free to."""
     ended = threading.Event()
 
     def show() -> None:
         while not ended.wait(SHOW_WORK_SECONDS):
-            screen.take_work([HEARTBEAT.reading()])
+            readers.take_work([HEARTBEAT.reading()])
 
     thread = threading.Thread(target=show, daemon=True, name="coremill-show")
     thread.start()
@@ -295,7 +301,7 @@ def _showing_own_work(screen: RunConsole) -> Iterator[None]:
         thread.join()
 
 
-def close_run(loaded: LoadedConfig, orders: Orders, world: World, folder: RunFolder) -> int:
+def close_run(loaded: LoadedConfig, orders: Orders, world: World, folder: RunFolder, readers: Readers) -> int:
     """Under a foreign launcher rank 0 leaves the sample and the report, which else the launcher does.
 
     Returns the exit code, which is that of the report.
@@ -308,6 +314,6 @@ def close_run(loaded: LoadedConfig, orders: Orders, world: World, folder: RunFol
         sample, environ = loaded.config.sample, environment_snapshot()
         write_sample(folder.export, sample, folder.path, environ, begin_ids=begin_ids, code_sha256=code)
         OWNED.check_now()
-    summary = write_report(folder.path, exit_code=0)
+    summary = readers.sum_up(exit_code=0)
     render_summary(summary, Console(force_terminal=False))
     return int(summary["exit_code"])

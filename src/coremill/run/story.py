@@ -20,7 +20,15 @@ from coremill.report.events import EventWriter
 from coremill.report.phases import phase
 from coremill.run.launcher import Options
 from coremill.run.prepare import Orders
-from coremill.run.rank import close_run, failures_as_events, load_together, orders_for, set_threads, without_launcher
+from coremill.run.rank import (
+    close_run,
+    failures_as_events,
+    load_together,
+    orders_for,
+    readers_of_rank,
+    set_threads,
+    without_launcher,
+)
 from coremill.run_folder import RunFolder
 from coremill.world.group import World, join_world
 from coremill.world.identity import RankIdentity
@@ -34,10 +42,11 @@ def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: Ra
         orders = orders_for(loaded, folder, world, options)
         if orders is None:  # a dry run, or finished earlier
             return 0
+        readers = readers_of_rank(orders, folder)
         with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
-            with without_launcher(world, loaded, orders, folder, events) as show:
+            with without_launcher(world, loaded, orders, folder, events, readers) as show:
                 train_rank(loaded, orders, world, folder, events, show)
-    return close_run(loaded, orders, world, folder)
+    return close_run(loaded, orders, world, folder, readers)
 
 
 def train_rank(

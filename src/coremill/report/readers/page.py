@@ -18,6 +18,8 @@ from markupsafe import Markup
 from coremill.report import terminal
 from coremill.report.charts import Dots, Part, Reference, level_bar, line_chart, stacked_bar
 from coremill.report.plan_screen import MEMORY_PARTS, PHASE_NAMES
+from coremill.report.readers.base import Reader
+from coremill.report.summary import write_whole
 from coremill.report.summary_screen import SPLIT_STYLES, collective_rows, format_perplexity
 from coremill.report.timeline import outcome_of
 
@@ -88,6 +90,16 @@ def render_page(summary: Mapping[str, Any]) -> str:
         environment=_environment(summary),
         faults=[{**fault, "outcome": outcome_of(fault)} for fault in summary.get("faults") or ()],
     )
+
+
+class PageReader(Reader):
+    """Writes report.html, whole or not at all."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._file = run_folder / "report.html"
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        write_whole(self._file, render_page(summary))
 
 
 @cache
