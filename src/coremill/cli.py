@@ -78,8 +78,8 @@ def train(
     if hostfile is not None:
         from coremill.hardware.probe import environment_snapshot
         from coremill.launch.request import Request
-        from coremill.run.launcher import Options
         from coremill.run.on_hosts import train_on_hosts
+        from coremill.run.opening import Options
 
         request = Request(
             script="coremill",
@@ -102,20 +102,19 @@ def train(
     environ = environment_snapshot()
     HEARTBEAT.begin(environ)
     from coremill.config.load import load_config
-    from coremill.run.launcher import Options, launch
+    from coremill.run.opening import Options
+    from coremill.run.story import run_as_launcher, run_as_rank
     from coremill.world.identity import identify, identify_node
     from coremill.world.refusal import refusals_told
 
     options = Options(dry_run=dry_run, fresh=fresh, force=force)
     identity = identify(environ)
     if identity is not None:
-        from coremill.run.story import run_as_rank
-
         overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]
         raise typer.Exit(run_as_rank(config, overrides, identity, options))
     node = identify_node(environ)
     with refusals_told(node, environ, dry_run=dry_run):
-        raise typer.Exit(launch(load_config(config, settings or [], nproc=nproc), options, node, Console()))
+        raise typer.Exit(run_as_launcher(load_config(config, settings or [], nproc=nproc), options, node, Console()))
 
 
 @app.command()
@@ -138,7 +137,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Tell beforehand whether a run fits, how fast it will be, what it will cost, and why. Reads no weights."""
-    from coremill.run.planning import learn_from, plan_on_fleets, plan_once
+    from coremill.run.plan_command import learn_from, plan_on_fleets, plan_once
 
     if learn is not None:
         learn_from(learn, as_json=as_json, console=Console())
@@ -241,7 +240,7 @@ def launch(
 @app.command()
 def stop(run: Annotated[Path, typer.Argument(help="run folder", show_default=False)]) -> None:
     """Ask a run to save and end; the next train goes on from there."""
-    from coremill.run.launcher import stop_run
+    from coremill.run.opening import stop_run
 
     stop_run(run, Console())
 
@@ -256,7 +255,7 @@ def instances(
     as_json: AsJson = False,
 ) -> None:
     """The AWS instance types coremill plans with: cores, memory, network, EFA, price. Answers offline."""
-    from coremill.run.planning import show_instances
+    from coremill.run.plan_command import show_instances
 
     show_instances(family=family, efa=efa, live=live, as_json=as_json, console=Console())
 

@@ -20,7 +20,7 @@ from coremill.hardware.probe import environment_snapshot
 from coremill.redaction import guard_output
 from coremill.supervise.fork_server import serve
 
-# What run.train_rank imports. What else a rank imports is little, but for its kind of model and its engine.
+# What the stages of run/story.py import. What else a rank imports is little, but for its kind of model and its engine.
 STAGES = (
     "coremill.run.story",
     "coremill.checkpoint.continuation",

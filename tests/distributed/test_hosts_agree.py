@@ -23,7 +23,7 @@ from training import make_packed
 def on_clones(identity: RankIdentity) -> dict[str, Any]:
     """Two ranks on each of two machines of one name, as torchrun tells them; each has a core of its own."""
     from coremill.engines.wire.link import measure_link
-    from coremill.run.rank import _cpus_of_node
+    from coremill.run.orders import _cpus_of_node
 
     node, local_rank = divmod(identity.rank, 2)
     core = 10 * node + local_rank
@@ -73,7 +73,7 @@ def flip_a_bit(file: Path) -> None:
 
 def run_on(identity: RankIdentity, folders: list[str], settings: list[list[str]], launcher: str) -> dict[str, Any]:
     """`coremill train` as the only rank of a host: how it ended, in whose words."""
-    from coremill.run.launcher import Options
+    from coremill.run.opening import Options
     from coremill.run.story import run_as_rank
 
     os.chdir(folders[identity.rank])

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 import ranks
-from coremill.engines.one_host import shared_memory as neighbours
+from coremill.engines.replicate import cost as replicate_cost
 from coremill.engines.replicate import engine as replicate
 from coremill.engines.wire import collectives
-from coremill.plan import moments, wire
 from tiny_models import make_config_folder
 from training import make_packed, train_here
 
@@ -45,9 +44,7 @@ def test_sums_in_pieces_are_the_same_sums(world_size: int, tmp_path: Path) -> No
             assert whole == in_pieces and len(whole) == 3
 
 
-def test_the_plan_counts_with_the_sizes_of_the_wire() -> None:
-    assert (moments.WHOLE_UP_TO_NUMEL, moments.PIECE_NUMEL) == (collectives.WHOLE_UP_TO_NUMEL, collectives.PIECE_NUMEL)
-    assert moments.SLOTS_IN_TURN == neighbours.IN_TURN
+def test_a_large_head_is_cut_and_a_layer_is_not() -> None:
     assert collectives.columns_at_once(2**27, 4, 2**20) == 2**22
     assert collectives.columns_at_once(2**27, 4, 2**27) == 2**25
 
@@ -95,4 +92,4 @@ def test_sums_in_buckets_are_the_same_sums(world_size: int, tmp_path: Path) -> N
 
 
 def test_a_bucket_is_an_eighth_of_the_model() -> None:
-    assert [wire.bucket_mib(mib * 2**20) for mib in (0, 1, 16, 51, 256, 10_000)] == [1, 1, 2, 6, 32, 32]
+    assert [replicate_cost.bucket_mib(mib * 2**20) for mib in (0, 1, 16, 51, 256, 10_000)] == [1, 1, 2, 6, 32, 32]

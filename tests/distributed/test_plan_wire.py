@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import ranks
+from coremill.engines.shard.cost import table_parameters
 from coremill.plan.card import read_card
-from coremill.plan.traffic import table_parameters, traffic_of
+from coremill.plan.engine_cost import cost_of
 from coremill.plan.types import Arrangement
 from tiny_models import make_config_folder, tiny_config
 from training import make_packed, train_here
@@ -93,11 +94,11 @@ def _planned(family: str, world_size: int, settings: dict[str, Any]) -> tuple[li
         attention="sdpa",
     )
     card = read_card(config=tiny_config(family.removesuffix("-large-table"), **SHAPES[family]))
-    traffic = traffic_of(card, arrangement)
+    traffic = cost_of(arrangement).traffic(card, arrangement)
     rows = 0
     if settings["engine"] == "replicate":
         rows = ROWS_PER_STEP * LENGTH if family == "llama-large-table" else 0
-    elif table_parameters(card, arrangement):
+    elif not traffic.through_memory and table_parameters(card, arrangement):
         rows = ROWS_PER_STEP // world_size * LENGTH
     # Of each row at most all of it, there and back, in fp32; the few numbers that end a step are left out.
     return [traffic.wire_bytes, traffic.shared_bytes], rows * card.hidden * 8 * (world_size - 1) // world_size + 100

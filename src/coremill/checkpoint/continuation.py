@@ -16,7 +16,6 @@ from coremill.config.load import LoadedConfig
 from coremill.config.schema import RunConfig
 from coremill.data.packed import PackedData
 from coremill.errors import InputError
-from coremill.run_folder import differing_keys
 from coremill.train.schedule import learning_rate_at
 
 # A run is the same run with other machines, another end and another rhythm of saving; with other data it is not.
@@ -67,7 +66,7 @@ def fixed_keys(earlier: dict[str, Any], config: RunConfig) -> list[str]:
     had = _with_defaults(earlier, RunConfig().model_dump(mode="json"))
     if _is_without_special_tokens(earlier):
         had["data"] = {**had["data"], "special_tokens": config.data.special_tokens}
-    differing = differing_keys(had, config.model_dump(mode="json"))
+    differing = _differing_keys(had, config.model_dump(mode="json"))
     return [key for key in differing if not f"{key}.".startswith(tuple(_dotted(name) for name in MAY_CHANGE))]
 
 
@@ -161,3 +160,15 @@ def _with_defaults(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, 
 
 def _dotted(name: str) -> str:
     return name if name.endswith(".") else f"{name}."
+
+
+def _differing_keys(left: dict[str, Any], right: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys whose values differ between two configs."""
+    keys: list[str] = []
+    for name in sorted({*left, *right}):
+        one, other = left.get(name), right.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            keys += _differing_keys(one, other, f"{prefix}{name}.")
+        elif one != other:
+            keys.append(f"{prefix}{name}")
+    return keys

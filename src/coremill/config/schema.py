@@ -6,11 +6,12 @@ The descriptions below are the documentation: `coremill config schema` and the g
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from coremill.config.durations import DURATION_PATTERN, INTERVAL_PATTERN, LIMIT_PATTERN, WAIT_PATTERN
+from coremill.registry import names
 
 AUTO: Final = "auto"
 BUILT_IN: Final = "built-in"
@@ -18,6 +19,10 @@ BUILT_IN: Final = "built-in"
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 AutoOrPositiveInt = Literal["auto"] | PositiveInt
+if TYPE_CHECKING:
+    EngineName = str
+else:
+    EngineName = Literal["auto", *names("coremill.engines")]  # other packages may bring their own
 
 
 class Section(BaseModel):
@@ -125,9 +130,7 @@ class TrainSection(Section):
 class ParallelSection(Section):
     """How ranks share the work; auto lets the plan decide and say why."""
 
-    engine: Literal["auto", "replicate", "shard"] = Field(
-        AUTO, description="replicate: whole model on each rank; shard: 1/N of it"
-    )
+    engine: EngineName = Field(AUTO, description="replicate: whole model on each rank; shard: 1/N of it")
     dtype: Literal["auto", "fp32", "bf16"] = Field(AUTO, description="arithmetic of the model; auto measures this CPU")
     wire_dtype: Literal["auto", "fp32", "bf16"] = Field(
         AUTO,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from coremill.engines.wire.codec import codec_of
 from coremill.plan.wire import gradient_form
 
 if TYPE_CHECKING:
@@ -15,14 +12,15 @@ if TYPE_CHECKING:
     from coremill.world.group import World
 
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
 def make_engine(
     plan: Plan, world: World, *, head_in_backward: bool, through_memory: bool = True, named_rows: bool = True
 ) -> Engine:
     """The engine the plan chose; `through_memory=False` has ranks of one host talk like those of several,
     `named_rows=False` leaves lookups as they are: their tables and gradients travel whole (model/changes.py)."""
+    import torch
+
+    from coremill.engines.base import DTYPES
+
     compute_dtype = DTYPES[plan.dtype.value]
     if plan.engine.value != "replicate" and compute_dtype != torch.float32:
         from coremill.engines.shard.kept_in_fp32 import KeepsInFp32
@@ -37,6 +35,11 @@ def make_engine(
 
 
 def _make_engine(plan: Plan, world: World, *, head_in_backward: bool, through_memory: bool, named_rows: bool) -> Engine:
+    import torch
+
+    from coremill.engines.base import DTYPES
+    from coremill.engines.wire.codec import codec_of
+
     compute_dtype = DTYPES[plan.dtype.value]
     wire = plan.wire_dtype.value
     gradient_codec = codec_of(gradient_form(wire, plan.dtype.value))

@@ -20,6 +20,8 @@ from coremill.model.slices import RowSlice
 from coremill.plan.types import Choice
 from coremill.world.group import World
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # by parallel.dtype
+
 # Of a gradient's norm, for each thread: half a megabyte in double.
 SQUARES_AT_ONCE = 2**16
 

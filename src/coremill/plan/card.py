@@ -66,6 +66,11 @@ class ModelCard:
     estimated_numbers: int | None = None  # kept of a token by a layer of an unknown family; None: it is known
 
     @property
+    def trainable_parameters(self) -> int:
+        """Those with a gradient, optimizer state and a place in reductions: all."""
+        return self.parameters
+
+    @property
     def has_one_table_gradient(self) -> bool:
         """Whether lookup and head add to the same gradient of a tied table."""
         return self.tied and self.block.plain_logits and self.block.plain_lookup

@@ -18,15 +18,16 @@ from coremill.hardware.facts import Fleet
 from coremill.plan.allocator import habits_of
 from coremill.plan.card import ModelCard, as_written
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
+from coremill.plan.engine_cost import WORTH_KEEPING, AutoChoice, cost_of, engines_for_auto
 from coremill.plan.layout import Layout, lay_out
 from coremill.plan.learn import factors_of
-from coremill.plan.memory import Surroundings, gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
+from coremill.plan.memory import Surroundings, memory_plan
 from coremill.plan.model_choices import activations_choice, attention_choice, logits_choice
 from coremill.plan.saving import plan_save
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
-from coremill.plan.traffic import Traffic, traffic_of
+from coremill.plan.traffic import Traffic
 from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, StepSeconds
-from coremill.plan.words import plural, size
+from coremill.plan.words import plural
 
 # Tokens per forward pass: below some 2048 products are limited by reading weights, above 8192 only activations grow.
 MOST_TOKENS_PER_FORWARD = 8192
@@ -34,10 +35,8 @@ MOST_TOKENS_PER_FORWARD = 8192
 # memory.
 MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
 
-# With one pass per step gathered weights are kept only where that saves more of the step than this: they take as much
-# memory as the whole model. With several passes not keeping them would send everything once per pass.
-WORTH_KEEPING = 1.03
-# A whole model on every rank is the plainer thing, but not at any price: on one host shard exchanges through memory.
+# A whole model on every rank is the plainer thing, but not at any price: ranks of one host that share it exchange
+# through memory.
 MUCH_SLOWER = 1.1
 
 # Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of their template ranks no
@@ -45,8 +44,6 @@ MUCH_SLOWER = 1.1
 LAUNCHER_BYTES = 128 * 2**20
 
 NEVER = Interval()
-
-Engine = Literal["replicate", "shard"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +60,11 @@ class Candidate:
         """Within the limit, in every phase."""
         return self.memory.peak.total <= self.memory.limit
 
+    @property
+    def is_plain(self) -> bool:
+        """The whole model on every rank, nothing computed twice."""
+        return cost_of(self.arrangement).holds_whole_model and not self.arrangement.activation_checkpointing
+
 
 def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies: bool = True) -> Plan:
     """Everything decided before the first rank starts."""
@@ -73,6 +75,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
     candidates = list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
     chosen = _choose(candidates)
     arrangement = chosen.arrangement
+    cost = cost_of(arrangement)
     rows_per_step = config.train.tokens_per_step // config.data.sequence_length
     shortfall = max(0, chosen.memory.peak.total - chosen.memory.limit)
     plan = Plan(
@@ -93,7 +96,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         activation_checkpointing=Choice(
             arrangement.activation_checkpointing, _checkpointing_reason(config, chosen, candidates)
         ),
-        keep_gathered=Choice(arrangement.keep_gathered, _keep_reason(config, chosen)),
+        keep_gathered=Choice(arrangement.keep_gathered, cost.keep_reason(arrangement, config.parallel.keep_gathered)),
         kept_activations=activations_choice(card),
         attention=attention_choice(card, arrangement),
         logits=logits_choice(card, arrangement, fused=config.model.fused),
@@ -101,7 +104,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
         shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
         step_seconds=chosen.seconds,
-        save=plan_save(config, card.parameters, chosen.seconds.total),
+        save=plan_save(config, cost.saved_bytes(card), chosen.seconds.total),
         tokens_per_second=rows_per_step * arrangement.sequence_length / chosen.seconds.total,
         steps=config.train.steps,
         usd_per_hour=fleet.usd_per_hour,
@@ -169,9 +172,8 @@ def _candidates(
     length = config.data.sequence_length
     rank_rows = ceil(config.train.tokens_per_step // length / world_size)
     limit = (fleet.limit_bytes_per_node - LAUNCHER_BYTES) // ranks_per_node
-    engines: tuple[Engine, ...] = ("replicate", "shard") if world_size > 1 else ("replicate",)
-    if config.parallel.engine != "auto":
-        engines = (config.parallel.engine,)
+    asked = config.parallel.engine
+    engines = engines_for_auto(world_size) if asked == "auto" else (asked,)
     saving = interval_of(config.checkpoint.every)
     fixed_checkpointing = config.train.activation_checkpointing
     checkpointings = (False, True) if fixed_checkpointing == "auto" else (bool(fixed_checkpointing),)
@@ -194,7 +196,7 @@ def _candidates(
                     attention=config.model.attention,
                     documents_apart=not config.data.attention_across_documents,
                 )
-                for keep in _keep_choices(config, arrangement):
+                for keep in cost_of(arrangement).keep_choices(arrangement, config.parallel.keep_gathered):
                     kept = replace(arrangement, keep_gathered=keep)
                     yield price(card, kept, fleet, limit, saving=saving, steps=config.train.steps)
 
@@ -209,7 +211,7 @@ def price(
     steps: int | None = None,
 ) -> Candidate:
     """One arrangement in bytes and seconds; `saving` is how often checkpoints are written, `steps` the run's length."""
-    traffic = traffic_of(card, arrangement)
+    traffic = cost_of(arrangement).traffic(card, arrangement)
     learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
     seconds = learned.scaled(step_seconds(card, arrangement, fleet, traffic))
     surroundings = Surroundings(
@@ -231,13 +233,6 @@ def _due_before_the_end(saving: Interval, steps: int | None, seconds_per_step: f
     return saving.seconds is not None and (steps is None or saving.seconds < steps * seconds_per_step)
 
 
-def _keep_choices(config: RunConfig, arrangement: Arrangement) -> tuple[bool, ...]:
-    if arrangement.engine == "replicate" or arrangement.world_size == 1 or arrangement.through_memory:
-        return (False,)
-    fixed = config.parallel.keep_gathered
-    return (False, True) if fixed == "auto" else (fixed,)
-
-
 def _row_choices(rank_rows: int, length: int, fixed: int | None, most_tokens: int) -> list[int]:
     """Rows per forward pass worth trying, largest first, each dividing a rank's rows as evenly as can be."""
     if fixed is not None:
@@ -248,18 +243,14 @@ def _row_choices(rank_rows: int, length: int, fixed: int | None, most_tokens: in
 
 
 def _choose(candidates: list[Candidate]) -> Candidate:
-    """Replicate without recomputing where that fits and is not much slower; else the quickest that fits; else the
-    smallest."""
+    """The whole model on every rank, without recomputing, where that fits and is not much slower; else the quickest
+    that fits; else the smallest."""
     fitting = [candidate for candidate in candidates if candidate.fits]
     if not fitting:
         return min(candidates, key=lambda candidate: candidate.memory.peak.total)
     quickest = min(candidate.seconds.total for candidate in fitting)
     plain = [
-        candidate
-        for candidate in fitting
-        if candidate.arrangement.engine == "replicate"
-        and not candidate.arrangement.activation_checkpointing
-        and candidate.seconds.total <= MUCH_SLOWER * quickest
+        candidate for candidate in fitting if candidate.is_plain and candidate.seconds.total <= MUCH_SLOWER * quickest
     ]
     # Equal seconds go to the larger micro-batch: candidates come largest first, and min keeps the first.
     best = min(plain or fitting, key=lambda candidate: candidate.seconds.total)
@@ -280,26 +271,16 @@ def _engine_reason(config: RunConfig, card: ModelCard, chosen: Candidate, candid
         return "set by you"
     if arrangement.world_size == 1:
         return "one rank: nothing to share"
-    whole = replace(arrangement, engine="replicate", keep_gathered=False)
-    state = sum(part(card, whole) for part in (parameter_bytes, gradient_bytes, optimizer_bytes))
-    limit = size(chosen.memory.limit)
-    if arrangement.engine == "replicate":
-        return f"the whole model with gradients and moments, {size(state)}, fits into the {limit} of a rank"
-    whole_on_each = [
-        candidate.seconds.total
-        for candidate in candidates
-        if candidate.fits
-        and candidate.arrangement.engine == "replicate"
-        and not candidate.arrangement.activation_checkpointing
-    ]
-    if whole_on_each:
-        return (
-            f"each rank holds 1/{arrangement.world_size}: {chosen.seconds.total:.3g} s per step against"
-            f" {min(whole_on_each):.3g} s with the whole model on each"
+    whole = next(one.arrangement for one in candidates if cost_of(one.arrangement).holds_whole_model)
+    plain_seconds = [candidate.seconds.total for candidate in candidates if candidate.fits and candidate.is_plain]
+    return cost_of(arrangement).reason(
+        AutoChoice(
+            arrangement=arrangement,
+            step_seconds=chosen.seconds.total,
+            limit_bytes=chosen.memory.limit,
+            whole_model=cost_of(whole).state(card, whole),
+            whole_model_seconds=min(plain_seconds, default=None),
         )
-    return (
-        f"the whole model with gradients and moments, {size(state)}, and its activations do not fit into the {limit}"
-        f" of a rank: each holds 1/{arrangement.world_size}"
     )
 
 
@@ -351,21 +332,6 @@ def _checkpointing_reason(config: RunConfig, chosen: Candidate, candidates: list
     quickest = min(candidate.seconds.total for candidate in without)
     seconds = chosen.seconds.total
     return f"larger micro-batches with fewer exchanges: {seconds:.1f} s per step against {quickest:.1f} s without"
-
-
-def _keep_reason(config: RunConfig, chosen: Candidate) -> str:
-    arrangement = chosen.arrangement
-    if arrangement.engine == "replicate":
-        return "replicate: weights are always whole"
-    if arrangement.world_size == 1:
-        return "one rank: nothing is gathered"
-    if arrangement.through_memory:
-        return "ranks of one host compute with one copy of the weights: nothing is gathered"
-    if config.parallel.keep_gathered != "auto":
-        return "set by you"
-    if arrangement.keep_gathered:
-        return "memory allows it: weights are gathered once per step and gradients sent once"
-    return "weights are given back after use: keeping them does not fit, or saves less than 3 % of a step"
 
 
 def _assumptions(fleet: Fleet, arrangement: Arrangement, card: ModelCard) -> tuple[str, ...]:

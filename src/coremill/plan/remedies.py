@@ -9,8 +9,10 @@ from coremill.config.schema import RunConfig
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import Instance, all_instances, fleet_of
 from coremill.plan.card import ModelCard
+from coremill.plan.engine_cost import cost_named
 from coremill.plan.planner import make_plan
 from coremill.plan.types import Plan, Remedy
+from coremill.registry import names
 
 MOST_NODES = 256
 SHORTEST_ROW = 64
@@ -57,8 +59,10 @@ def _ladders(config: RunConfig, fleet: Fleet, card: ModelCard) -> Iterator[Itera
         yield iter(
             [_set(config, fleet, "let the plan choose smaller micro-batches", "train", "micro_batch_rows", "auto")]
         )
-    if parallel.engine == "replicate":
-        yield iter([_set(config, fleet, "share the state among ranks", "parallel", "engine", "shard")])
+    if parallel.engine != "auto" and cost_named(parallel.engine).holds_whole_model:
+        for name in names("coremill.engines"):
+            if (relief := cost_named(name).relief) is not None:
+                yield iter([_set(config, fleet, relief, "parallel", "engine", name)])
     if parallel.ranks_per_node != "auto" and parallel.ranks_per_node > 1:
         yield iter([_set(config, fleet, "fewer ranks per machine", "parallel", "ranks_per_node", 1)])
     yield _more_nodes(config, fleet)

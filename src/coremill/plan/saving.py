@@ -15,7 +15,6 @@ from coremill.config.schema import AUTO, RunConfig
 from coremill.plan.types import Choice, SavePlan
 from coremill.plan.words import size
 
-STATE_BYTES_PER_PARAMETER = 12  # the weight and two moments, fp32
 ASSUMED_BYTES_PER_SECOND = 125e6  # a gp3 volume as it comes
 # A save of which no rank writes a byte for so long hangs in the storage.
 STANDING_SECONDS = 600.0
@@ -27,9 +26,8 @@ SET_BY_USER = "set by you"
 SPOT_NOTICE_SECONDS = 120.0  # EC2 takes a machine back so long after it said so
 
 
-def plan_save(config: RunConfig, parameters: int, step_seconds: float) -> SavePlan:
+def plan_save(config: RunConfig, state_bytes: int, step_seconds: float) -> SavePlan:
     """One checkpoint of the whole state, all of it in one folder."""
-    state_bytes = STATE_BYTES_PER_PARAMETER * parameters
     seconds = state_bytes / ASSUMED_BYTES_PER_SECOND
     takes = (
         f"a save of {size(state_bytes)} takes {_time(seconds)} at an assumed {size(int(ASSUMED_BYTES_PER_SECOND))}/s"

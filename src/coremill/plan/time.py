@@ -9,6 +9,7 @@ from coremill.hardware.facts import Fleet
 from coremill.plan.activations import layer_bytes_per_token
 from coremill.plan.card import ModelCard
 from coremill.plan.dtype import matmul_flops_per_second
+from coremill.plan.engine_cost import cost_of
 from coremill.plan.traffic import Traffic
 from coremill.plan.types import Arrangement, StepSeconds
 
@@ -22,14 +23,8 @@ ELEMENTWISE_CORE_SECONDS_PER_BYTE = 2.4e-9
 LOGITS_CORE_SECONDS_PER_BYTE = 6.5e-9
 # More threads than cores: what they take from each other's caches.
 CROWDED_SHARE = 0.9
-# Fused AdamW reads weight, gradient and two moments and writes three; norm and clipping read and write gradients.
-OPTIMIZER_BYTES_PER_PARAMETER = 28 + 4 + 8
-# Where memory is quick the roots and quotients of AdamW take longer than its bytes (Neoverse-N1).
-OPTIMIZER_CORE_SECONDS_PER_PARAMETER = 2.6e-9
 # Adding a micro-batch's gradient to the sum: read both, write one, fp32.
 ACCUMULATE_BYTES_PER_PARAMETER = 12
-# Where a bf16 copy of the weights stands beside their masters: it is written again from them.
-PUBLISH_BYTES_PER_PARAMETER = 6
 
 # Bytes per second between ranks of one machine through gloo, counting only seconds that arithmetic does not hide: 1.6
 # to 2.2 GB/s on 16 Emerald Rapids cores, mostly 2 to 5 on two Neoverse-N1 cores.
@@ -49,14 +44,17 @@ DEFAULT_LINK_BITS_PER_SECOND = 10e9
 
 def step_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet, traffic: Traffic) -> StepSeconds:
     """One optimizer step of the slowest rank; all ranks do the same work."""
+    cost = cost_of(arrangement)
     compute = compute_seconds(card, arrangement, fleet)
-    communication = communication_seconds(arrangement, fleet, traffic)
-    exposed = communication if arrangement.nodes == 1 else _exposed(arrangement, compute, communication)
+    communication = exposed = communication_seconds(arrangement, fleet, traffic)
+    if arrangement.nodes > 1:
+        hidden = HIDEABLE_SHARE * cost.overlap_seconds(arrangement, compute)
+        exposed = max(communication * (1 - HIDEABLE_SHARE), communication - hidden)
     return StepSeconds(
         compute=compute,
         communication=communication,
         exposed_communication=exposed,
-        optimizer=optimizer_seconds(card, arrangement, fleet),
+        optimizer=cost.optimizer_seconds(card, arrangement, fleet),
     )
 
 
@@ -87,20 +85,10 @@ def compute_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> 
         kept = kept * 4 // 3
     products = flops / (flops_rate * MATMUL_SHARE[arrangement.dtype])
     between = ELEMENTWISE_CORE_SECONDS_PER_BYTE * kept + LOGITS_CORE_SECONDS_PER_BYTE * 4 * card.vocabulary_rows
-    accumulate = ACCUMULATE_BYTES_PER_PARAMETER * card.parameters * (arrangement.accumulation_steps - 1)
+    accumulate = ACCUMULATE_BYTES_PER_PARAMETER * card.trainable_parameters * (arrangement.accumulation_steps - 1)
     seconds = tokens * (products + between / cores) + accumulate / (fleet.calibration.copy_bytes_per_second * share)
     crowded = arrangement.ranks_per_node * arrangement.threads_per_rank > fleet.node.usable_cores
     return seconds / CROWDED_SHARE if crowded else seconds
-
-
-def optimizer_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
-    """The update of a rank's own parameters: as long as memory needs for it, or the cores."""
-    own = card.parameters / (arrangement.world_size if arrangement.engine == "shard" else 1)
-    per_parameter = OPTIMIZER_BYTES_PER_PARAMETER
-    if (arrangement.engine == "replicate" or arrangement.through_memory) and arrangement.dtype == "bf16":
-        per_parameter += PUBLISH_BYTES_PER_PARAMETER
-    in_memory = per_parameter / (fleet.calibration.copy_bytes_per_second * rank_share(arrangement, fleet))
-    return own * max(in_memory, OPTIMIZER_CORE_SECONDS_PER_PARAMETER / rank_cores(arrangement, fleet))
 
 
 def communication_seconds(arrangement: Arrangement, fleet: Fleet, traffic: Traffic) -> float:
@@ -127,15 +115,3 @@ def link_bytes_per_second(fleet: Fleet, flows: int) -> float:
     if fleet.link_flow_bits_per_second is not None:
         bits = min(bits, flows * fleet.link_flow_bits_per_second)
     return bits * LINK_SHARE / 8
-
-
-def _exposed(arrangement: Arrangement, compute: float, communication: float) -> float:
-    """What arithmetic does not hide: beside replicate's exchange runs the last backward, beside shard's everything."""
-    window = compute
-    last = 1.0 / arrangement.accumulation_steps
-    if arrangement.engine == "replicate":
-        window = compute * last * 2 / 3
-    elif arrangement.keep_gathered:
-        # Gathers beside the first forward, reductions beside the last backward.
-        window = compute * last
-    return max(communication * (1 - HIDEABLE_SHARE), communication - HIDEABLE_SHARE * window)

@@ -22,7 +22,7 @@ class Choice(Generic[T]):
 class Arrangement:
     """How a run is laid out over ranks: all that memory, traffic and time depend on besides model and machines."""
 
-    engine: Literal["replicate", "shard"]
+    engine: str
     dtype: Literal["fp32", "bf16"]
     wire_dtype: Literal["auto", "fp32", "bf16"]
     nodes: int
@@ -61,12 +61,6 @@ class Arrangement:
         return sent_bytes(self.gradient_form, gradients)
 
     @property
-    def through_memory(self) -> bool:
-        """Ranks of one host that shard and round nothing on its way share memory; gradients lie there as computed."""
-        rounds = self.wire_dtype != "fp32" and self.dtype == "fp32"
-        return self.engine == "shard" and self.nodes == 1 and self.world_size > 1 and not rounds
-
-    @property
     def tokens_per_forward(self) -> int:
         """Tokens one rank computes at once."""
         return self.micro_batch_rows * self.sequence_length
@@ -78,7 +72,7 @@ class MemoryPart:
 
     parameters: int  # in the dtype they are kept in, copies in the compute dtype included
     gradients: int
-    optimizer: int  # moments, and master weights where they are apart
+    optimizer: int  # its state
     activations: int
     logits: int  # the chunk of logits the loss holds
     buffers: int  # gathered weights, reduction buckets
@@ -162,7 +156,7 @@ class Plan:
 
     fleet: str
     nodes: int
-    engine: Choice[Literal["replicate", "shard"]]
+    engine: Choice[str]
     dtype: Choice[Literal["fp32", "bf16"]]
     wire_dtype: Choice[Literal["auto", "fp32", "bf16"]]
     ranks_per_node: Choice[int]
@@ -173,7 +167,7 @@ class Plan:
     micro_batch_rows: Choice[int]
     accumulation_steps: Choice[int]
     activation_checkpointing: Choice[bool]
-    keep_gathered: Choice[bool]  # shard: weights stay gathered through backward and accumulation
+    keep_gathered: Choice[bool]  # weights stay gathered through backward and accumulation
     kept_activations: Choice[Literal["counted", "estimated"]] = Choice("counted", "")
     attention: Choice[Literal["sdpa", "eager"]] = Choice("sdpa", "")
     logits: Choice[Literal["chunked", "whole"]] = Choice("chunked", "")

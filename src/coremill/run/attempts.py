@@ -25,8 +25,8 @@ from coremill.plan.types import Plan
 from coremill.report.events import Event, EventFollower, EventWriter, read_events
 from coremill.report.readers.base import Readers
 from coremill.report.terminal import format_bytes
+from coremill.run.folder import RunFolder
 from coremill.run.prepare import Orders
-from coremill.run_folder import RunFolder
 from coremill.supervise.fork_client import RankTemplate, why_no_template
 from coremill.supervise.hang_detector import HangDetector
 from coremill.supervise.memory_kills import memory_note

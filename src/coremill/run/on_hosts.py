@@ -14,16 +14,16 @@ from rich.console import Console
 from coremill.config.durations import seconds_of
 from coremill.config.load import load_config
 from coremill.config.schema import AUTO
-from coremill.hardware.calibrate import calibration_of
-from coremill.hardware.instances import fleet_of_hostfile
-from coremill.hardware.probe import cache_folder, probe_node
+from coremill.hardware.probe import probe_node
 from coremill.hosts.host_restarts import ReformPolicy, check_policy
 from coremill.launch.request import Request, check_request, hosts_of, via_of
 from coremill.launch.script import launch_script, say
 from coremill.plan.planner import make_plan
 from coremill.run.attempts import grace_of
-from coremill.run.launcher import Options, launch, refuse_what_does_not_fit
-from coremill.run.planning import card_without_weights
+from coremill.run.machines import fleet_of_hosts
+from coremill.run.opening import Options
+from coremill.run.prepare import card_without_weights, refuse_what_does_not_fit
+from coremill.run.story import run_as_launcher
 
 
 def train_on_hosts(
@@ -36,12 +36,10 @@ def train_on_hosts(
     hosts = hosts_of(request, node)
     settings = [*settings, f"parallel.ranks_per_node={hosts[0].ranks}"]
     if via_of(request, hosts) == "local":
-        return launch(load_config(config, settings), options, None, Console())
+        return run_as_launcher(load_config(config, settings), options, None, Console())
     run_config = load_config(config, settings).config
-    calibration = calibration_of(node, cache_folder(environ), progress=say)
-    plan = make_plan(
-        run_config, fleet_of_hostfile(request.hostfile, node, calibration), card_without_weights(run_config)
-    )
+    fleet = fleet_of_hosts(request.hostfile, say, busy_seconds=0)
+    plan = make_plan(run_config, fleet, card_without_weights(run_config))
     refuse_what_does_not_fit(plan, force=options.force)
     wanted = run_config.supervise
     policy = ReformPolicy(

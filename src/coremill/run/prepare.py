@@ -9,17 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from coremill.config.load import LoadedConfig
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.data.packed import BOUNDARIES_FILE, TOKENS_FILE, PackedData, Progress
 from coremill.data.tokenise import check_sources, prepare_data, require_rows_for_ranks
 from coremill.data.tokenizer_files import tokenizer_identity
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
+from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.hosts.fingerprint import (
     Fact,
     Facts,
@@ -29,6 +33,7 @@ from coremill.hosts.fingerprint import (
     facts_of_versions,
     facts_to_json,
 )
+from coremill.model import hub_models
 from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
 from coremill.model.tokenizer_fit import require_fitting_tokenizer
 from coremill.plan.card import ModelCard, read_card
@@ -36,9 +41,23 @@ from coremill.plan.headers import weight_files
 from coremill.plan.planner import make_plan
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Choice, Plan
+from coremill.remote_code import is_folder
+from coremill.report.plan_screen import render_plan_short
+from coremill.report.progress import AmountProgress
+from coremill.run.machines import Place, measured_fleet
+from coremill.supervise.ranks import describe_layout
 
 # In a config.json, and of no consequence: who saved it, and under which name.
 WRITTEN_BY_TRANSFORMERS = ("transformers_version", "_name_or_path", "_commit_hash")
+
+WORDS_OF_STAGE = {
+    "hash": "reading the text",
+    "wait": "waiting for another process that prepares the same data",
+    "download": "downloading the data",
+    "tokenise": "tokenising",
+    "hold out": "holding out documents for evaluation",
+    "train tokenizer": "making the tokenizer",
+}
 
 
 @dataclass(frozen=True)
@@ -86,46 +105,98 @@ def card_for(config: RunConfig, model: ModelFolder) -> ModelCard:
     return read_card(model.folder, name=config.model.name, pretrained=model.weights == "pretrained")
 
 
-def prepare(
-    config: RunConfig,
-    find_fleet: Callable[[], Fleet],
-    *,
-    cache: Path,
-    on_plan: Callable[[Plan], None],
-    on_tokens: Callable[[Progress], None] | None = None,
-    on_model: Callable[[str], None] | None = None,
-) -> Orders:
-    """Resolve the model, plan, tokenise; `on_plan` may refuse before the data is touched.
+def card_without_weights(config: RunConfig) -> ModelCard:
+    """From the folder, from a config, or from the hub's headers: nothing is downloaded but those."""
+    model = config.model
+    if model.config is None and model.name != BUILT_IN and not is_folder(model.name):
+        weights, code = model.weights == "pretrained", model.trust_remote_code
+        return hub_models.card_on_hub(model.name, revision=model.revision, weights=weights, setting="model", code=code)
+    return card_for(config, resolve_model(model, cache=cache_folder(environment_snapshot())))
 
-    The machine may have to be measured first, for 20 s or more: what is wrong with the files is said before that.
+
+def prepare_run(
+    loaded: LoadedConfig,
+    place: Place,
+    console: Console,
+    *,
+    force: bool = False,
+) -> Orders:
+    """Model, machines, plan and rows, in that order; bars appear where there is work, bad input ends here.
+
+    The machine may have to be measured, for 20 s or more: what is wrong with the files is said before that. The plan
+    is shown, and refused where it does not fit, before the data is touched.
     """
-    model = resolve_model(config.model, cache=cache, progress=on_model)
-    card = card_for(config, model)
-    check_sources(config.data, max_positions=card.max_positions)
-    fleet = find_fleet()
-    plan = make_plan(config, fleet, card)
-    on_plan(plan)
-    tokenizer = resolve_tokenizer(config, model, cache=cache, progress=on_model, training_progress=on_tokens)
-    doubt = require_fitting_tokenizer(config.tokenizer, tokenizer, model, card.vocabulary_rows)
-    if doubt is not None and on_model is not None:
-        on_model(doubt)
-    data = prepare_data(
-        config,
-        tokenizer_folder=tokenizer,
-        code_sha256=model.code_sha256 if tokenizer == model.folder else None,
-        vocabulary_rows=card.vocabulary_rows,
-        max_positions=card.max_positions,
-        cache=cache,
-        progress=on_tokens,
-    )
-    require_rows_for_ranks(data, plan.world_size)
-    if data.train_rows < plan.rows_per_step:
-        plan = plan_for_rows(config, fleet, card, data)
-    steps = count_steps(config, data, plan)
-    facts = facts_of(config, model, tokenizer, data, steps) if plan.nodes > 1 else {}
+    with loaded.placing(), _Bars(console) as bars:
+        config = place.settle(loaded.config)
+        cache = cache_folder(environment_snapshot())
+
+        def on_model(text: str) -> None:
+            say(console, text)
+
+        model = resolve_model(config.model, cache=cache, progress=on_model)
+        card = card_for(config, model)
+        check_sources(config.data, max_positions=card.max_positions)
+        fleet = measured_fleet(place, on_model)
+        plan = make_plan(config, fleet, card)
+        render_plan_short(plan.to_json(), console)
+        if (cost_of_crowding := describe_layout(plan)) is not None:
+            say(console, cost_of_crowding)
+        refuse_what_does_not_fit(plan, force=force)
+        tokenizer = resolve_tokenizer(config, model, cache=cache, progress=on_model, training_progress=bars.show)
+        doubt = require_fitting_tokenizer(config.tokenizer, tokenizer, model, card.vocabulary_rows)
+        if doubt is not None:
+            say(console, doubt)
+        data = prepare_data(
+            config,
+            tokenizer_folder=tokenizer,
+            code_sha256=model.code_sha256 if tokenizer == model.folder else None,
+            vocabulary_rows=card.vocabulary_rows,
+            max_positions=card.max_positions,
+            cache=cache,
+            progress=bars.show,
+        )
+        require_rows_for_ranks(data, plan.world_size)
+        if data.train_rows < plan.rows_per_step:
+            plan = plan_for_rows(config, fleet, card, data)
+        steps = count_steps(config, data, plan)
+        facts = facts_of(config, model, tokenizer, data, steps) if plan.nodes > 1 else {}
+    for words in (data.bad_rows_words, data.evaluation_words, words_of_smaller_step(config, data)):
+        if words:
+            say(console, words)
     return Orders(
         model=model, tokenizer=tokenizer, data=data, steps=steps, plan=replace(plan, steps=steps), facts=facts
     )
+
+
+class _Bars:
+    """One bar a stage of the data, each on the screen from the moment there is work until the next one begins."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._words = ""
+        self._bar: AmountProgress | None = None
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close(done=kind is None)
+
+    def show(self, progress: Progress) -> None:
+        """Of the stage under way."""
+        words = WORDS_OF_STAGE[progress.stage]
+        if self._bar is None or words != self._words:
+            if self._bar is not None:
+                self._bar.close()
+            self._words, self._bar = words, AmountProgress(words, self._console)
+        counts = f"{progress.documents_done:,} documents, {progress.tokens:,} tokens" if progress.tokens else ""
+        self._bar.show(progress.bytes_done, progress.bytes_total, counts)
+
+
+def say(console: Console, text: str) -> None:
+    """One finding, one line."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: PackedData, steps: int) -> Facts:
@@ -193,3 +264,21 @@ def count_steps(config: RunConfig, data: PackedData, plan: Plan) -> int:
             do=f"set train.warmup_steps to at most {steps - 1}, or train for more epochs",
         )
     return steps
+
+
+def refuse_what_does_not_fit(plan: Plan, *, force: bool) -> None:
+    """Better now than hours later, killed by the kernel."""
+    if plan.fits or force:
+        return
+    needed, limit = plan.memory.peak.total, plan.memory.limit
+    remedies = "; ".join(
+        f"{remedy.change} ({' '.join('--set ' + item for item in remedy.settings)})" for remedy in plan.remedies[:3]
+    )
+    kept = plan.kept_activations
+    estimate = f"; what layers keep is an estimate: {kept.reason}" if kept.value == "estimated" else ""
+    raise InputError(
+        f"the run does not fit: {needed / 1e9:.2f} GB per rank against a limit of {limit / 1e9:.2f} GB",
+        where="coremill plan shows the parts",
+        why=f"{plan.shortfall_bytes / 1e9:.2f} GB too much on each rank{estimate}",
+        do=f"{remedies or 'a smaller model or more machines'}; --force tries anyway",
+    )

@@ -1,154 +1,290 @@
 """The story of a run: config -> hardware -> plan -> data -> model -> engine -> train -> export -> report.
 
-`run_as_rank` is what a rank does, whoever started it. The first three stages and the data are usually behind it: our
-launcher (launcher.py, no torch) has done them and left orders; under torchrun or mpirun a rank of each node does them.
+It is told twice, for the two roles a process can have. `run_as_launcher` is coremill's own launcher, without torch: it
+prepares (hardware, plan, data), starts the ranks and reports. `run_as_rank` is a rank, whoever started it: it trains;
+under somebody else's launcher the first rank of each node prepares before that, and rank 0 reports after it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from coremill.config.load import LoadedConfig
-from coremill.hardware.probe import affinity_mask
+from coremill.config.schema import RunConfig
+from coremill.hardware.probe import affinity_mask, environment_snapshot
 from coremill.hardware.process_memory import memory_now, peak_rss_bytes, reset_peak
 from coremill.report.events import EventWriter
 from coremill.report.phases import phase
-from coremill.run.launcher import Options
-from coremill.run.prepare import Orders
-from coremill.run.rank import (
-    close_run,
-    failures_as_events,
-    load_together,
-    orders_for,
-    readers_of_rank,
-    set_threads,
-    without_launcher,
+from coremill.report.readers import make_readers
+from coremill.run.attempts import watch_ranks
+from coremill.run.closing import close_launcher, close_rank
+from coremill.run.folder import RunFolder
+from coremill.run.opening import (
+    Options,
+    already_finished,
+    folder_of,
+    own_run,
+    place_of,
+    say_basis,
+    say_dry_run,
+    write_orders,
 )
-from coremill.run_folder import RunFolder
+from coremill.run.orders import load_together, orders_of_launcher, prepare_together
+from coremill.run.prepare import Orders, prepare_run
+from coremill.run.rank import failures_as_events, set_threads, without_launcher
 from coremill.world.group import World, join_world
-from coremill.world.identity import RankIdentity
+from coremill.world.identity import HEAD, NodeIdentity, RankIdentity
+from coremill.world.run_lock import OWNED
+from coremill.world.stop import forget_request
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from coremill.checkpoint.resume import Origin
+    from coremill.checkpoint.snapshot import Training
+    from coremill.engines.base import Engine
+    from coremill.tasks.causal_lm.training import CausalLm
+
+
+def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity | None, console: Console) -> int:
+    """Run on this machine, as one node of several where Kubeflow says so; returns the exit code.
+
+    The first node leads: its launcher holds the folders to the end, whatever becomes of ranks and other nodes.
+    """
+    folder, environ, leads = folder_of(loaded), environment_snapshot(), node is None or node.node_rank == 0
+    if not leads and HEAD in environ:
+        console = Console(quiet=True)  # the first node speaks for all
+    with contextlib.ExitStack() as ownership:
+        if not options.dry_run:
+            ownership.callback(OWNED.release)
+            own_run(loaded, folder, console, node)
+        say_basis(loaded, console)
+        nodes = 1 if node is None else node.nodes
+        if not options.dry_run and not options.fresh and already_finished(loaded.config, folder, console, nodes=nodes):
+            return 0
+
+        with contextlib.nullcontext() if options.dry_run else folder.writable(loaded.where("run.folder")):
+            if leads and not options.dry_run:
+                forget_request(folder.path)
+            place = place_of(loaded, node, console)
+            orders = prepare_run(loaded, place, console, force=options.force)  # hardware, plan, data
+        if options.dry_run:
+            say_dry_run(orders, folder, console)
+            return 0
+
+        write_orders(folder, loaded, orders, fresh=options.fresh, node=node)
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console)
+        ending = watch_ranks(loaded.config, orders, folder, environ, node, readers)  # model to export, in the ranks
+        return close_launcher(loaded.config, orders, folder, ending, readers, console, leads=leads)
 
 
 def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: RankIdentity, options: Options) -> int:
     """Join the others, get orders, train; any failure is written as an event before the process ends with its code."""
     with join_world(identity) as world:
         loaded = load_together(config_path, overrides, world)
-        folder = RunFolder(Path(loaded.config.run.folder or f"runs/{loaded.name}").absolute())
-        orders = orders_for(loaded, folder, world, options)
+        folder = folder_of(loaded)
+        if identity.launcher == "coremill":
+            orders: Orders | None = orders_of_launcher(loaded, folder, world)
+        else:
+            orders = prepare_together(loaded, folder, world, options)  # hardware, plan, data
         if orders is None:  # a dry run, or finished earlier
             return 0
-        readers = readers_of_rank(orders, folder)
+        # Of rank 0 under somebody else's launcher; off the terminal, for its output travels through pipes.
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), Console(force_terminal=False))
         with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
             with without_launcher(world, loaded, orders, folder, events, readers) as show:
-                train_rank(loaded, orders, world, folder, events, show)
-    return close_run(loaded, orders, world, folder, readers)
+                train_rank(RankRun(loaded.config, orders, world, folder, events), show)
+    return close_rank(loaded.config, orders, world, folder, readers)
 
 
-def train_rank(
-    loaded: LoadedConfig, orders: Orders, world: World, folder: RunFolder, events: EventWriter, show: Callable[[], None]
-) -> None:
-    """Build, load, train, evaluate, export: the stages that need torch."""
+@dataclass(frozen=True)
+class RankRun:
+    """What every stage of a rank's work is given."""
+
+    config: RunConfig
+    orders: Orders
+    world: World
+    folder: RunFolder
+    events: EventWriter
+
+
+def train_rank(run: RankRun, show: Callable[[], None]) -> None:
+    """The stages that need torch; `show` is called after each step."""
+    from coremill.tasks.causal_lm.training import CausalLm
+
+    began = time.perf_counter()
+    announce(run)
+    task = CausalLm()
+    model, engine = build(run, task)
+    origin = load(run, model)
+    engine.start()
+    training = resume(run, engine, model, origin)
+    train(run, task, training, origin, show)
+    if run.config.run.export:
+        del training
+        export(run, model)
+    run.events.write("end", seconds=time.perf_counter() - began)
+
+
+def announce(run: RankRun) -> None:
+    """Who this rank is and what it is going to work on, for all who read the events."""
     import torch
 
-    from coremill.checkpoint.continuation import checkpoint_folder
-    from coremill.checkpoint.export import export_model
-    from coremill.checkpoint.resume import find_origin
-    from coremill.checkpoint.saver import Saver
-    from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
-    from coremill.data.loader import RowLoader, evaluation_batches
-    from coremill.engines import DTYPES, make_engine
-    from coremill.model.build import build_on_meta
-    from coremill.model.changes import apply_changes
-    from coremill.model.load import fill_parameters
-    from coremill.tasks.causal_lm.training import CausalLm
-    from coremill.train.loop import evaluation_loss, train_steps
-    from coremill.train.numerics import NumericsGuard
-    from coremill.train.optimizer import make_optimizer
-
-    config, plan = loaded.config, orders.plan
-    began = time.perf_counter()
-    events.write(
+    run.events.write(
         "start",
-        **world.whereabouts(),
+        **run.world.whereabouts(),
         pid=os.getpid(),
-        threads=set_threads(orders, world),
+        threads=set_threads(run.orders, run.world),
         cpus=sorted(affinity_mask()),
-        engine=plan.engine.value,
-        dtype=plan.dtype.value,
+        engine=run.orders.plan.engine.value,
+        dtype=run.orders.plan.dtype.value,
         torch_version=torch.__version__,
     )
-    events.write("data", **orders.data.counts())
-    torch.manual_seed(config.train.seed)
-    task = CausalLm()
+    run.events.write("data", **run.orders.data.counts())
+    torch.manual_seed(run.config.train.seed)
 
-    with phase(events, "build"):
-        model = build_on_meta(orders.model, attention=config.model.attention)
+
+def build(run: RankRun, task: CausalLm) -> tuple[nn.Module, Engine]:
+    """The model without weights, made quicker where that changes nothing, and the engine that shares it out."""
+    from coremill.engines import make_engine
+    from coremill.model.build import build_on_meta
+    from coremill.model.changes import apply_changes
+
+    config, plan = run.config, run.orders.plan
+    with phase(run.events, "build"):
+        model = build_on_meta(run.orders.model, attention=config.model.attention)
         choices = apply_changes(model, task, config)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
-        engine = make_engine(plan, world, head_in_backward=task.needs_head_in_backward, named_rows=config.model.fused)
-        for name, choice in [*choices.items(), ("exchange", engine.exchange)]:
-            events.write("choice", name=name, value=choice.value, reason=choice.reason)
+        engine = make_engine(
+            plan, run.world, head_in_backward=task.needs_head_in_backward, named_rows=config.model.fused
+        )
+        choices["exchange"] = engine.exchange
+        for name, choice in choices.items():
+            run.events.write("choice", name=name, value=choice.value, reason=choice.reason)
         engine.place(model)
-    here = {"rank": world.rank, "world_size": world.size}
-    with phase(events, "load") as before:
-        needs, saving = files_needed(model, **here), config.checkpoint.every != "never"
-        origin = find_origin(checkpoint_folder(config, folder.path), world, events, saving=saving, needs=needs)
+    return model, engine
+
+
+def load(run: RankRun, model: nn.Module) -> Origin:
+    """This rank's part of the weights: from the newest whole checkpoint, from the model's files, or drawn."""
+    from coremill.checkpoint.continuation import checkpoint_folder
+    from coremill.checkpoint.resume import find_origin
+    from coremill.checkpoint.snapshot import files_needed, restore_parameters
+    from coremill.model.load import fill_parameters
+
+    config, world = run.config, run.world
+    with phase(run.events, "load") as before:
+        needs = files_needed(model, rank=world.rank, world_size=world.size)
+        saving = config.checkpoint.every != "never"
+        folder = checkpoint_folder(config, run.folder.path)
+        origin = find_origin(folder, world, run.events, saving=saving, needs=needs)
         if origin.checkpoint is not None:
-            loaded_weights = restore_parameters(model, origin.checkpoint, **here)
+            loaded = restore_parameters(model, origin.checkpoint, rank=world.rank, world_size=world.size)
         else:
-            loaded_weights = fill_parameters(model, orders.model, seed=config.train.seed, **here)
-        events.write("load", **asdict(loaded_weights), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
-    engine.start()
-    optimizer = make_optimizer(model, engine.parameters(), config.train)
-    across = {"attention_across_documents": config.data.attention_across_documents}
-    batch_shape: dict[str, Any] = {**here, **across, "micro_batch_rows": plan.micro_batch_rows.value}
+            seed = config.train.seed
+            loaded = fill_parameters(model, run.orders.model, seed=seed, rank=world.rank, world_size=world.size)
+        run.events.write("load", **asdict(loaded), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
+    return origin
+
+
+def resume(run: RankRun, engine: Engine, model: nn.Module, origin: Origin) -> Training:
+    """All that has a state besides the weights, where the checkpoint left it, or at its beginning."""
+    from coremill.checkpoint.snapshot import Training, restore_progress
+    from coremill.data.loader import RowLoader
+    from coremill.train.numerics import NumericsGuard
+    from coremill.train.optimizer import make_optimizer
+
+    config, plan, world = run.config, run.orders.plan, run.world
     loader = RowLoader(
-        orders.data,
+        run.orders.data,
         seed=config.train.seed,
         rows_per_step=plan.rows_per_step,
         accumulation_steps=plan.accumulation_steps.value,
-        **batch_shape,
+        micro_batch_rows=plan.micro_batch_rows.value,
+        rank=world.rank,
+        world_size=world.size,
+        attention_across_documents=config.data.attention_across_documents,
     )
-    guard = NumericsGuard(config.numerics, world, events)
+    optimizer = make_optimizer(model, engine.parameters(), config.train)
+    guard = NumericsGuard(config.numerics, world, run.events)
     training = Training(engine, model, optimizer, loader, guard)
-    restore_progress(origin.checkpoint, training, seed=config.train.seed, **here)
-    saver = Saver(config, folder.path, origin, plan.memory, orders.steps, world, training, events)
+    restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
+    return training
 
-    def evaluate(step: int) -> None:
-        with phase(events, "evaluate"):
-            started = time.perf_counter()
-            held_out = evaluation_batches(orders.data, max_rows=config.evaluation.rows, **batch_shape)
-            part, bad_rows = evaluation_loss(engine, task, held_out)
-            numbers = {"loss": world.sum(part), "tokens": held_out.tokens, "seconds": time.perf_counter() - started}
-            events.write("evaluation", step=step, perplexity=task.metric(numbers["loss"]), **numbers)
-            guard.judge_evaluation(step, numbers["loss"], bad_rows)
 
-    every = config.evaluation.every_steps
+def train(run: RankRun, task: CausalLm, training: Training, origin: Origin, show: Callable[[], None]) -> None:
+    """Every step, and between steps what is due: saves, evaluations, what is shown."""
+    from coremill.checkpoint.saver import Saver
+    from coremill.train.loop import train_steps
+
+    config, orders = run.config, run.orders
+    saver = Saver(config, run.folder.path, origin, orders.plan.memory, orders.steps, run.world, training, run.events)
+    every = config.evaluation.every_steps if orders.data.evaluation_rows else 0
     reset_peak()
     with saver:
-        how: dict[str, Any] = {"first_step": origin.step + 1, "steps": orders.steps, "agreement": saver, "guard": guard}
-        for result in train_steps(engine, task, loader, optimizer, config.train, **how):
-            events.write("step", **asdict(result), **memory_now())
+        for result in train_steps(
+            training.engine,
+            task,
+            training.loader,
+            training.optimizer,
+            config.train,
+            steps=orders.steps,
+            first_step=origin.step + 1,
+            agreement=saver,
+            guard=training.guard,
+        ):
+            run.events.write("step", **asdict(result), **memory_now())
             saver.after_step(result.step)
-            if orders.data.evaluation_rows and every and result.step % every == 0 and result.step != orders.steps:
-                evaluate(result.step)
+            if every and result.step % every == 0 and result.step != orders.steps:
+                evaluate(run, task, training, result.step)
             show()
     if orders.data.evaluation_rows:
-        evaluate(orders.steps)
+        evaluate(run, task, training, orders.steps)
     show()
 
-    if config.run.export:
-        del optimizer, training, saver
-        with phase(events, "export"):
-            dtype = DTYPES[plan.dtype.value]
-            exported = export_model(model, orders.model, orders.tokenizer, folder.export, world=world, dtype=dtype)
-        if world.rank == 0:
-            events.write("export", folder=str(folder.export), bytes=exported.bytes, seconds=exported.seconds)
-    events.write("end", seconds=time.perf_counter() - began)
+
+def evaluate(run: RankRun, task: CausalLm, training: Training, step: int) -> None:
+    """The loss of the rows that were held out."""
+    from coremill.data.loader import evaluation_batches
+    from coremill.train.loop import evaluation_loss
+
+    with phase(run.events, "evaluate"):
+        started = time.perf_counter()
+        held_out = evaluation_batches(
+            run.orders.data,
+            max_rows=run.config.evaluation.rows,
+            micro_batch_rows=run.orders.plan.micro_batch_rows.value,
+            rank=run.world.rank,
+            world_size=run.world.size,
+            attention_across_documents=run.config.data.attention_across_documents,
+        )
+        part, bad_rows = evaluation_loss(training.engine, task, held_out)
+        loss = run.world.sum(part)
+        seconds = time.perf_counter() - started
+        run.events.write(
+            "evaluation", step=step, perplexity=task.metric(loss), loss=loss, tokens=held_out.tokens, seconds=seconds
+        )
+        training.guard.judge_evaluation(step, loss, bad_rows)
+
+
+def export(run: RankRun, model: nn.Module) -> None:
+    """A plain Hugging Face folder; every rank writes its part."""
+    from coremill.checkpoint.export import export_model
+    from coremill.engines.base import DTYPES
+
+    orders, folder = run.orders, run.folder.export
+    with phase(run.events, "export"):
+        dtype = DTYPES[orders.plan.dtype.value]
+        exported = export_model(model, orders.model, orders.tokenizer, folder, world=run.world, dtype=dtype)
+    if run.world.rank == 0:
+        run.events.write("export", folder=str(folder), bytes=exported.bytes, seconds=exported.seconds)

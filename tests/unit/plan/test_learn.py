@@ -19,7 +19,8 @@ from coremill.plan.card import read_card
 from coremill.plan.learn import Factors, factors_of, observe
 from coremill.plan.planner import make_plan
 from coremill.plan.types import Plan
-from coremill.run import planning
+from coremill.run import plan_command
+from coremill.run.machines import find_fleet
 from unit.plan.shapes import LLAMA_50M, calibration, fleet, machine
 from unit.report.fake_run import make_fake_run
 
@@ -119,7 +120,7 @@ def test_it_is_kept_beside_the_calibration_and_outlives_it(tmp_path: Path) -> No
 
 def _learn(run: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COREMILL_CACHE", str(cache))
-    planning.learn_from(run, as_json=False, console=Console(width=200))
+    plan_command.learn_from(run, as_json=False, console=Console(width=200))
 
 
 def test_coremill_plan_learns_from_a_run_folder(
@@ -133,7 +134,7 @@ def test_coremill_plan_learns_from_a_run_folder(
     assert "compute x" in capsys.readouterr().out
     learned = cached_calibration(node, cache)
     assert learned is not None and learned.learned[0].run == str(run)
-    found = planning.find_fleet(RunConfig(), None)
+    found = find_fleet(RunConfig(), None)
     assert isinstance(found, Fleet) and found.calibration.learned == learned.learned
 
 

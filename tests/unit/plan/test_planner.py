@@ -13,7 +13,7 @@ from coremill.hardware.instances import fleet_of
 from coremill.plan.card import read_card
 from coremill.plan.cost import compare_fleets, usd_per_million_tokens
 from coremill.plan.dtype import choose_dtype
-from coremill.plan.moments import moments_of_step, pooled
+from coremill.plan.engine_cost import cost_of
 from coremill.plan.planner import candidates_of, make_plan
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Plan
@@ -280,10 +280,11 @@ def test_pieces_of_a_table_are_counted_where_they_stay_mapped() -> None:
     chosen = candidates_of(config(parallel=ranks), fleet(), small)[0].arrangement
     layer, table = small.largest_layer_parameters, 4096 * 256
     assert layer < table < 2**21
-    pool = pooled(small, chosen)
+    cost = cost_of(chosen)
+    pool = cost.between_steps(small, chosen).shared
     assert pool == 2 * 4 * (layer + table)  # two slots in turn
-    moments = {one.name: one for one in moments_of_step(small, chosen, linear_copies_weight=False)}
+    points = {one.name: one for one in cost.step_points(small, chosen, linear_copies_weight=False)}
     read = 4 * small.parameters // 2  # weights of the other rank, all of them: few enough to stay
     others_filled, pieces = 2 * 4 * layer // 2, 2 * 4 * table // 2
     for name in ("loss", "backward of the last layer"):
-        assert moments[name].shared == pool + read + others_filled + pieces
+        assert points[name].shared == pool + read + others_filled + pieces

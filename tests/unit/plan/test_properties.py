@@ -12,13 +12,14 @@ from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.plan.allocator import habits_of
 from coremill.plan.card import ModelCard, read_card
+from coremill.plan.engine_cost import StateBytes, cost_of
 from coremill.plan.headers import TensorHeader
 from coremill.plan.logits import _CAPS, _SCALES
-from coremill.plan.memory import Surroundings, gradient_bytes, memory_plan, optimizer_bytes, parameter_bytes
+from coremill.plan.memory import Surroundings, memory_plan
 from coremill.plan.planner import make_plan
 from coremill.plan.shape import _ATTENTION_DROPOUT, _EXPERTS, _EXPERTS_PER_TOKEN, _HEADS, _RESIDUAL_DROPOUT, HIDDEN
 from coremill.plan.time import step_seconds
-from coremill.plan.traffic import looked_up_parameters, traffic_of
+from coremill.plan.traffic import Traffic, looked_up_parameters
 from coremill.plan.types import Arrangement
 from coremill.plan.unknown import _STATE_KEYS
 from unit.plan.shapes import TINY_CONFIGS, calibration, fleet, llama_tensors, machine
@@ -65,15 +66,19 @@ def total(card: ModelCard, arrangement: Arrangement) -> int:
     return memory_plan(card, arrangement, SURROUNDINGS).peak.total
 
 
-def state(card: ModelCard, arrangement: Arrangement) -> int:
-    return sum(part(card, arrangement) for part in (parameter_bytes, gradient_bytes, optimizer_bytes))
+def state(card: ModelCard, arrangement: Arrangement) -> StateBytes:
+    return cost_of(arrangement).state(card, arrangement)
+
+
+def traffic_of(card: ModelCard, arrangement: Arrangement) -> Traffic:
+    return cost_of(arrangement).traffic(card, arrangement)
 
 
 @quick
 @given(cards, arrangements, st.integers(1, 4))
 def test_more_ranks_never_raise_the_state_per_rank(card: ModelCard, arrangement: Arrangement, factor: int) -> None:
     few = replace(arrangement, engine="shard")
-    assert state(card, replace(few, nodes=few.nodes * factor)) <= state(card, few)
+    assert state(card, replace(few, nodes=few.nodes * factor)).total <= state(card, few).total
 
 
 @quick
@@ -190,11 +195,11 @@ def test_a_head_that_stays_in_fp32_is_whole_on_every_rank() -> None:
         attention="eager",
     )
     more = card.head_parameters * 3 // 4  # than a fourth of it
-    assert parameter_bytes(keeps, arrangement) - parameter_bytes(card, arrangement) == 4 * more
-    assert optimizer_bytes(keeps, arrangement) - optimizer_bytes(card, arrangement) == 8 * more
-    assert gradient_bytes(keeps, arrangement) - gradient_bytes(card, arrangement) == 4 * more
+    assert state(keeps, arrangement).parameters - state(card, arrangement).parameters == 4 * more
+    assert state(keeps, arrangement).optimizer - state(card, arrangement).optimizer == 8 * more
+    assert state(keeps, arrangement).gradients - state(card, arrangement).gradients == 4 * more
     assert total(keeps, arrangement) - total(card, arrangement) >= 16 * more
     for like_others in (replace(arrangement, dtype="fp32"), replace(arrangement, engine="replicate")):
-        assert parameter_bytes(keeps, like_others) == parameter_bytes(card, like_others)
+        assert state(keeps, like_others).parameters == state(card, like_others).parameters
     tied = replace(keeps, tied=True)
-    assert parameter_bytes(tied, arrangement) == parameter_bytes(card, arrangement)
+    assert state(tied, arrangement).parameters == state(card, arrangement).parameters

@@ -20,7 +20,8 @@ from coremill.report.plan_screen import render_plan, render_plan_short
 from coremill.run.attempts import grace_of, limits_of
 from unit.plan.shapes import LLAMA_3_8B
 
-EIGHT_BILLION, SMALL = 8_030_261_248, 50_000_000
+EIGHT_BILLION = 8_030_261_248
+LARGE_BYTES, SMALL_BYTES = 12 * EIGHT_BILLION, 12 * 50_000_000  # of a checkpoint
 
 
 def config_of(**sections: Any) -> RunConfig:
@@ -28,8 +29,8 @@ def config_of(**sections: Any) -> RunConfig:
 
 
 def test_left_to_itself_a_stop_gives_a_large_save_its_time() -> None:
-    large, small = plan_save(config_of(), EIGHT_BILLION, 30.0), plan_save(config_of(), SMALL, 0.8)
-    assert large.bytes == 12 * EIGHT_BILLION and large.seconds == pytest.approx(771, abs=1)
+    large, small = plan_save(config_of(), LARGE_BYTES, 30.0), plan_save(config_of(), SMALL_BYTES, 0.8)
+    assert large.bytes == LARGE_BYTES and large.seconds == pytest.approx(771, abs=1)
     assert large.grace_seconds.value * SHARE_OF_GRACE >= 30.0 + 2 * large.seconds
     assert "96.4 GB takes 13 min at an assumed 125 MB/s" in large.grace_seconds.reason
     assert small.grace_seconds.value == 121.0
@@ -46,7 +47,7 @@ def test_left_to_itself_a_stop_gives_a_large_save_its_time() -> None:
 )
 def test_what_is_too_short_for_the_planned_save_is_said_before_the_first_step(sections: Any, words: str) -> None:
     config = config_of(**sections, fleet={"nodes": 4, "instance": "c7i.8xlarge"})
-    assert plan_save(config, SMALL, 1.0).warnings == ()
+    assert plan_save(config, SMALL_BYTES, 1.0).warnings == ()
     plan = make_plan(config, fleet_of("4xc7i.8xlarge"), read_card(config=LLAMA_3_8B, name="llama3-8b"))
     for render in (render_plan_short, lambda *given: render_plan(given[0], {"parameters": EIGHT_BILLION}, given[1])):
         console = Console(file=io.StringIO(), width=80)
@@ -56,12 +57,12 @@ def test_what_is_too_short_for_the_planned_save_is_said_before_the_first_step(se
 
 def test_a_stop_waits_for_the_step_under_way() -> None:
     """A step of 4 minutes and a save of 5 seconds: the two minutes alone would kill ranks within the step."""
-    assert plan_save(config_of(), SMALL, 240.0).grace_seconds.value == 120.0 + 300.0
+    assert plan_save(config_of(), SMALL_BYTES, 240.0).grace_seconds.value == 120.0 + 300.0
     for sections, setting in (
         ({"grace": "4m"}, "checkpoint.grace is 4m"),
         ({"spot_notices": "on"}, "EC2 takes a spot machine back 120 s after it says so"),
     ):
-        (warning,) = plan_save(config_of(checkpoint=sections), SMALL, 240.0).warnings
+        (warning,) = plan_save(config_of(checkpoint=sections), SMALL_BYTES, 240.0).warnings
         assert setting in warning and "takes 5 s at an assumed 125 MB/s, after a step of up to 4 min" in warning
 
 

@@ -16,11 +16,13 @@ from coremill.errors import InputError
 from coremill.plan.card import read_card
 from coremill.plan.planner import make_plan
 from coremill.report.events import read_events
-from coremill.run import rank as muster
-from coremill.run.launcher import Options, record_failure
+from coremill.run import closing
+from coremill.run import orders as orders_module
+from coremill.run.closing import record_failure
+from coremill.run.folder import RunFolder
+from coremill.run.opening import Options
+from coremill.run.orders import with_cpus_told
 from coremill.run.prepare import Orders
-from coremill.run.rank import with_cpus_told
-from coremill.run_folder import RunFolder
 from coremill.world.folder_lock import LOCK_FILE
 from coremill.world.run_lock import OWNED, FolderTaken, OwnedFolders
 from unit.plan.shapes import LLAMA_50M, fleet
@@ -50,7 +52,7 @@ def test_a_run_that_was_taken_over_leaves_no_report(tmp_path: Path, monkeypatch:
     (tmp_path / "events").mkdir()
     loaded = load_config(None, ["sample.prompt=The"])
     with pytest.raises(FolderTaken):
-        muster.close_run(loaded, None, Alone(), folder)  # type: ignore[arg-type]
+        closing.close_rank(loaded.config, None, Alone(), folder)  # type: ignore[arg-type]
     assert not folder.report.exists()
 
 
@@ -67,14 +69,14 @@ def test_the_words_of_a_rank_that_refused_are_whole(tmp_path: Path) -> None:
 def test_rank_0_does_not_start_beside_a_living_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: bool
 ) -> None:
-    monkeypatch.setattr(muster, "_cpus_of_node", lambda world: {0})
-    monkeypatch.setattr(muster.atexit, "register", lambda release: None)
+    monkeypatch.setattr(orders_module, "_cpus_of_node", lambda world: frozenset({0}))
+    monkeypatch.setattr(orders_module.atexit, "register", lambda release: None)
     first, folder = OwnedFolders(), RunFolder(tmp_path / "run")
     first.take(folder.path, folder.path / "checkpoints", where_run="", where_checkpoints="", say=print)
     loaded = load_config(None, [f"run.folder={folder.path}"])
     try:
         with pytest.raises(InputError, match="is the folder of a run that is going on: host"):
-            muster.orders_for(loaded, folder, Alone(), Options(fresh=fresh))  # type: ignore[arg-type]
+            orders_module.prepare_together(loaded, folder, Alone(), Options(fresh=fresh))  # type: ignore[arg-type]
         assert sorted(path.name for path in folder.path.iterdir()) == ["checkpoints", LOCK_FILE]
     finally:
         first.release()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coremill.errors import InputError
-from coremill.run_folder import RunFolder
+from coremill.run.folder import RunFolder
 
 
 def test_refused_input_leaves_no_folder(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
+from coremill.engines.one_host.cost import RESIDENT_UP_TO_BYTES
 from coremill.engines.one_host.shared_memory import Neighbours
 from coremill.engines.one_host.slots import HostSums, HostWeight, HostWeights
 from coremill.engines.wire.exchange import WireMeter
@@ -25,7 +26,6 @@ from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers
 from coremill.model.slices import RowSlice, check_has_rows, keep_as, model_name, rows_of_rank
 from coremill.plan.types import Choice
-from coremill.plan.wire import RESIDENT_UP_TO_BYTES
 from coremill.world.group import World
 
 

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from coremill.engines.one_host.cost import SLOTS_IN_TURN
 from coremill.errors import PeerLost
 from coremill.world.group import World
 from coremill.world.heartbeat import HEARTBEAT
@@ -30,8 +31,6 @@ from coremill.world.sockets import SAME_HOST_PREFIX
 MEETING_SECONDS = 10.0
 # Virtual: the file has holes wherever nobody wrote.
 FILE_BYTES = 2**42
-# Slots of one size that are used in turn: while slow ranks still read one, quick ones write the next.
-IN_TURN = 2
 
 _WORD = struct.Struct("<IIQQQ")  # topic, slot, number, bytes, nanoseconds on the clock all processes share
 _HELLO = struct.Struct("<I")
@@ -102,7 +101,7 @@ class Neighbours:
         """A slot that nobody reads any more; waits for peers that still do."""
         key = (purpose, nbytes)
         free = self._free.setdefault(key, deque())
-        if not free or self._count[key] < IN_TURN:
+        if not free or self._count[key] < SLOTS_IN_TURN:
             slot = self._new_slot(nbytes, own)
             self._count[key] = self._count.get(key, 0) + 1
         else:

@@ -19,11 +19,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from coremill.engines.one_host.shared_memory import IN_TURN, Neighbours, Slot
+from coremill.engines.one_host.cost import PASSED_AT_ONCE_NUMEL, SLOTS_IN_TURN
+from coremill.engines.one_host.shared_memory import Neighbours, Slot
 from coremill.engines.wire.exchange import Kind, WireMeter
 from coremill.model.heap import Backward
 from coremill.model.slices import rows_of_rank
-from coremill.plan.wire import PASSED_AT_ONCE_NUMEL
 
 # Groups announced and not yet summed: by the time the next layer has been laid out, all ranks have this one's.
 MAX_UNSUMMED = 1
@@ -195,7 +195,7 @@ class HostSums:
             numel = max(0, min(at_once, weight.end - weight.begin - offset))
             read = partial(_add_up, weight, offset, list(pieces[:, mine, :numel]), is_first)
             self._announce(slot, numel * whole.element_size(), [read])
-            while len(self._unsummed) >= IN_TURN:
+            while len(self._unsummed) >= SLOTS_IN_TURN:
                 self._unsummed.popleft()()
         whole.grad = None
         self.flush()

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, drop_gradients, sum_of_squares
+from coremill.engines.replicate.cost import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
 from coremill.engines.replicate.named_rows import NamedRows, SumOfNamedRows, lookups_of
 from coremill.engines.replicate.replicas import require_equal_replicas
 from coremill.engines.wire.codec import Codec, shares_of
@@ -25,7 +26,6 @@ from coremill.engines.wire.exchange import Exchange, WireMeter
 from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import RowSlice, materialise, model_name
 from coremill.plan.types import Choice
-from coremill.plan.wire import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
 from coremill.world.group import World
 
 
@@ -247,7 +247,7 @@ class ReplicateEngine:
 
 
 def _buckets(model: nn.Module, tables: Collection[nn.Parameter]) -> list[_Bucket]:
-    """Each so large (plan/wire.py) or one parameter, the same on every rank, in the order in which they are whole.
+    """Each so large (cost.py) or one parameter, the same on every rank, in the order in which they are whole.
 
     Backward makes gradients from the end of the model to its beginning, but a norm's after those of all products that
     read it: in one bucket with these, it would keep back a layer. So vectors come behind the matrices, and lookups, of

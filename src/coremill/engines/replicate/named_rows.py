@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from coremill.engines.replicate.cost import LEAST_BUCKET_BYTES, sends_rows
 from coremill.engines.wire.codec import Codec
 from coremill.engines.wire.collectives import BufferPool, SumOverRanks
 from coremill.engines.wire.exchange import Exchange
 from coremill.model.build import has_plain_lookup
-from coremill.plan.wire import LEAST_BUCKET_BYTES, sends_rows
 
 
 def lookups_of(model: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Embedding]]:

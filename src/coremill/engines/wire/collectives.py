@@ -18,15 +18,15 @@ from torch.distributed.fsdp import FSDPModule
 
 from coremill.engines.wire.codec import Codec, shares_of
 from coremill.engines.wire.exchange import Exchange, Flight, peers_of
+from coremill.engines.wire.sizes import (
+    LEAST_IN_FLIGHT,
+    PIECE_NUMEL,
+    ROOM_IN_FLIGHT_BYTES,
+    WHOLE_UP_TO_NUMEL,
+    rounded_up,
+)
 from coremill.errors import InputError
 from coremill.model.heap import Backward
-from coremill.plan.wire import LEAST_IN_FLIGHT, ROOM_IN_FLIGHT_BYTES
-
-# An embedding or a head above the first size leaves in pieces of the second, so that its send and receive buffers are
-# those of two pieces: 0.13 instead of 2.1 GB in bf16 for the 525 M parameters of Llama-3's head. All but the last two
-# are waited for: 0.5 s of a step of 90 on 12.5 Gbit/s. Layers leave whole: backward goes on meanwhile.
-WHOLE_UP_TO_NUMEL = 2**26
-PIECE_NUMEL = 2**24
 
 # Below this, another copy costs less than another call.
 LEAST_MOVED_NUMEL = 2**13
@@ -38,7 +38,7 @@ all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gat
 class BufferPool:
     """Buffers by size and dtype, used again: fresh memory for every layer would cost a page fault every 4 KiB.
 
-    Sizes are rounded up by an eighth at most, so that nearly equal ones share: no two of replicate's buckets are equal,
+    Sizes are rounded up by an eighth at most, so that nearly equal ones share: buckets of gradients are rarely equal,
     and by exact size each would have buffers of its own.
     Only up to `keep_up_to_numel` elements: an embedding's buffer is needed once a step and would lie idle for the rest.
     """
@@ -62,12 +62,6 @@ class BufferPool:
         size = rounded_up(buffer.numel())
         whole = torch.empty(0, dtype=buffer.dtype).set_(buffer.untyped_storage(), 0, (size,))  # type: ignore[call-overload]
         self._free.setdefault((size, buffer.dtype), []).append(whole)
-
-
-def rounded_up(numel: int) -> int:
-    """The next size of which there are eight between a power of two and the next."""
-    step = max(1, 1 << max(0, numel.bit_length() - 4))
-    return -(-numel // step) * step
 
 
 class Deferred(dist.Work):

@@ -10,27 +10,24 @@ from pathlib import Path
 from rich.console import Console
 
 from coremill.config.load import load_config
-from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.config.schema import RunConfig
 from coremill.errors import InputError
-from coremill.hardware.calibrate import calibration_of, remember
-from coremill.hardware.facts import Fleet
-from coremill.hardware.instances import find_instances, fleet_of, fleet_of_hostfile, live_instances, table, this_machine
-from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
+from coremill.hardware.calibrate import remember
+from coremill.hardware.instances import find_instances, live_instances, table
+from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
-from coremill.model import hub_models as hub
-from coremill.model.source import resolve_model
-from coremill.plan.card import ModelCard, as_written
+from coremill.plan.card import as_written
 from coremill.plan.cost import compare_fleets, usd_per_million_tokens
 from coremill.plan.learn import observe, without_learning
 from coremill.plan.planner import make_plan, price
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Arrangement, Plan, StepSeconds
-from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan
 from coremill.report.summary import summarise
 from coremill.report.terminal import format_bytes, format_rate, format_seconds, format_usd, print_heading, print_rows
-from coremill.run.launcher import say_basis
-from coremill.run.prepare import card_for
+from coremill.run.machines import Place, find_fleet, measured_fleet
+from coremill.run.opening import say_basis
+from coremill.run.prepare import card_without_weights
 
 
 def plan_once(
@@ -100,9 +97,7 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
         raise InputError(
             f"the run in {run} was planned for {plan.fleet}", do="learn on one of the machines that it ran on"
         )
-    node = probe_node()
-    cache = cache_folder(environment_snapshot())
-    fleet = without_learning(this_machine(node, calibration_of(node, cache), nodes=plan.nodes))
+    fleet = without_learning(measured_fleet(Place(nodes=plan.nodes), lambda text: None))
     card = card_without_weights(config)
     card = card if config.model.fused else as_written(card)
     planned = price(card, _arrangement_of(plan, config), fleet, plan.memory.limit)
@@ -122,7 +117,7 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
         # Plans count pages of libraries as so many, whatever the page cache did in this run.
         measured_bytes=steady_bytes - (measured["mapped_file_bytes_per_rank"] or MAPPED_FILE_BYTES) + MAPPED_FILE_BYTES,
     )
-    file = remember(node, cache, observation)
+    file = remember(fleet.node, cache_folder(environment_snapshot()), observation)
     if as_json:
         print(json.dumps(asdict(observation), indent=2))
         return
@@ -153,32 +148,6 @@ def _arrangement_of(plan: Plan, config: RunConfig) -> Arrangement:
         attention=config.model.attention,
         documents_apart=not config.data.attention_across_documents,
     )
-
-
-def find_fleet(config: RunConfig, text: str | None) -> Fleet:
-    """`4xc7i.8xlarge`, a hostfile, what the config names, or this machine (measured once, then from the cache)."""
-    if text is None and config.fleet.instance is not None:
-        text = f"{config.fleet.nodes}x{config.fleet.instance}"
-    if text is not None and not Path(text).is_file():
-        return fleet_of(text)
-    node = probe_node()
-    messages = Console(stderr=True)
-    calibration = calibration_of(node, cache_folder(environment_snapshot()), progress=lambda line: messages.print(line))
-    return (
-        this_machine(node, calibration, nodes=config.fleet.nodes)
-        if text is None
-        else fleet_of_hostfile(text, node, calibration)
-    )
-
-
-def card_without_weights(config: RunConfig) -> ModelCard:
-    """From the folder, from a config, or from the hub's headers."""
-    model = config.model
-    if model.config is None and model.name != BUILT_IN and not is_folder(model.name):
-        weights = model.weights == "pretrained"
-        code = model.trust_remote_code
-        return hub.card_on_hub(model.name, revision=model.revision, weights=weights, setting="model", code=code)
-    return card_for(config, resolve_model(model, cache=cache_folder(environment_snapshot())))
 
 
 def show_instances(*, family: str | None, efa: bool, live: bool, as_json: bool, console: Console) -> None:

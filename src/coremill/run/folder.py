@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from coremill.errors import InputError
 
@@ -104,15 +103,3 @@ class RunFolder:
             shutil.rmtree(self.path / name, ignore_errors=True)
         for name in ("config.yaml", "plan.json", "orders.json", "report.json", "report.html"):
             (self.path / name).unlink(missing_ok=True)
-
-
-def differing_keys(left: dict[str, Any], right: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted keys whose values differ between two configs."""
-    keys: list[str] = []
-    for name in sorted({*left, *right}):
-        one, other = left.get(name), right.get(name)
-        if isinstance(one, dict) and isinstance(other, dict):
-            keys += differing_keys(one, other, f"{prefix}{name}.")
-        elif one != other:
-            keys.append(f"{prefix}{name}")
-    return keys

@@ -1,0 +1,1 @@
+"""What moves the weights: each optimizer, and what it costs."""

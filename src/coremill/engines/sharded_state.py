@@ -1,0 +1,80 @@
+"""What an engine costs that leaves 1/N of weights, gradients and optimizer state to each rank, however they exchange
+them. Torch-free."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from coremill.engines.optimizers.cost import ADAMW, COPY_BYTES, WEIGHT_BYTES
+from coremill.hardware.facts import Fleet
+from coremill.plan.card import ModelCard
+from coremill.plan.engine_cost import AutoChoice, EngineCost, StateBytes
+from coremill.plan.peak import StepPoint, fp32_head_parameters
+from coremill.plan.types import Arrangement
+from coremill.plan.words import size
+
+
+class ShardedStateCost(EngineCost):
+    """1/N of the state on every rank."""
+
+    holds_whole_model = False
+    has_copy = False  # in bf16, of a rank's own weights beside their masters, to compute with
+
+    def state(self, card: ModelCard, arrangement: Arrangement) -> StateBytes:
+        """fp32, of a rank's rows; of a head that is not rounded to bf16, and so not sharded either, all rows."""
+        whole, ranks = fp32_head_parameters(card, arrangement), arrangement.world_size
+        trained = whole + share_of(card.trainable_parameters - whole, ranks)
+        copy = COPY_BYTES if self.has_copy and arrangement.dtype == "bf16" else 0
+        return StateBytes(
+            parameters=(WEIGHT_BYTES + copy) * (whole + share_of(card.parameters - whole, ranks)),
+            gradients=4 * trained,
+            optimizer=ADAMW.state_bytes * trained,
+        )
+
+    def saved_bytes(self, card: ModelCard) -> int:
+        """All shares."""
+        return ADAMW.saved_bytes(card)
+
+    def optimizer_seconds(self, card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
+        """Of a rank's share."""
+        has_copy = self.has_copy and arrangement.dtype == "bf16"
+        own = card.trainable_parameters / arrangement.world_size
+        return ADAMW.seconds(own, arrangement, fleet, has_copy=has_copy)
+
+    def reason(self, choice: AutoChoice) -> str:
+        """It is quicker, or nothing else fits."""
+        ranks, state, limit = choice.arrangement.world_size, size(choice.whole_model.total), size(choice.limit_bytes)
+        if choice.whole_model_seconds is not None:
+            return (
+                f"each rank holds 1/{ranks}: {choice.step_seconds:.3g} s per step against"
+                f" {choice.whole_model_seconds:.3g} s with the whole model on each"
+            )
+        return (
+            f"the whole model with gradients and moments, {state}, and its activations do not fit into the {limit} of"
+            f" a rank: each holds 1/{ranks}"
+        )
+
+    def head_gradient_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
+        """Of a rank's rows of the head, once it is summed."""
+        head = card.embedding_parameters if card.tied else card.head_parameters
+        return 4 * (fp32_head_parameters(card, arrangement) or share_of(head, arrangement.world_size))
+
+    def summed_head(self, card: ModelCard, arrangement: Arrangement) -> list[StepPoint]:
+        """The end of a step with a head that is whole on every rank: its gradient, and the flat copy that is summed
+        over ranks (engines/shard/kept_in_fp32.py)."""
+        if not (whole := fp32_head_parameters(card, arrangement)):
+            return []
+        waiting = self.between_steps(card, arrangement)
+        return [
+            StepPoint(
+                name="the fp32 head's gradient is summed",
+                gradients=self.state(card, arrangement).gradients + 4 * whole,
+                buffers=waiting.buffers,
+                shared=waiting.shared,
+            )
+        ]
+
+
+def share_of(parameters: int, ranks: int) -> int:
+    """A rank's part, rounded up."""
+    return ceil(parameters / ranks)

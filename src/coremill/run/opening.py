@@ -1,0 +1,169 @@
+"""What happens around a run before its ranks start: whose folder it is, whether it goes on, what is left for ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from coremill.checkpoint.continuation import (
+    checkpoint_folder,
+    clear_checkpoints,
+    fixed_keys,
+    newest_checkpoint,
+    refuse_another_run,
+    refuse_other_data,
+    words_of_another_end,
+    written_config,
+)
+from coremill.config.load import LoadedConfig, load_config
+from coremill.config.schema import AUTO, RunConfig
+from coremill.config.show import show
+from coremill.errors import InputError
+from coremill.hardware.probe import environment_snapshot, probe_node
+from coremill.report.events import reset_events
+from coremill.report.summary import summarise, write_whole
+from coremill.run.folder import RunFolder
+from coremill.run.machines import Place
+from coremill.run.prepare import Orders, say
+from coremill.world.identity import HEAD, NodeIdentity
+from coremill.world.run_lock import own_or_join
+from coremill.world.stop import ask_to_stop
+
+# Kubeflow's trainer makes 32 ranks of a pod with 32 CPUs unless told otherwise; on a small one that may be meant.
+RANK_PER_CORE_IS_A_CHOICE_BELOW = 8
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line adds to the config."""
+
+    dry_run: bool = False
+    fresh: bool = False
+    force: bool = False
+
+
+def folder_of(loaded: LoadedConfig) -> RunFolder:
+    """Where a run leaves what it leaves."""
+    return RunFolder(Path(loaded.config.run.folder or f"runs/{loaded.name}").absolute())
+
+
+def own_run(loaded: LoadedConfig, folder: RunFolder, console: Console, node: NodeIdentity | None = None) -> None:
+    """Nobody else's run goes on in these folders, and none is begun there before this one ends."""
+    own_or_join(
+        folder.path,
+        checkpoint_folder(loaded.config, folder.path),
+        node,
+        has_head=HEAD in environment_snapshot(),
+        where_run=loaded.where("run.folder"),
+        where_checkpoints=loaded.where("checkpoint.folder"),
+        say=lambda text: say(console, text),
+    )
+
+
+def say_basis(loaded: LoadedConfig, console: Console) -> None:
+    """Where there is no run file: what the values start from."""
+    if loaded.without_file is not None:
+        say(console, f"{loaded.without_file}; coremill config show prints it, with the same --set")
+
+
+def place_of(loaded: LoadedConfig, node: NodeIdentity | None, console: Console) -> Place:
+    """This machine with as many nodes and ranks as Kubeflow asks for, unless the user named a number of ranks."""
+    nodes, wanted = 1 if node is None else node.nodes, loaded.config.fleet.nodes
+    if wanted not in (1, nodes):
+        raise InputError(
+            f"the config wants {wanted} nodes, but this command starts ranks on {nodes}",
+            where=loaded.where("fleet.nodes"),
+            why="coremill train starts the ranks of one machine",
+            do="start the same command on every node with torchrun or mpirun, or --set fleet.nodes=1",
+        )
+    asked = None if node is None else node.ranks_per_node
+    if asked is None or loaded.config.parallel.ranks_per_node != AUTO:
+        return Place(nodes=nodes)
+    if asked >= max(RANK_PER_CORE_IS_A_CHOICE_BELOW, probe_node().usable_cores):
+        text = f"PET_NPROC_PER_NODE={asked} is a rank per core, as Kubeflow fills in where numProcPerNode is left out"
+        say(console, f"{text}: left to the plan; --nproc {asked} insists")
+        return Place(nodes=nodes)
+    return Place(nodes=nodes, ranks_per_node=asked)
+
+
+def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, nodes: int = 1) -> bool:
+    """A finished run says so, and one of another config is not overwritten unasked; an unfinished one goes on.
+
+    On several hosts this one may have a part of a checkpoint only, or none: what it says then leaves that open.
+    """
+    finished = folder.is_finished()
+    if finished and (differing := fixed_keys(written_config(load_config(folder.config)), config)):
+        raise InputError(
+            f"{folder.path} holds a finished run of another config",
+            where=", ".join(differing),
+            why="a finished run is not overwritten unasked",
+            do="set run.folder to a new folder, or start anew with --fresh",
+        )
+    checkpoint = newest_checkpoint(config, folder.path)
+    if finished and not (checkpoint and config.train.steps and config.train.steps > checkpoint.step):
+        text = f"{folder.path} holds this run, finished"
+        say(console, f"{text}; coremill report {folder.path} shows it, --fresh runs it anew")
+        return True
+    if checkpoint is not None:
+        refuse_another_run(config, checkpoint)
+        if checkpoint.manifest.hosts:  # a part of it: the ranks find out whether the others are there
+            say(console, f"this host has its part of step {checkpoint.step}: all hosts agree where the run goes on")
+        else:
+            say(console, f"continuing from step {checkpoint.step}: {checkpoint.folder}")
+        if words := words_of_another_end(config, checkpoint):
+            say(console, words)
+    elif folder.config.is_file() and nodes > 1:
+        say(console, f"{folder.path} holds an unfinished run, no checkpoint is here: all hosts agree where it goes on")
+    elif folder.config.is_file():
+        say(console, f"{folder.path} holds an unfinished run without a whole checkpoint: it starts anew")
+    return False
+
+
+def write_orders(
+    folder: RunFolder, loaded: LoadedConfig, orders: Orders, *, fresh: bool, node: NodeIdentity | None = None
+) -> None:
+    """What the ranks and later readers find in the run folder; a run that goes on keeps what it said so far.
+
+    Several machines may share it: the first one clears it, before any rank can have met another.
+    """
+    leads = node is None or node.node_rank == 0
+    if leads:
+        if fresh:
+            clear_checkpoints(loaded.config, folder.path)
+        checkpoint = newest_checkpoint(loaded.config, folder.path)
+        goes_on = checkpoint is not None
+        if checkpoint is not None:
+            refuse_other_data(loaded.config, checkpoint, orders.data)
+        folder.clear(keep_events=goes_on, keep_logs=node is not None and node.nodes > 1)
+        if not goes_on:
+            reset_events(folder.path)
+    settled = replace(
+        loaded,
+        config=loaded.config.model_copy(
+            update={"run": loaded.config.run.model_copy(update={"folder": str(folder.path)})}
+        ),
+    )
+    write_whole(folder.config, show(settled))
+    if leads:
+        write_whole(folder.plan, json.dumps(orders.plan.to_json(), indent=2) + "\n")
+    node_rank = 0 if node is None else node.node_rank
+    write_whole(folder.orders_of(node_rank), json.dumps(orders.to_json(), indent=2) + "\n")
+
+
+def say_dry_run(orders: Orders, folder: RunFolder, console: Console) -> None:
+    """The last line where no rank is started."""
+    ranks = "1 rank" if orders.plan.world_size == 1 else f"{orders.plan.world_size} ranks"
+    say(console, f"dry run: {ranks} would run {orders.steps:,} steps in {folder.path}")
+
+
+def stop_run(run: Path, console: Console) -> None:
+    """Ask a run that is going to save and end."""
+    state = summarise(run)["state"]
+    if state != "running":
+        say(console, f"{run} is not running: {state}")
+        return
+    ask_to_stop(run)
+    say(console, f"{run} was asked to stop: it saves the step it is in and ends; the same command goes on from there")
