@@ -48,18 +48,21 @@ def _be_rank(folder: Path, trials: int) -> None:
     from safetensors.torch import load_file
 
     from coremill.checkpoint import store as store_module
-    from coremill.checkpoint.snapshot import MOMENTS, Training, take_snapshot, updates_done
+    from coremill.checkpoint.snapshot import Training, take_snapshot
     from coremill.checkpoint.store import Store
+    from coremill.config.schema import TrainSection
+    from coremill.engines.base import ParameterState
+    from coremill.engines.optimizers.adamw import STATE_NAMES, AdamW
     from coremill.model.slices import RowSlice
 
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Tanh(), torch.nn.Linear(512, 64))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = AdamW(model, list(model.named_parameters()), TrainSection(learning_rate=1e-2, weight_decay=1e-2))
     slices = [RowSlice(name, tuple(weight.shape), 0, len(weight), weight) for name, weight in model.named_parameters()]
 
     class Engine:
-        def slices(self) -> Any:
-            return slices
+        def state(self) -> list[ParameterState]:
+            return [ParameterState(piece, *optimizer.state_of(piece.local)) for piece in slices]
 
     def step() -> None:
         optimizer.zero_grad()
@@ -69,7 +72,7 @@ def _be_rank(folder: Path, trials: int) -> None:
     def digest() -> str:
         state = hashlib.sha256()
         for piece in slices:
-            for tensor in (piece.local, *(optimizer.state[piece.local][moment] for moment in MOMENTS)):
+            for tensor in (piece.local, *optimizer.state_of(piece.local)[0].values()):
                 state.update(tensor.detach().numpy().tobytes())
         return state.hexdigest()
 
@@ -78,10 +81,10 @@ def _be_rank(folder: Path, trials: int) -> None:
     store.make()
     store_module.PIECE_BYTES = 64 * 1024  # many writes: time for training to get between them
     for number in range(1, trials + 1):
-        before, updates = digest(), updates_done(optimizer)
-        training: Any = Training(Engine(), model, optimizer, None, None)  # type: ignore[arg-type]
+        before, updates = digest(), optimizer.state_of(slices[0].local)[1]
+        training: Any = Training(Engine(), model, None, None)  # type: ignore[arg-type]
         snapshot = take_snapshot(training, rank=0, world_size=1, copy=True)
-        saved_updates = updates_done(optimizer)  # as the saver takes it: together with the copy
+        saved_updates = snapshot.updates
         path = store.begin(number, number) / "rank-00000-of-00001.safetensors"
         started = threading.Event()
 
@@ -101,7 +104,7 @@ def _be_rank(folder: Path, trials: int) -> None:
         stored = hashlib.sha256()
         tensors = load_file(path)
         for piece in slices:
-            for group in ("parameters", *MOMENTS):
+            for group in ("parameters", *STATE_NAMES):
                 stored.update(tensors[f"{group}/{piece.name}"].numpy().tobytes())
         seen = {
             "number": number,

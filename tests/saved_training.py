@@ -120,7 +120,6 @@ def train_saved(
     from coremill.tasks.causal_lm.training import CausalLm
     from coremill.train.loop import train_steps
     from coremill.train.numerics import NumericsGuard
-    from coremill.train.optimizer import make_optimizer
     from coremill.world.stop import StopRequests
 
     torch.set_num_threads(1)
@@ -197,7 +196,8 @@ def train_saved(
     model.train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(name.startswith(each) for each in frozen))
-    made = make_engine(plan, world, head_in_backward=task.needs_head_in_backward)
+    settings = TrainSection(steps=steps, learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, seed=5)
+    made = make_engine(plan, world, settings, head_in_backward=task.needs_head_in_backward)
     made.place(model)
     here = {"rank": world.rank, "world_size": world.size}
     pretend_hosts(world, disks)
@@ -209,13 +209,11 @@ def train_saved(
         report = restore_parameters(model, origin.checkpoint, **here)
         events.write("load", bytes_read=report.bytes_read, tensor_bytes=report.tensor_bytes)
     made.start()
-    settings = TrainSection(steps=steps, learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, seed=5)
     config = RunConfig(
         train=settings,
         checkpoint=CheckpointSection(every=every, keep=keep),
         supervise=SuperviseSection(save_deadline=deadline),
     )
-    optimizer = make_optimizer(model, made.parameters(), settings)
     loader = RowLoader(
         PackedData.from_json(data),
         seed=5,
@@ -251,7 +249,7 @@ def train_saved(
 
     loader.next_step = noted  # type: ignore[method-assign]
     guard = NumericsGuard(NumericsSection(on_non_finite=on_non_finite, skip_budget=skip_budget), world, events)
-    training = Training(made, model, optimizer, loader, guard)
+    training = Training(made, model, loader, guard)
     restore_progress(origin.checkpoint, training, seed=5, **here)
     losses: dict[int, float] = {}
     skipped: list[int] = []
@@ -259,7 +257,7 @@ def train_saved(
     try:
         with Saver(config, Path(folder), origin, memory, steps, world, training, events, requests) as saver:
             where = {"steps": steps, "first_step": origin.step + 1}
-            for result in train_steps(made, task, loader, optimizer, settings, **where, agreement=saver, guard=guard):
+            for result in train_steps(made, task, loader, settings, **where, agreement=saver, guard=guard):
                 if result.skipped:
                     skipped.append(result.step)
                 losses[result.step] = result.loss
@@ -275,11 +273,11 @@ def train_saved(
                     requests.reason = "SIGTERM"
                 if poison_at is not None and result.step == poison_at - 1:
                     with torch.no_grad():
-                        for _, weight in made.parameters():
+                        for _, weight in made.trainable():
                             weight.fill_(float("nan"))
                 if last and result.step == drift_at:
                     # Not the last bit: the rounding of a later update may take that one back.
-                    made.parameters()[3][1].detach().view(torch.int32).view(-1)[7] ^= 1 << 10
+                    made.trainable()[3][1].detach().view(torch.int32).view(-1)[7] ^= 1 << 10
     except (Stopped, NonFinite, StorageError, Drifted) as error:
         ended = str(error)
     if export_to is not None:

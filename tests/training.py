@@ -95,7 +95,6 @@ def train_here(
     from coremill.model.source import ModelFolder
     from coremill.tasks.causal_lm.training import CausalLm
     from coremill.train.loop import train_steps
-    from coremill.train.optimizer import make_optimizer
 
     torch.set_num_threads(threads)
     folder = Path(model_folder)
@@ -114,12 +113,6 @@ def train_here(
     choices = apply_changes(model, task, RunConfig(model=ModelSection(fused=fused)))
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    made = make_engine(
-        plan, world, head_in_backward=task.needs_head_in_backward, through_memory=through_memory, named_rows=fused
-    )
-    made.place(model)
-    report = fill_parameters(model, source, rank=world.rank, world_size=world.size, seed=3)
-    made.start()
     settings = TrainSection(
         steps=steps,
         learning_rate=learning_rate,
@@ -128,6 +121,17 @@ def train_here(
         adam_epsilon=adam_epsilon,
         clip_norm=clip_norm,
     )
+    made = make_engine(
+        plan,
+        world,
+        settings,
+        head_in_backward=task.needs_head_in_backward,
+        through_memory=through_memory,
+        named_rows=fused,
+    )
+    made.place(model)
+    report = fill_parameters(model, source, rank=world.rank, world_size=world.size, seed=3)
+    made.start()
     loader = RowLoader(
         PackedData.from_json(data),
         seed=5,
@@ -138,8 +142,7 @@ def train_here(
         accumulation_steps=accumulation_steps,
         attention_across_documents=across_documents,
     )
-    optimizer = make_optimizer(model, made.parameters(), settings)
-    results = [asdict(result) for result in train_steps(made, task, loader, optimizer, settings, steps=steps)]
+    results = [asdict(result) for result in train_steps(made, task, loader, settings, steps=steps)]
     if export_to is not None:
         export_model(model, source, None, Path(export_to), world=world, dtype=getattr(torch, export_dtype))
     return {

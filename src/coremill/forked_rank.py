@@ -16,6 +16,7 @@ import socket
 import sys
 
 from coremill.cli import main as command_line
+from coremill.engines import engine_kind
 from coremill.hardware.probe import environment_snapshot
 from coremill.redaction import guard_output
 from coremill.supervise.fork_server import serve
@@ -33,17 +34,15 @@ STAGES = (
     "coremill.model.documents",
     "coremill.model.fused_layers",
     "coremill.model.load",
-    "coremill.engines",
     "coremill.tasks.causal_lm.training",
     "coremill.train.loop",
     "coremill.train.numerics",
-    "coremill.train.optimizer",
 )
 
 
 def import_stages(model_type: str, engine: str) -> None:
     """All that a rank of such a run will use."""
-    for name in (*STAGES, f"coremill.engines.{engine}"):
+    for name in (*STAGES, *engine_kind(engine).modules):
         importlib.import_module(name)
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 

@@ -23,6 +23,7 @@ COMPUTING = (
     "coremill.engines.base",
     "coremill.engines.one_host.engine",
     "coremill.engines.one_host.slots",
+    "coremill.engines.optimizers.adamw",
     "coremill.engines.replicate.engine",
     "coremill.engines.replicate.named_rows",
     "coremill.engines.replicate.replicas",
@@ -30,6 +31,7 @@ COMPUTING = (
     "coremill.engines.shard.fsdp_rules",
     "coremill.engines.shard.kept_in_fp32",
     "coremill.engines.shard.rows",
+    "coremill.engines.update",
     "coremill.engines.wire.codec",
     "coremill.engines.wire.collectives",
     "coremill.engines.wire.exchange",
@@ -52,7 +54,6 @@ COMPUTING = (
     "coremill.tasks.causal_lm.training",
     "coremill.train.loop",
     "coremill.train.numerics",
-    "coremill.train.optimizer",
 )
 
 

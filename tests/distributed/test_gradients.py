@@ -10,8 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ranks  # noqa: E402
+from coremill.config.schema import TrainSection  # noqa: E402
 
 WIDTH, LENGTH, PASSES = 12, 5, 4
+SETTINGS = TrainSection(steps=3, learning_rate=0.05, weight_decay=0.5)
 ENGINES: dict[str, dict[str, Any]] = {
     "replicate": {"engine": "replicate"},
     "memory": {"engine": "shard"},
@@ -98,7 +100,7 @@ def started(
     through_memory = values.pop("through_memory", True)
     values["accumulation_steps"] = passes
     plan: Any = SimpleNamespace(**{key: SimpleNamespace(value=value) for key, value in values.items()})
-    engine = make_engine(plan, world, head_in_backward=True, through_memory=through_memory)
+    engine = make_engine(plan, world, SETTINGS, head_in_backward=True, through_memory=through_memory)
     with torch.device("meta"):
         model = Mixture()
     given = dict(whole.named_parameters())
@@ -119,39 +121,29 @@ def tokens_of(step: int, place: int) -> torch.Tensor:
     return (torch.arange(LENGTH) * (place + 2) + 7 * step) % 51
 
 
-def reference_run(frozen: tuple[str, ...]) -> dict[str, tuple[Any, int | None]]:
+def reference_run(frozen: tuple[str, ...]) -> dict[str, tuple[Any, int]]:
     """One plain process with the global batch: each parameter and how often AdamW moved it."""
-    from coremill.config.schema import TrainSection
-    from coremill.train.optimizer import make_optimizer
+    from coremill.engines.optimizers.adamw import AdamW
 
     model = filled(frozen)
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    optimizer = make_optimizer(model, trained, TrainSection(steps=3, learning_rate=0.05, weight_decay=0.5))
+    optimizer = AdamW(model, trained, SETTINGS)
     for step, experts in enumerate(EXPERTS):
         for place, expert in enumerate(experts):
             model(tokens_of(step, place), expert).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return {name: (p.detach(), moves(optimizer, p)) for name, p in model.named_parameters()}
-
-
-def moves(optimizer: Any, parameter: Any) -> int | None:
-    return int(optimizer.state[parameter]["step"]) if parameter in optimizer.state else None
+    return {name: (p.detach(), optimizer.state_of(p)[1]) for name, p in model.named_parameters()}
 
 
 def frozen_and_unused(world: Any) -> list[str]:
     """What is not as in one process, on any engine."""
-    from coremill.config.schema import TrainSection
-    from coremill.train.optimizer import make_optimizer
-
     wrong = []
     for frozen_name, frozen in FROZEN.items():
         expected = reference_run(frozen)
         for engine_name, settings in ENGINES.items():
             passes = PASSES // world.size
             engine = started(world, filled(frozen), passes=passes, **settings)
-            section = TrainSection(steps=3, learning_rate=0.05, weight_decay=0.5)
-            optimizer = make_optimizer(engine.module, engine.parameters(), section)
             for step, experts in enumerate(EXPERTS):
                 for turn in range(passes):
                     place = world.rank * passes + turn
@@ -160,15 +152,15 @@ def frozen_and_unused(world: Any) -> list[str]:
                         is_last=turn == passes - 1,
                     )
                 engine.reduce(0.0)
-                optimizer.step()
-                engine.after_step()
-            for piece in engine.slices():
+                engine.step(SETTINGS.learning_rate, None)
+            for each in engine.state():
+                piece = each.rows
                 value, moved = expected[piece.name]
                 where = f"{frozen_name}, {engine_name}: {piece.name}"
                 if not torch.allclose(piece.local, value[piece.start : piece.stop], atol=1e-6, rtol=1e-5):
                     wrong.append(f"{where} has other values")
-                if piece.local.numel() and moves(optimizer, piece.local) != moved:
-                    wrong.append(f"{where} was moved {moves(optimizer, piece.local)} times, not {moved}")
+                if piece.local.numel() and each.updates != moved:
+                    wrong.append(f"{where} was moved {each.updates} times, not {moved}")
             assert engine.examine(lambda model: model(tokens_of(0, 0), world.rank % 3))
     return wrong
 

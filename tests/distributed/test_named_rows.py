@@ -42,6 +42,7 @@ def passes_of(rank: int, step: int) -> list[Any]:
 
 def gradients_and_bytes(world: Any, *, reads_whole: bool, dtype: str) -> list[dict[str, Any]]:
     """Of two steps: each gradient, what one process would have, and the bytes that were sent."""
+    from coremill.config.schema import TrainSection
     from coremill.engines.replicate.engine import ReplicateEngine
     from coremill.engines.wire.codec import codec_of
 
@@ -52,7 +53,9 @@ def gradients_and_bytes(world: Any, *, reads_whole: bool, dtype: str) -> list[di
             weight.data = weight.data.bfloat16().float()
     with torch.device("meta"):
         model = make_model(reads_whole=reads_whole)
-    engine = ReplicateEngine(world, compute_dtype=getattr(torch, dtype), gradient_codec=codec_of("fp32"))
+    engine = ReplicateEngine(
+        world, TrainSection(steps=2), compute_dtype=getattr(torch, dtype), gradient_codec=codec_of("fp32")
+    )
     engine.place(model)
     with torch.no_grad():
         for weight, given in zip(model.parameters(), reference.parameters(), strict=True):
@@ -68,7 +71,7 @@ def gradients_and_bytes(world: Any, *, reads_whole: bool, dtype: str) -> list[di
         for rank in range(world.size):
             for tokens in passes_of(rank, step):
                 reference(tokens).backward()
-        gradients = [weight.grad for _, weight in engine.parameters()]
+        gradients = [weight.grad for _, weight in engine.trainable()]
         expected = [weight.grad for weight in reference.parameters()]
         apart = [float((a - b).norm() / b.norm()) for a, b in zip(gradients, expected, strict=True)]
         norm = sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
@@ -81,7 +84,7 @@ def gradients_and_bytes(world: Any, *, reads_whole: bool, dtype: str) -> list[di
                 "bytes": engine.wire_use().bytes_sent,
             }
         )
-        engine.after_step()
+        engine.skip_step()
         assert engine.examine(lambda module, tokens=passes[0]: module(tokens).float())
     return found
 

@@ -19,7 +19,10 @@ from coremill.errors import InputError
 from coremill.train.schedule import learning_rate_at
 
 # A run is the same run with other machines, another end and another rhythm of saving; with other data it is not.
-MAY_CHANGE = ("train.steps", "model.fused", "checkpoint.", "parallel.", "fleet.", "run.", "supervise.", "numerics.")
+MAY_CHANGE = (
+    *("train.steps", "train.optimizer", "model.fused"),
+    *("checkpoint.", "parallel.", "fleet.", "run.", "supervise.", "numerics."),
+)
 
 
 def checkpoint_folder(config: RunConfig, run_folder: Path) -> Path:

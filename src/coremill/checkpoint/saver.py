@@ -33,7 +33,7 @@ from coremill.checkpoint.in_flight import (
     words,
 )
 from coremill.checkpoint.resume import EventSink, Origin
-from coremill.checkpoint.snapshot import Training, file_name, take_snapshot, updates_apart, updates_done
+from coremill.checkpoint.snapshot import Training, file_name, take_snapshot
 from coremill.checkpoint.store import NotSaved, Store, sync_bytes_among
 from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
@@ -92,7 +92,7 @@ class Saver:
         self._stop_agreed = self._save_agreed = self._disk_full = self._late = self._hangs = self._slow = False
         self._shortage: str | None = None  # in words, on rank 0
         self._shapes = {piece.name: piece.shape for piece in training.engine.slices()}
-        self._state_bytes = 12 * sum(math.prod(shape) for shape in self._shapes.values())
+        self._state_bytes = training.engine.state_bytes()
         self._bytes_here = math.ceil(self._state_bytes * origin.places.share)  # in this rank's folder
         self._way = way_to_save(memory, self._state_bytes // world.size)
         self._committer = Committer(
@@ -246,8 +246,8 @@ class Saver:
         snapshot = take_snapshot(self._training, rank=world.rank, world_size=world.size, copy=in_background)
         state = {
             "step": step,
-            "updates": updates_done(self._training.optimizer),
-            "updates_apart": updates_apart(self._training),
+            "updates": snapshot.updates,
+            "updates_apart": snapshot.updates_apart,
             "loader": self._training.loader.state(),
             "numerics": self._training.guard.state(),
             "seed": self._config.train.seed,

@@ -1,8 +1,8 @@
 """Between a rank's memory and the files of a checkpoint: which rows it writes, and how rows come back to any ranks.
 
-A file holds rows [start, stop) of every parameter and of its two AdamW moments, all fp32. Ranks that hold everything
-(replicate) write their part of the rows only, by the rule ranks that share (shard) hold theirs by, so a checkpoint is
-the same whichever engine made it, and any number of ranks of either engine reads it by byte range.
+A file holds rows [start, stop) of every parameter and of what the optimizer has beside it, all fp32. Ranks that hold
+everything write their part of the rows only, by the rule by which others share them out, so a checkpoint is the same
+whichever engine made it, and any number of ranks of any engine reads it by byte range.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coremill.checkpoint.manifest import Checkpoint, Manifest, StoredFile
 from coremill.checkpoint.store import StoredTensor
 from coremill.data.loader import RowLoader
 from coremill.data.order import order_key
-from coremill.engines.base import Engine
+from coremill.engines.base import Engine, ParameterState
 from coremill.errors import InputError
 from coremill.model.load import LoadReport
 from coremill.model.read import TensorReader
@@ -30,7 +30,6 @@ from coremill.train.numerics import NumericsGuard
 from coremill.world.heartbeat import HEARTBEAT
 
 WEIGHTS, BUFFERS, RNG = "parameters", "buffers", "rng/torch"
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def file_name(rank: int, world_size: int) -> str:
@@ -44,7 +43,6 @@ class Training:
 
     engine: Engine
     model: nn.Module
-    optimizer: torch.optim.Optimizer
     loader: RowLoader
     guard: NumericsGuard
 
@@ -55,6 +53,8 @@ class Snapshot:
 
     tensors: list[StoredTensor]
     rows: dict[str, tuple[int, int]]
+    updates: int  # of the weights, so far
+    updates_apart: dict[str, int]  # of parameters that were moved less often, for want of a use; whole on rank 0
 
     @property
     def bytes(self) -> int:
@@ -73,34 +73,23 @@ def take_snapshot(training: Training, *, rank: int, world_size: int, copy: bool)
         data = memoryview(kept.view(-1).view(torch.uint8).numpy()).cast("B")  # type: ignore[arg-type]
         tensors.append(StoredTensor(name, STORED_NAMES[tensor.dtype], tuple(tensor.shape), data))
 
-    for piece in training.engine.slices():
+    state = training.engine.state()
+    for each in state:
+        piece = each.rows
         start, stop = rows_of_rank(piece.shape[0] if piece.shape else 1, rank, world_size)
         if start == stop:
             continue
         rows[piece.name] = (start, stop)
-        state = training.optimizer.state.get(piece.local, {})
-        for group, tensor in ((WEIGHTS, piece.local), *((moment, state.get(moment)) for moment in MOMENTS)):
-            if tensor is not None:
-                part = tensor[start - piece.start : stop - piece.start] if piece.shape else tensor
-                add(f"{group}/{piece.name}", part)
+        for group, tensor in ((WEIGHTS, piece.local), *each.optimizer.items()):
+            part = tensor[start - piece.start : stop - piece.start] if piece.shape else tensor
+            add(f"{group}/{piece.name}", part)
     if rank == 0:
         for name, buffer in _buffers(training.model).items():
             add(f"{BUFFERS}/{name}", buffer.reshape(1) if buffer.dim() == 0 else buffer)
     add(RNG, torch.get_rng_state())
-    return Snapshot(tensors, rows)
-
-
-def updates_done(optimizer: torch.optim.Optimizer) -> int:
-    """How often the optimizer has moved its parameters: AdamW's bias correction depends on it."""
-    return int(max((float(state["step"]) for state in optimizer.state.values()), default=0.0))
-
-
-def updates_apart(training: Training) -> dict[str, int]:
-    """The same of parameters that were moved less often, for want of a use (experts, say); whole on rank 0."""
-    most = updates_done(training.optimizer)
-    states = {piece.name: training.optimizer.state.get(piece.local, {}) for piece in training.engine.slices()}
-    updates = {name: int(state["step"]) for name, state in states.items() if "step" in state}
-    return {name: count for name, count in updates.items() if count != most}
+    updates = max((each.updates for each in state), default=0)
+    apart = {each.rows.name: each.updates for each in state if 0 < each.updates < updates}
+    return Snapshot(tensors, rows, updates, apart)
 
 
 class CheckpointReader:
@@ -109,6 +98,7 @@ class CheckpointReader:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self._files: dict[str, dict[str, TensorHeader]] = {}
+        self._groups_of: dict[str, set[str]] = {}  # by file
         self._reader = TensorReader(checkpoint.folder)
 
     def __enter__(self) -> CheckpointReader:
@@ -122,10 +112,13 @@ class CheckpointReader:
         """Of tensors, so far."""
         return self._reader.bytes_read
 
-    def has(self, group: str, piece: RowSlice) -> bool:
-        """Whether the checkpoint holds these rows; parameters that were never moved have no moments."""
+    def optimizer_groups(self, piece: RowSlice) -> list[str]:
+        """What the checkpoint holds of the optimizer beside these rows: nothing where they were never moved."""
         files = [file.name for file in self.checkpoint.manifest.files if _common_rows(file, piece)]
-        return bool(files) and all(f"{group}/{piece.name}" in self._headers(file) for file in files)
+        groups = {group for file in files for group in self._groups(file)} - {WEIGHTS, BUFFERS}
+        return sorted(
+            group for group in groups if all(f"{group}/{piece.name}" in self._headers(file) for file in files)
+        )
 
     def read(self, group: str, piece: RowSlice, target: torch.Tensor) -> None:
         """The rows of `piece` into `target`."""
@@ -141,6 +134,11 @@ class CheckpointReader:
         """A tensor that one file holds alone."""
         header = self._headers(file).get(name)
         return None if header is None else self._reader.read_whole(header)
+
+    def _groups(self, file: str) -> set[str]:
+        if file not in self._groups_of:
+            self._groups_of[file] = {name.partition("/")[0] for name in self._headers(file)}
+        return self._groups_of[file]
 
     def _headers(self, file: str) -> dict[str, TensorHeader]:
         if file not in self._files:
@@ -202,30 +200,31 @@ def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, w
 
 
 @torch.no_grad()
-def restore_optimizer(optimizer: torch.optim.Optimizer, slices: Sequence[RowSlice], checkpoint: Checkpoint) -> None:
-    """Give AdamW its moments back."""
+def restore_optimizer(engine: Engine, checkpoint: Checkpoint) -> None:
+    """Give the engine back what it held beside the weights."""
     saved = checkpoint.state()
     apart: dict[str, int] = saved.get("updates_apart", {})
-    total_bytes = len(MOMENTS) * _bytes([piece for piece in slices if piece.local.requires_grad])
-    with HEARTBEAT.work("reading the checkpoint", total_bytes), CheckpointReader(checkpoint) as reader:
-        for piece in slices:
-            if not piece.local.requires_grad or not piece.local.numel() or not reader.has(MOMENTS[0], piece):
-                continue
-            updates = float(apart.get(piece.name, saved["updates"]))
-            state: dict[str, torch.Tensor] = {"step": torch.tensor(updates, dtype=torch.float32)}
-            for moment in MOMENTS:
-                state[moment] = torch.empty_like(piece.local, requires_grad=False)
-                reader.read(moment, piece, state[moment])
-            optimizer.state[piece.local] = state
+    with CheckpointReader(checkpoint) as reader:
+        trained = [piece for piece in engine.slices() if piece.local.requires_grad and piece.local.numel()]
+        groups = {piece.name: reader.optimizer_groups(piece) for piece in trained}
+        total_bytes = sum(len(groups[piece.name]) * piece.bytes for piece in trained)
+        state = []
+        with HEARTBEAT.work("reading the checkpoint", total_bytes):
+            for piece in trained:
+                held = {group: torch.empty_like(piece.local, requires_grad=False) for group in groups[piece.name]}
+                for group, tensor in held.items():
+                    reader.read(group, piece, tensor)
+                state.append(ParameterState(piece, held, apart.get(piece.name, saved["updates"])))
+    engine.restore(state)
 
 
 def restore_progress(
     checkpoint: Checkpoint | None, training: Training, *, rank: int, world_size: int, seed: int
 ) -> None:
-    """Everything but the parameters: moments, place in the data, random numbers; None: the run begins."""
+    """Everything but the parameters: the optimizer, place in the data, random numbers; None: the run begins."""
     if checkpoint is not None:
         state = checkpoint.state()
-        restore_optimizer(training.optimizer, training.engine.slices(), checkpoint)
+        restore_optimizer(training.engine, checkpoint)
         training.loader.restore(state["loader"])
         training.guard.restore(state.get("numerics", {}))
     restore_rng(checkpoint, rank=rank, world_size=world_size, seed=seed)

@@ -104,6 +104,7 @@ class TrainSection(Section):
 
     steps: PositiveInt | None = Field(None, description="optimizer steps; give this or epochs")
     epochs: Annotated[float, Field(gt=0)] | None = Field(None, description="passes over the data; give this or steps")
+    optimizer: Literal["adamw"] = Field("adamw", description="what moves the weights, in fp32")
     learning_rate: Annotated[float, Field(gt=0)] = Field(2.0e-5, description="peak learning rate")
     schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up")
     warmup_steps: NonNegativeInt = Field(0, description="steps over which the learning rate rises from zero")

@@ -1,8 +1,9 @@
 """The engine protocol: what the training loop asks of a way to share the work among ranks.
 
-The life of an engine: `place` a model that lies on the meta device, fill its parameters, `start`, then for each step
-`forward_backward` once per micro-batch, `reduce` once, optionally `scale_gradients`, the optimizer's step on
-`parameters`, `after_step`.
+The life of an engine: `place` a model that lies on the meta device, fill its parameters, `start`, where a run goes on
+`restore`, then for each step `forward_backward` once per micro-batch, `reduce` once, and `step`, or `skip_step` where
+the numbers of `reduce` are not finite. How it moves its weights, by an optimizer of engines/optimizers/ (update.py) or
+otherwise, is the engine's own.
 """
 
 from __future__ import annotations
@@ -54,6 +55,15 @@ class WireUse:
         return sum(use.exposed_seconds for use in self.collectives.values())
 
 
+@dataclass(frozen=True)
+class ParameterState:
+    """What must survive of one parameter on this rank."""
+
+    rows: RowSlice
+    optimizer: dict[str, torch.Tensor]  # in the shape of the rows, by name in a checkpoint; empty before an update
+    updates: int  # of this parameter so far
+
+
 class Engine(Protocol):
     """How ranks share the work."""
 
@@ -70,14 +80,15 @@ class Engine(Protocol):
     def module(self) -> nn.Module:
         """What to call for a forward pass."""
 
-    def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """What the optimizer updates on this rank: names and fp32 tensors; frozen parameters are left out.
+    def trainable(self) -> list[tuple[str, torch.Tensor]]:
+        """What is updated on this rank: names and fp32 tensors. Frozen parameters are left out: they have no gradient
+        and no state, and nothing of them is reduced.
 
         After `reduce` their .grad is the sum over all ranks; None, on every rank, where no rank had a use for the
-        parameter in this step: the optimizer passes it over, as it would in one process."""
+        parameter in this step: the update passes it over, as it would in one process."""
 
     def slices(self) -> list[RowSlice]:
-        """Every parameter with the rows this rank holds, possibly none; `local` is the tensor that `parameters` has."""
+        """Every parameter with the rows this rank holds, possibly none; `local` is the tensor that `trainable` has."""
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch: loss and gradients; the last one of a step sends what has to be sent."""
@@ -94,11 +105,24 @@ class Engine(Protocol):
         For finding out whose they were not; every rank calls it as often. Leaves no gradients.
         """
 
-    def scale_gradients(self, factor: float) -> None:
-        """Multiply all gradients (clipping)."""
+    def step(self, learning_rate: float, clip_norm: float | None) -> None:
+        """Clip by the norm that `reduce` found, update, publish the new weights, drop the gradients."""
 
-    def after_step(self) -> None:
-        """The optimizer has moved the parameters: publish them, drop the gradients."""
+    def skip_step(self) -> None:
+        """Drop the gradients; weights stay as they were."""
+
+    def state(self) -> list[ParameterState]:
+        """For a checkpoint, between two steps: of every parameter in `slices`, in its order and where it lies."""
+
+    def restore(self, state: Sequence[ParameterState]) -> None:
+        """What `state` gave, as far as this rank holds it now, after `start` and before the first step; the weights are
+        there already."""
+
+    def finish(self) -> None:
+        """Training is over: let go of what only an update needs, before the weights are exported."""
+
+    def state_bytes(self) -> int:
+        """Of the state that all ranks together will save."""
 
     def require_equal(self, moment: str) -> None:
         """Weights that ranks hold in common are the same on all; else Drifted is raised on every rank, naming `moment`.

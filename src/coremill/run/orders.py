@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from coremill.config.load import LoadedConfig, load_config
+from coremill.engines import engine_kind
 from coremill.errors import InputError
 from coremill.hardware.probe import affinity_mask
 from coremill.hosts.fingerprint import (
@@ -118,7 +119,7 @@ def with_cpus_told(orders: Orders, folder: RunFolder, world: World) -> Orders:
     """Where replicas sit on CPUs that may round differently, the plan says so: they are compared at every save."""
     from torch.backends.cpu import get_cpu_capability
 
-    if world.nodes == 1 or orders.plan.engine.value != "replicate":
+    if world.nodes == 1 or not engine_kind(orders.plan.engine.value).keeps_replicas:
         return orders
     # AVX2 and AVX512 give the same bits in fused AdamW and in random numbers (torch 2.13), plain x86 gives others.
     capability = get_cpu_capability().replace("AVX512", "AVX2")

@@ -129,7 +129,7 @@ def train_rank(run: RankRun, show: Callable[[], None]) -> None:
     training = resume(run, engine, model, origin)
     train(run, task, training, origin, show)
     if run.config.run.export:
-        del training
+        engine.finish()
         export(run, model)
     run.events.write("end", seconds=time.perf_counter() - began)
 
@@ -166,7 +166,11 @@ def build(run: RankRun, task: CausalLm) -> tuple[nn.Module, Engine]:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
         engine = make_engine(
-            plan, run.world, head_in_backward=task.needs_head_in_backward, named_rows=config.model.fused
+            plan,
+            run.world,
+            config.train,
+            head_in_backward=task.needs_head_in_backward,
+            named_rows=config.model.fused,
         )
         choices["exchange"] = engine.exchange
         for name, choice in choices.items():
@@ -202,7 +206,6 @@ def resume(run: RankRun, engine: Engine, model: nn.Module, origin: Origin) -> Tr
     from coremill.checkpoint.snapshot import Training, restore_progress
     from coremill.data.loader import RowLoader
     from coremill.train.numerics import NumericsGuard
-    from coremill.train.optimizer import make_optimizer
 
     config, plan, world = run.config, run.orders.plan, run.world
     loader = RowLoader(
@@ -215,9 +218,8 @@ def resume(run: RankRun, engine: Engine, model: nn.Module, origin: Origin) -> Tr
         world_size=world.size,
         attention_across_documents=config.data.attention_across_documents,
     )
-    optimizer = make_optimizer(model, engine.parameters(), config.train)
     guard = NumericsGuard(config.numerics, world, run.events)
-    training = Training(engine, model, optimizer, loader, guard)
+    training = Training(engine, model, loader, guard)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
     return training
 
@@ -236,7 +238,6 @@ def train(run: RankRun, task: CausalLm, training: Training, origin: Origin, show
             training.engine,
             task,
             training.loader,
-            training.optimizer,
             config.train,
             steps=orders.steps,
             first_step=origin.step + 1,

@@ -62,7 +62,6 @@ def train_steps(
     engine: Engine,
     task: Task,
     loader: RowLoader,
-    optimizer: torch.optim.Optimizer,
     settings: TrainSection,
     *,
     steps: int,
@@ -92,13 +91,9 @@ def train_steps(
         learning_rate = learning_rate_at(step, steps, settings)
         finite = is_finite(totals)  # of totals that are the same everywhere: all ranks take the same way
         if finite:
-            if settings.clip_norm is not None and totals.gradient_norm > settings.clip_norm:
-                engine.scale_gradients(settings.clip_norm / totals.gradient_norm)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
-            optimizer.step()
-        engine.after_step()
-        if not finite:
+            engine.step(learning_rate, settings.clip_norm)
+        else:
+            engine.skip_step()
             _judge(step, engine, task, work, losses, totals, guard)
         if agreement:
             agreement.hear(totals.votes)

@@ -10,37 +10,42 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from coremill.checkpoint.manifest import Checkpoint, Manifest  # noqa: E402
-from coremill.checkpoint.snapshot import (  # noqa: E402
-    Training,
-    file_name,
-    restore_optimizer,
-    take_snapshot,
-    updates_apart,
-    updates_done,
-)
+from coremill.checkpoint.snapshot import Training, file_name, restore_optimizer, take_snapshot  # noqa: E402
 from coremill.checkpoint.store import Store  # noqa: E402
+from coremill.config.schema import TrainSection  # noqa: E402
+from coremill.engines.update import OptimizerUpdate  # noqa: E402
 from coremill.model.slices import RowSlice  # noqa: E402
 
 USED = {"always": (1, 2, 3), "at times": (2,), "never": (), "frozen": ()}  # by step
 
 
-class Whole:
+class Whole(OptimizerUpdate):
     """An engine of one rank, as far as a snapshot looks."""
 
+    module = torch.nn.Module()
+
     def __init__(self) -> None:
+        super().__init__(TrainSection(steps=3))
         self.weights = {name: torch.nn.Parameter(torch.ones(3, 2), requires_grad=name != "frozen") for name in USED}
-        self.optimizer = torch.optim.AdamW([weight for weight in self.weights.values() if weight.requires_grad])
+        self._make_optimizer()
+
+    def trainable(self) -> list[tuple[str, Any]]:
+        return [(name, weight) for name, weight in self.weights.items() if weight.requires_grad]
 
     def slices(self) -> list[RowSlice]:
         return [RowSlice(name, (3, 2), 0, 3, weight) for name, weight in self.weights.items()]
 
-    def step(self, step: int) -> None:
+    def skip_step(self) -> None:
+        for weight in self.weights.values():
+            weight.grad = None
+
+    def train(self, step: int) -> None:
         for name, weight in self.weights.items():
             weight.grad = torch.full_like(weight, float(step)) if step in USED[name] else None
-        self.optimizer.step()
+        self.step(1e-3, clip_norm=None)
 
     def training(self) -> Training:
-        parts: Any = (self, torch.nn.Module(), self.optimizer, None, None)
+        parts: Any = (self, self.module, None, None)
         return Training(*parts)
 
 
@@ -53,24 +58,24 @@ def saved(engine: Whole, folder: Path) -> Checkpoint:
     manifest = Manifest(
         step=2, attempt="a1", world_size=1, engine="replicate", parameters=shapes, files=files, versions={}
     )
-    updates = {"updates": updates_done(engine.optimizer), "updates_apart": updates_apart(engine.training())}
+    updates = {"updates": snapshot.updates, "updates_apart": snapshot.updates_apart}
     return store.commit(partial, manifest, updates)
 
 
 def test_a_run_goes_on_with_the_moments_and_updates_of_each_parameter(tmp_path: Path) -> None:
     one, other = Whole(), Whole()
     for step in (1, 2):
-        one.step(step)
+        one.train(step)
     checkpoint = saved(one, tmp_path / "checkpoints")
     with torch.no_grad():
         for name, weight in other.weights.items():
             weight.copy_(one.weights[name])
-    restore_optimizer(other.optimizer, other.slices(), checkpoint)
+    restore_optimizer(other, checkpoint)
     for engine in (one, other):
-        steps = {name: engine.optimizer.state.get(weight, {}).get("step") for name, weight in engine.weights.items()}
-        assert steps == {"always": 2, "at times": 1, "never": None, "frozen": None}
+        updates = {each.rows.name: each.updates for each in engine.state()}
+        assert updates == {"always": 2, "at times": 1, "never": 0, "frozen": 0}
         for name in ("always", "at times"):
             engine.weights[name].grad = torch.full((3, 2), 0.3)
-        engine.optimizer.step()
+        engine.step(1e-3, clip_norm=None)
     for name, weight in one.weights.items():
         assert torch.equal(weight, other.weights[name]), name

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from coremill.config.schema import TrainSection  # noqa: E402
 from coremill.engines.replicate.engine import ReplicateEngine  # noqa: E402
 from coremill.engines.wire.codec import codec_of  # noqa: E402
 
@@ -27,7 +28,9 @@ class Halves(torch.nn.Module):
 
 def test_a_gradient_of_the_step_before_is_not_used_again_and_frozen_weights_have_none() -> None:
     world: Any = SimpleNamespace(rank=0, size=1, flows=1, sums=list)
-    engine = ReplicateEngine(world, compute_dtype=torch.bfloat16, gradient_codec=codec_of("fp32"))
+    engine = ReplicateEngine(
+        world, TrainSection(steps=1), compute_dtype=torch.bfloat16, gradient_codec=codec_of("fp32")
+    )
     with torch.device("meta"):
         model = Halves()
     engine.place(model)
@@ -38,9 +41,9 @@ def test_a_gradient_of_the_step_before_is_not_used_again_and_frozen_weights_have
     for used, expected in ((0, [4.0, None]), (1, [None, 4.0]), (0, [4.0, None])):
         engine.forward_backward(lambda module, used=used: module(used), is_last=True)
         totals = engine.reduce(1.0)
-        sums = [None if master.grad is None else float(master.grad.sum()) for _, master in engine.parameters()]
+        sums = [None if master.grad is None else float(master.grad.sum()) for _, master in engine.trainable()]
         assert sums == expected and totals.gradient_norm == 2.0
-        engine.after_step()
+        engine.skip_step()
     assert [(piece.name, piece.local.requires_grad) for piece in engine.slices()] == [
         ("parts.0", True),
         ("parts.1", True),

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from coremill.config.schema import TrainSection  # noqa: E402
 from coremill.engines.one_host.engine import OneHostShardEngine  # noqa: E402
 from coremill.engines.shard.engine import ShardEngine  # noqa: E402
 from coremill.engines.wire.codec import codec_of  # noqa: E402
@@ -20,6 +21,7 @@ WORLD: Any = SimpleNamespace(rank=0, size=2, nodes=2, flows=1)
 def over_the_wire() -> ShardEngine:
     return ShardEngine(
         WORLD,
+        TrainSection(steps=1),
         compute_dtype=torch.float32,
         gradient_codec=codec_of("fp32"),
         weight_wire_dtype=None,
@@ -32,7 +34,7 @@ def over_the_wire() -> ShardEngine:
 
 def through_memory() -> OneHostShardEngine:
     neighbours: Any = None  # it does not get that far
-    return OneHostShardEngine(WORLD, neighbours, compute_dtype=torch.float32)
+    return OneHostShardEngine(WORLD, neighbours, TrainSection(steps=1), compute_dtype=torch.float32)
 
 
 @pytest.mark.parametrize("make", [over_the_wire, through_memory])

@@ -16,10 +16,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from coremill.config.schema import TrainSection
 from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
 from coremill.engines.one_host.cost import RESIDENT_UP_TO_BYTES
 from coremill.engines.one_host.shared_memory import Neighbours
 from coremill.engines.one_host.slots import HostSums, HostWeight, HostWeights
+from coremill.engines.update import OptimizerUpdate
 from coremill.engines.wire.exchange import WireMeter
 from coremill.engines.wire.leaving import in_leaving_order
 from coremill.errors import InputError
@@ -44,12 +46,15 @@ class _Group:
         return sum(weight.whole.nbytes for weight in self.weights)
 
 
-class OneHostShardEngine:
+class OneHostShardEngine(OptimizerUpdate):
     """1/N of the state on every rank, one copy of the weights on the host."""
 
     name = "shard"
 
-    def __init__(self, world: World, neighbours: Neighbours, *, compute_dtype: torch.dtype) -> None:
+    def __init__(
+        self, world: World, neighbours: Neighbours, settings: TrainSection, *, compute_dtype: torch.dtype
+    ) -> None:
+        super().__init__(settings)
         self._world = world
         self._neighbours = neighbours
         self._compute_dtype = compute_dtype
@@ -114,13 +119,14 @@ class OneHostShardEngine:
     def start(self) -> None:
         """Rows are filled: show them to all."""
         self._weights.publish()
+        self._make_optimizer()
 
     @property
     def module(self) -> nn.Module:
         """What to call for a forward pass."""
         return self._model
 
-    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+    def trainable(self) -> list[tuple[str, torch.Tensor]]:
         """This rank's rows of what is trained; parameters with fewer rows than ranks may have none here."""
         return [(name, weight.local) for name, weight in self._named if weight.is_trained and weight.local.numel()]
 
@@ -187,7 +193,9 @@ class OneHostShardEngine:
         squares = sum_of_squares(weight.local.grad for _, weight in self._named if weight.local.grad is not None)
         is_used = {weight.local: weight in self._used for _, weight in self._named if weight.is_trained}
         self._used.clear()
-        return self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
+        totals = self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
+        self._gradient_norm = totals.gradient_norm
+        return totals
 
     def examine(self, loss_function: LossFunction) -> bool:
         """Nothing is exchanged."""
@@ -198,11 +206,7 @@ class OneHostShardEngine:
         finally:
             self._is_finite = None
 
-    def scale_gradients(self, factor: float) -> None:
-        """In place."""
-        torch._foreach_mul_([local.grad for _, local in self.parameters() if local.grad is not None], factor)
-
-    def after_step(self) -> None:
+    def skip_step(self) -> None:
         """All ranks are through with the weights that were: they agreed on the norm. Show what this rank's became."""
         for _, weight in self._named:
             weight.local.grad = None

@@ -36,3 +36,5 @@ class OptimizerCost:
 # Two fp32 tensors. The fused kernel reads weight, gradient and these and writes three; norm and clipping read and write
 # gradients. Square roots and quotients: measured on Neoverse-N1.
 ADAMW = OptimizerCost(state_bytes=8, update_bytes=28 + 4 + 8, update_core_seconds=2.6e-9)
+
+COSTS = {"adamw": ADAMW}  # by train.optimizer

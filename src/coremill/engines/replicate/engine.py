@@ -16,10 +16,12 @@ from typing import Literal
 import torch
 from torch import nn
 
+from coremill.config.schema import TrainSection
 from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, drop_gradients, sum_of_squares
 from coremill.engines.replicate.cost import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
 from coremill.engines.replicate.named_rows import NamedRows, SumOfNamedRows, lookups_of
 from coremill.engines.replicate.replicas import require_equal_replicas
+from coremill.engines.update import OptimizerUpdate
 from coremill.engines.wire.codec import Codec, shares_of
 from coremill.engines.wire.collectives import BufferPool, SumOverRanks
 from coremill.engines.wire.exchange import Exchange, WireMeter
@@ -42,14 +44,21 @@ class _Bucket:
         return self.made == len(self.weights)
 
 
-class ReplicateEngine:
+class ReplicateEngine(OptimizerUpdate):
     """The whole model on every rank."""
 
     name = "replicate"
 
     def __init__(
-        self, world: World, *, compute_dtype: torch.dtype, gradient_codec: Codec, named_rows: bool = True
+        self,
+        world: World,
+        settings: TrainSection,
+        *,
+        compute_dtype: torch.dtype,
+        gradient_codec: Codec,
+        named_rows: bool = True,
     ) -> None:
+        super().__init__(settings)
         self._world = world
         self._names_rows = named_rows and world.size > 1
         self._compute_dtype = compute_dtype
@@ -96,13 +105,14 @@ class ReplicateEngine:
         for weight in self._model.parameters():
             if weight.requires_grad:
                 weight.register_post_accumulate_grad_hook(lambda weight: engine._is_made(weight))
+        self._make_optimizer()
 
     @property
     def module(self) -> nn.Module:
         """What to call for a forward pass."""
         return self._model
 
-    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+    def trainable(self) -> list[tuple[str, torch.Tensor]]:
         """The fp32 weights that are trained: the module's own, or the masters."""
         return [(name, self._masters.get(weight, weight)) for name, weight in self._trained()]
 
@@ -136,10 +146,12 @@ class ReplicateEngine:
         is_used = {self._masters.get(weight, weight): weight in self._made for _, weight in self._trained()}
         if not self._buckets:
             drop_gradients(is_used)  # a master's would be the step before's
-        gradients = [weight.grad.reshape(-1) for _, weight in self.parameters() if weight.grad is not None]
+        gradients = [weight.grad.reshape(-1) for _, weight in self.trainable() if weight.grad is not None]
         # They are the same everywhere: each rank takes the norm of a share, which all agree on.
         squares = sum_of_squares(shares_of(gradients, self._world.size)[self._world.rank])
-        return self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
+        totals = self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
+        self._gradient_norm = totals.gradient_norm
+        return totals
 
     def examine(self, loss_function: LossFunction) -> bool:
         """On the bare model: nothing is exchanged."""
@@ -150,11 +162,7 @@ class ReplicateEngine:
         self._model.zero_grad(set_to_none=True)
         return finite
 
-    def scale_gradients(self, factor: float) -> None:
-        """In place."""
-        torch._foreach_mul_([weight.grad for _, weight in self.parameters() if weight.grad is not None], factor)
-
-    def after_step(self) -> None:
+    def skip_step(self) -> None:
         """bf16 weights follow their masters, whose gradients stay allocated and are overwritten by the next step."""
         self._model.zero_grad(set_to_none=True)
         with torch.no_grad():

@@ -1,12 +1,95 @@
-"""Shard: 1/N of the state on every rank, over the wire or, on one host, through memory (engines/one_host)."""
+"""1/N of weights, gradients and optimizer state on every rank.
+
+Through memory where all ranks are on one host (engines/one_host/), else through gloo; beside either, weights that a
+model wants in fp32 whatever the rest computes in.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from coremill.engines.shard.cost import ShardCost
+
+if TYPE_CHECKING:
+    from coremill.config.schema import TrainSection
+    from coremill.engines.base import Engine
+    from coremill.plan.types import Plan
+    from coremill.world.group import World
 
 
 class Shard:
-    """What the registry knows of it; importable without torch."""
+    """The registered kind."""
 
     name = "shard"
     cost = ShardCost()
+    keeps_replicas = False
+    modules = (
+        "coremill.engines.one_host.engine",
+        "coremill.engines.shard.engine",
+        "coremill.engines.shard.kept_in_fp32",
+    )
+
+    @staticmethod
+    def make(
+        plan: Plan,
+        world: World,
+        settings: TrainSection,
+        *,
+        head_in_backward: bool,
+        through_memory: bool,
+        named_rows: bool,
+    ) -> Engine:
+        """In the form that this world and dtype ask for."""
+        from coremill.engines.base import DTYPES
+        from coremill.engines.shard.kept_in_fp32 import KeepsInFp32
+
+        made = _make(
+            plan,
+            world,
+            settings,
+            head_in_backward=head_in_backward,
+            through_memory=through_memory,
+            named_rows=named_rows,
+        )
+        dtype = plan.dtype.value
+        return made if dtype == "fp32" else KeepsInFp32(made, world, settings, DTYPES[dtype])
+
+
+def _make(
+    plan: Plan,
+    world: World,
+    settings: TrainSection,
+    *,
+    head_in_backward: bool,
+    through_memory: bool,
+    named_rows: bool,
+) -> Engine:
+    import torch
+
+    from coremill.engines.base import DTYPES
+    from coremill.engines.one_host.engine import OneHostShardEngine
+    from coremill.engines.one_host.shared_memory import meet_neighbours
+    from coremill.engines.shard.engine import ShardEngine
+    from coremill.engines.wire.codec import codec_of
+    from coremill.plan.wire import gradient_form
+
+    dtype, wire = plan.dtype.value, plan.wire_dtype.value
+    why_wire = "several hosts, or a wire dtype that rounds"
+    rounds = wire != "fp32" and dtype == "fp32"
+    if through_memory and not rounds and world.size > 1:
+        neighbours = meet_neighbours(world)
+        if not isinstance(neighbours, str):
+            return OneHostShardEngine(world, neighbours, settings, compute_dtype=DTYPES[dtype])
+        why_wire = neighbours
+    return ShardEngine(
+        world,
+        settings,
+        compute_dtype=DTYPES[dtype],
+        gradient_codec=codec_of(gradient_form(wire, dtype)),
+        weight_wire_dtype=torch.bfloat16 if wire == "bf16" else None,
+        keep_gathered=plan.keep_gathered.value,
+        accumulates=plan.accumulation_steps.value > 1,
+        head_in_backward=head_in_backward,
+        why_wire=why_wire,
+        named_rows=named_rows,
+    )

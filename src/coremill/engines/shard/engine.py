@@ -16,9 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from coremill.config.schema import TrainSection
 from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
 from coremill.engines.shard.fsdp_rules import check_layers_share_nothing, check_runs_all_layers, forget_other_names
 from coremill.engines.shard.rows import RowTable
+from coremill.engines.update import OptimizerUpdate
 from coremill.engines.wire.codec import Codec
 from coremill.engines.wire.collectives import BufferPool, Gather, ScatterSum, install
 from coremill.engines.wire.exchange import Exchange, WireMeter
@@ -31,7 +33,7 @@ from coremill.world.group import World
 FILLS_IN = "set_reduce_scatter_unused_params"
 
 
-class ShardEngine:
+class ShardEngine(OptimizerUpdate):
     """1/N of the model on every rank."""
 
     name = "shard"
@@ -39,6 +41,7 @@ class ShardEngine:
     def __init__(
         self,
         world: World,
+        settings: TrainSection,
         *,
         compute_dtype: torch.dtype,
         gradient_codec: Codec,
@@ -51,6 +54,7 @@ class ShardEngine:
     ) -> None:
         """`accumulates`: a step has several micro-batches; `why_wire`: why ranks do not share memory; `named_rows`:
         ranks fetch the rows of a lookup table that their tokens name."""
+        super().__init__(settings)
         self._world = world
         self._names_rows = named_rows and world.size > 1
         self._compute_dtype = compute_dtype
@@ -197,13 +201,14 @@ class ShardEngine:
         if self._table is not None:
             whole: torch.Tensor = self._table.parameter
             self._table.rows = next(local for _, parameter, local in self._locals if parameter is whole)
+        self._make_optimizer()
 
     @property
     def module(self) -> nn.Module:
         """What to call for a forward pass."""
         return self._model
 
-    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+    def trainable(self) -> list[tuple[str, torch.Tensor]]:
         """This rank's rows of what is trained; parameters with fewer rows than ranks may have none here."""
         return [(name, local) for name, _, local in self._locals if local.requires_grad and local.numel()]
 
@@ -274,7 +279,9 @@ class ShardEngine:
         if self._table is not None and self._table.rows is not None:
             used.add(self._table.rows)  # every rank looks something up
         is_used = {local: local in used for _, _, local in self._locals if local.requires_grad}
-        return self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
+        totals = self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
+        self._gradient_norm = totals.gradient_norm
+        return totals
 
     def examine(self, loss_function: LossFunction) -> bool:
         """A whole exchange, with a look at what this rank puts into it."""
@@ -302,11 +309,7 @@ class ShardEngine:
             self._table.take_gradient()
         return finite
 
-    def scale_gradients(self, factor: float) -> None:
-        """In place."""
-        torch._foreach_mul_([local.grad for _, local in self.parameters() if local.grad is not None], factor)
-
-    def after_step(self) -> None:
+    def skip_step(self) -> None:
         """The rows moved in place; drop the gradients."""
         for _, parameter, local in self._locals:
             parameter.grad = None

@@ -17,8 +17,10 @@ import torch
 import torch.distributed
 from torch import nn
 
+from coremill.config.schema import TrainSection
 from coremill.engines.base import Engine, LossFunction, StepTotals, WireUse, sum_of_squares
 from coremill.engines.replicate.replicas import require_equal_replicas
+from coremill.engines.update import OptimizerUpdate
 from coremill.engines.wire.exchange import CollectiveUse, WireMeter
 from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import RowSlice, model_name
@@ -26,10 +28,12 @@ from coremill.plan.types import Choice
 from coremill.world.group import World
 
 
-class KeepsInFp32:
+class KeepsInFp32(OptimizerUpdate):
     """A sharding engine, and beside it whole fp32 weights on every rank."""
 
-    def __init__(self, inner: Engine, world: World, compute_dtype: torch.dtype) -> None:
+    def __init__(self, inner: Engine, world: World, settings: TrainSection, compute_dtype: torch.dtype) -> None:
+        """It moves the weights of both: what `inner` would do in a step of its own is left to it."""
+        super().__init__(settings)
         self._inner = inner
         self._world = world
         self._compute_dtype = compute_dtype
@@ -67,6 +71,7 @@ class KeepsInFp32:
         self._inner.start()
         self._show()
         self.require_equal("after loading")
+        self._make_optimizer()
 
     def _hide(self) -> None:
         for module, name, _ in self._places:
@@ -81,10 +86,10 @@ class KeepsInFp32:
         """What to call for a forward pass."""
         return self._inner.module
 
-    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+    def trainable(self) -> list[tuple[str, torch.Tensor]]:
         """The engine's, and these."""
         trained = [(name, weight) for name, weight in self._weights.items() if weight.requires_grad]
-        return [*self._inner.parameters(), *trained]
+        return [*self._inner.trainable(), *trained]
 
     def slices(self) -> list[RowSlice]:
         """The engine's, and all rows of these."""
@@ -103,13 +108,14 @@ class KeepsInFp32:
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """The engine's exchange, then one of these."""
         totals = self._inner.reduce(loss, votes)
+        self._gradient_norm = totals.gradient_norm
         trained = [weight for weight in self._weights.values() if weight.requires_grad]
         if not trained:
             return totals
         self._sum_over_ranks(trained)
         squares = sum_of_squares(weight.grad for weight in trained if weight.grad is not None)
-        norm = (totals.gradient_norm**2 + squares) ** 0.5
-        return StepTotals(loss=totals.loss, gradient_norm=norm, votes=totals.votes)
+        self._gradient_norm = (totals.gradient_norm**2 + squares) ** 0.5
+        return StepTotals(loss=totals.loss, gradient_norm=self._gradient_norm, votes=totals.votes)
 
     @torch.no_grad()
     def _sum_over_ranks(self, weights: Sequence[nn.Parameter]) -> None:
@@ -136,16 +142,9 @@ class KeepsInFp32:
             self._is_finite = None
             self._drop_gradients()
 
-    def scale_gradients(self, factor: float) -> None:
-        """In place."""
-        self._inner.scale_gradients(factor)
-        for weight in self._weights.values():
-            if weight.grad is not None:
-                weight.grad.mul_(factor)
-
-    def after_step(self) -> None:
+    def skip_step(self) -> None:
         """These moved in place."""
-        self._inner.after_step()
+        self._inner.skip_step()
         self._drop_gradients()
 
     def require_equal(self, moment: str) -> None:

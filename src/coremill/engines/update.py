@@ -1,0 +1,74 @@
+"""How an engine moves its weights where an optimizer of engines/optimizers/ does that: all of coremill's own."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from coremill.config.schema import TrainSection
+from coremill.engines.base import ParameterState
+from coremill.engines.optimizers import make_optimizer
+from coremill.engines.optimizers.cost import COSTS
+from coremill.model.slices import RowSlice
+
+
+class OptimizerUpdate(ABC):
+    """The half of an engine that begins where gradients are reduced."""
+
+    def __init__(self, settings: TrainSection) -> None:
+        self._settings = settings
+        self._gradient_norm = 0.0  # of all ranks, as `reduce` found it
+
+    @property
+    @abstractmethod
+    def module(self) -> nn.Module:
+        """What to call for a forward pass."""
+
+    @abstractmethod
+    def trainable(self) -> list[tuple[str, torch.Tensor]]:
+        """What is updated on this rank."""
+
+    @abstractmethod
+    def slices(self) -> list[RowSlice]:
+        """Every parameter with the rows this rank holds."""
+
+    @abstractmethod
+    def skip_step(self) -> None:
+        """Publish the weights as they are, drop the gradients."""
+
+    def _make_optimizer(self) -> None:
+        """At the end of `start`: over weights that are where they stay."""
+        self._optimizer = make_optimizer(self.module, self.trainable(), self._settings)
+
+    def step(self, learning_rate: float, clip_norm: float | None) -> None:
+        """Clip, update, publish, drop the gradients."""
+        if clip_norm is not None and self._gradient_norm > clip_norm:
+            for _, weight in self.trainable():
+                if weight.grad is not None:
+                    weight.grad.mul_(clip_norm / self._gradient_norm)
+        self._optimizer.update(learning_rate)
+        self.skip_step()
+
+    def state(self) -> list[ParameterState]:
+        """Weights and what the optimizer holds beside them, where they lie."""
+        return [ParameterState(piece, *self._optimizer.state_of(piece.local)) for piece in self.slices()]
+
+    def restore(self, state: Sequence[ParameterState]) -> None:
+        """What the optimizer held."""
+        for each in state:
+            self._optimizer.restore(each.rows.local, each.optimizer, each.updates)
+
+    def finish(self) -> None:
+        """The optimizer's state, twice the size of the weights, is not exported."""
+        del self._optimizer
+
+    def state_bytes(self) -> int:
+        """fp32 weights, and the optimizer's of those that are trained."""
+        beside = COSTS[self._settings.optimizer].state_bytes
+        return sum(
+            math.prod(piece.shape) * (4 + (beside if piece.local.requires_grad else 0)) for piece in self.slices()
+        )
