@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from coremill.config.schema import TrainSection
+from coremill.engines.base import require_state_names
 
 # Two moments of each gradient, under the names that torch and a checkpoint have for them.
 STATE_NAMES = ("exp_avg", "exp_avg_sq")
@@ -47,6 +48,7 @@ class AdamW(torch.optim.AdamW):
     def restore(self, weight: torch.Tensor, state: Mapping[str, torch.Tensor], updates: int) -> None:
         """A weight that was never moved has no state."""
         if state:
+            require_state_names(state, STATE_NAMES)
             step = torch.tensor(float(updates), dtype=torch.float32)
             self.state[weight] = {"step": step, **{name: state[name] for name in STATE_NAMES}}
 
