@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coremill.engines.shard.cost import ShardCost
+from coremill.engines.shard.cost import ShardCost, rounds
 
 if TYPE_CHECKING:
     from coremill.config.schema import TrainSection
@@ -54,8 +54,7 @@ def _make(plan: Plan, world: World, settings: TrainSection, *, head_in_backward:
 
     dtype, wire = plan.dtype.value, plan.wire_dtype.value
     why_wire = "several hosts, or a wire dtype that rounds"
-    rounds = wire != "fp32" and dtype == "fp32"
-    if through_memory and not rounds and world.size > 1:
+    if through_memory and not rounds(wire, dtype) and world.size > 1:
         neighbours = meet_neighbours(world)
         if not isinstance(neighbours, str):
             return OneHostShardEngine(world, neighbours, settings, compute_dtype=DTYPES[dtype])
