@@ -11,8 +11,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from coremill.child import die_with_parent
 from coremill.hardware.probe import environment_snapshot
-from coremill.supervise.process import die_with_parent
 
 PAYLOAD_BYTES = 16 * 2**20
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from coremill.files import write_whole
 from coremill.report.page import render_page
-from coremill.report.summary import summarise, write_whole
+from coremill.report.summary import summarise
 from coremill.report.summary_screen import render_summary
 
 
