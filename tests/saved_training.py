@@ -121,7 +121,7 @@ def train_saved(
     from coremill.engines import make_engine
     from coremill.errors import Drifted, NonFinite, Stopped, StorageError
     from coremill.model.build import build_on_meta
-    from coremill.model.fused_layers import fuse_layers
+    from coremill.model.changes import apply_changes
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
     from coremill.tasks.causal_lm.training import CausalLmTraining
@@ -203,8 +203,7 @@ def train_saved(
     events, requests = Events(), StopRequests()
     task = CausalLmTraining(DataSection())
     model = build_on_meta(source)
-    fuse_layers(model)
-    task.prepare(model)
+    apply_changes(model, task, RunConfig())
     model.train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(name.startswith(each) for each in frozen))

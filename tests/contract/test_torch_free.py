@@ -39,6 +39,7 @@ COMPUTING = (
     "coremill.model.build",
     "coremill.model.chunked_loss",
     "coremill.model.documents",
+    "coremill.model.changes",
     "coremill.model.fused_layers",
     "coremill.model.initialise",
     "coremill.model.known_forwards",

@@ -59,6 +59,11 @@ class ModelSection(Section):
         None, description="a Hugging Face config (model_type, hidden_size, ...) to start from scratch without a folder"
     )
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="attention implementation in transformers")
+    fused: bool = Field(
+        True,
+        description="false: compute as transformers wrote it (whole logits, no fused norms and MLPs), slower and with"
+        " more memory; to find out whether one of coremill's own forms is at fault",
+    )
 
 
 class DataSection(Section):

@@ -16,7 +16,7 @@ from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
 from coremill.plan.allocator import habits_of
-from coremill.plan.card import ModelCard
+from coremill.plan.card import ModelCard, as_written
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
 from coremill.plan.engine_cost import WORTH_KEEPING, AutoChoice, cost_of, engines_for_auto
 from coremill.plan.layout import Layout, lay_out
@@ -70,6 +70,7 @@ class Candidate:
 def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies: bool = True) -> Plan:
     """Everything decided before the first rank starts."""
     check_inputs(config, card)
+    card = card if config.model.fused else as_written(card)
     fleet = _with_declared_link(config, fleet)
     layout, dtype, wire_dtype = _settled(config, fleet)
     candidates = list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
@@ -99,7 +100,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         keep_gathered=Choice(arrangement.keep_gathered, cost.keep_reason(arrangement, config.parallel.keep_gathered)),
         kept_activations=activations_choice(card),
         attention=attention_choice(card, arrangement),
-        logits=logits_choice(card, arrangement),
+        logits=logits_choice(card, arrangement, fused=config.model.fused),
         memory=chosen.memory,
         wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
         shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
@@ -124,6 +125,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
 
 def candidates_of(config: RunConfig, fleet: Fleet, card: ModelCard) -> list[Candidate]:
     """Every arrangement the settings leave open, each with its price."""
+    card = card if config.model.fused else as_written(card)
     fleet = _with_declared_link(config, fleet)
     layout, dtype, wire_dtype = _settled(config, fleet)
     return list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
@@ -342,9 +344,8 @@ def _checkpointing_reason(config: RunConfig, chosen: Candidate, candidates: list
 
 
 def _assumptions(fleet: Fleet, arrangement: Arrangement, card: ModelCard) -> tuple[str, ...]:
-    notes = (
-        [] if card.estimated_numbers is None else [f"what layers keep for backward: {activations_choice(card).reason}"]
-    )
+    kept = activations_choice(card)
+    notes = [f"what layers keep for backward: {kept.reason}"] if kept.value == "estimated" else []
     notes += [f"how far attention reaches: {words}" for words in card.unread]
     learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
     if learned.runs:

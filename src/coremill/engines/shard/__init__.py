@@ -31,18 +31,39 @@ class Shard:
 
     @staticmethod
     def make(
-        plan: Plan, world: World, settings: TrainSection, *, head_in_backward: bool, through_memory: bool
+        plan: Plan,
+        world: World,
+        settings: TrainSection,
+        *,
+        head_in_backward: bool,
+        through_memory: bool,
+        named_rows: bool,
     ) -> Engine:
         """In the form that this world and dtype ask for."""
         from coremill.engines.base import DTYPES
         from coremill.engines.shard.kept_in_fp32 import KeepsInFp32
 
-        made = _make(plan, world, settings, head_in_backward=head_in_backward, through_memory=through_memory)
+        made = _make(
+            plan,
+            world,
+            settings,
+            head_in_backward=head_in_backward,
+            through_memory=through_memory,
+            named_rows=named_rows,
+        )
         dtype = plan.dtype.value
         return made if dtype == "fp32" else KeepsInFp32(made, world, settings, DTYPES[dtype])
 
 
-def _make(plan: Plan, world: World, settings: TrainSection, *, head_in_backward: bool, through_memory: bool) -> Engine:
+def _make(
+    plan: Plan,
+    world: World,
+    settings: TrainSection,
+    *,
+    head_in_backward: bool,
+    through_memory: bool,
+    named_rows: bool,
+) -> Engine:
     import torch
 
     from coremill.engines.base import DTYPES
@@ -69,4 +90,5 @@ def _make(plan: Plan, world: World, settings: TrainSection, *, head_in_backward:
         accumulates=plan.accumulation_steps.value > 1,
         head_in_backward=head_in_backward,
         why_wire=why_wire,
+        named_rows=named_rows,
     )
