@@ -40,8 +40,8 @@ MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
 # through memory.
 MUCH_SLOWER = 1.1
 
-# Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of their template ranks no
-# longer share with it (33 MB of 280).
+# Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of the fork server ranks
+# no longer share with it (33 MB of 280).
 LAUNCHER_BYTES = 128 * 2**20
 
 NEVER = Interval()
@@ -105,7 +105,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
         shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
         step_seconds=chosen.seconds,
-        save=plan_save(config, cost.saved_bytes(card), chosen.seconds.total),
+        save=plan_save(config, cost.saved_bytes(card, arrangement), chosen.seconds.total),
         tokens_per_second=rows_per_step * arrangement.sequence_length / chosen.seconds.total,
         steps=config.train.steps,
         usd_per_hour=fleet.usd_per_hour,
@@ -190,6 +190,7 @@ def _candidates(
             for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens):
                 arrangement = Arrangement(
                     engine=engine,
+                    optimizer=config.train.optimizer,
                     dtype=dtype,
                     wire_dtype=wire_dtype,
                     nodes=fleet.nodes,
