@@ -70,7 +70,6 @@ class PackedRows:
         self._boundaries = np.memmap(folder / BOUNDARIES_FILE, np.uint32, mode="r", shape=(manifest.rows,))
 
     def tokens(self, row_ids: Positions) -> npt.NDArray[np.int64]:
-        """Their token ids."""
         return self._tokens[row_ids].astype(np.int64)
 
     def lost_targets(self, row_ids: Positions) -> int:

@@ -146,7 +146,6 @@ class PackedData:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> PackedData:
-        """The inverse of `to_json`."""
         values = {field.name: document[field.name] for field in fields(cls)}
         values["folder"] = Path(values["folder"])
         values["begin_ids"] = tuple(values["begin_ids"])

@@ -135,7 +135,7 @@ class Starvation:
         self._waited: dict[int, dict[str, int]] = {}
 
     def seconds_since(self, pids: Iterable[int]) -> dict[int, float]:
-        """Since it was last asked, of the thread that waited longest; 0 for a process that is new. Others are forgotten."""
+        """Since it was last asked, of the thread that waited longest; 0 for a new process. Others are forgotten."""
         former, self._waited = self._waited, {pid: self._read(pid) for pid in pids}
         starved = {}
         for pid, threads in self._waited.items():
