@@ -108,16 +108,23 @@ def train_saved(
     from coremill.checkpoint.resume import find_resume_point
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
-    from coremill.config.schema import CheckpointSection, NumericsSection, RunConfig, SuperviseSection, TrainSection
-    from coremill.data.loader import RowLoader
+    from coremill.config.schema import (
+        CheckpointSection,
+        DataSection,
+        NumericsSection,
+        RunConfig,
+        SuperviseSection,
+        TrainSection,
+    )
     from coremill.data.packed import PackedData
+    from coremill.data.packed_batches import make_loader
     from coremill.engines import make_engine
     from coremill.errors import Drifted, NonFinite, Stopped, StorageError
     from coremill.model.build import build_on_meta
-    from coremill.model.fused_layers import fuse_layers
+    from coremill.model.changes import apply_changes
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
-    from coremill.tasks.causal_lm.training import CausalLm
+    from coremill.tasks.causal_lm.training import CausalLmTraining
     from coremill.train.loop import train_steps
     from coremill.train.numerics import NumericsGuard
     from coremill.world.stop import StopRequests
@@ -178,7 +185,11 @@ def train_saved(
     store.Store.put = put_here  # type: ignore[method-assign]
     source_folder = Path(model_folder_of_last if last and model_folder_of_last else model_folder)
     source = ModelFolder(
-        source_folder, json.loads((source_folder / "config.json").read_text()), "pretrained", str(source_folder)
+        source_folder,
+        json.loads((source_folder / "config.json").read_text()),
+        "pretrained",
+        str(source_folder),
+        "AutoModelForCausalLM",
     )
     accumulation_steps = ceil(ceil(rows_per_step / world.size) / micro_batch_rows)
     plan: Any = SimpleNamespace(
@@ -190,10 +201,9 @@ def train_saved(
     )
     memory: Any = SimpleNamespace(limit=memory_limit_bytes, steady_step=SimpleNamespace(total=0))
     events, requests = Events(), StopRequests()
-    task = CausalLm()
+    task = CausalLmTraining(DataSection())
     model = build_on_meta(source)
-    fuse_layers(model)
-    task.prepare(model)
+    apply_changes(model, task, RunConfig())
     model.train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(name.startswith(each) for each in frozen))
@@ -215,7 +225,7 @@ def train_saved(
         checkpoint=CheckpointSection(every=every, keep=keep),
         supervise=SuperviseSection(save_deadline=deadline),
     )
-    loader = RowLoader(
+    loader = make_loader(
         PackedData.from_json(data),
         seed=5,
         rows_per_step=rows_per_step,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coremill.data.order import order_key, shuffled
-from coremill.data.packed import DOCUMENTS_FILE, TOKENS_FILE, Manifest, Progress, read_manifest
+from coremill.data.packed import DOCUMENTS_FILE, TOKENS_FILE, PackedManifest, Progress, read_manifest
 from coremill.data.packing import write_boundaries
 from coremill.errors import InputError, StorageError
 from coremill.files import sync_file
@@ -70,7 +70,7 @@ def hold_out(
 
 
 def _sides_of(
-    tokens: npt.NDArray[Any], ends: Ends, manifest: Manifest, fraction: float, seed: int
+    tokens: npt.NDArray[Any], ends: Ends, manifest: PackedManifest, fraction: float, seed: int
 ) -> tuple[Ends, npt.NDArray[np.bool_]]:
     """Where documents end, the tail of a cut one being one of its own, and which are held out."""
     length = manifest.sequence_length

@@ -15,7 +15,6 @@ from typing import Any
 
 from coremill import hub
 from coremill.errors import InputError
-from coremill.model.causal import require_causal
 from coremill.plan.card import ModelCard, card_of, read_card, read_config
 from coremill.plan.headers import (
     INDEX_FILE,
@@ -27,6 +26,7 @@ from coremill.plan.headers import (
     weight_files,
 )
 from coremill.remote_code import is_code, require_own_classes
+from coremill.tasks.base import Task
 
 # Configs and every form a tokenizer comes in; weights are chosen by name.
 SMALL_FILES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
@@ -71,7 +71,9 @@ def download(
         raise problem from None
 
 
-def card_on_hub(name: str, *, revision: str | None, weights: bool, setting: str, code: bool = False) -> ModelCard:
+def card_on_hub(
+    name: str, task: Task[Any], *, revision: str | None, weights: bool, setting: str, code: bool = False
+) -> ModelCard:
     """The card of a hub model: config.json, and of the weights only the headers, by range request."""
     from huggingface_hub import HfApi, hf_hub_download
 
@@ -97,7 +99,7 @@ def card_on_hub(name: str, *, revision: str | None, weights: bool, setting: str,
         if problem is None:
             raise
         raise problem from None
-    require_causal(config, description=name, where=f"{name}/config.json on the hub", trusted=code)
+    task.check_model(config, description=name, where=f"{name}/config.json on the hub", trusted=code)
     return card_of(config, None if metadata is None else _headers_of(metadata), name=name)
 
 

@@ -16,7 +16,7 @@ from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
 from coremill.plan.allocator import habits_of
-from coremill.plan.card import ModelCard, require_positions
+from coremill.plan.card import ModelCard, as_written, require_positions
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
 from coremill.plan.engine_cost import WORTH_KEEPING, AutoChoice, cost_of, engines_for_auto
 from coremill.plan.layout import Layout, lay_out
@@ -26,8 +26,9 @@ from coremill.plan.model_choices import activations_choice, attention_choice, lo
 from coremill.plan.saving import plan_save
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
 from coremill.plan.traffic import Traffic
-from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, StepSeconds
+from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, StepCounts, StepSeconds
 from coremill.plan.words import plural
+from coremill.registry import find
 
 # Tokens per forward pass: below some 2048 products are limited by reading weights, above 8192 only activations grow.
 MOST_TOKENS_PER_FORWARD = 8192
@@ -69,13 +70,14 @@ class Candidate:
 def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies: bool = True) -> Plan:
     """Everything decided before the first rank starts."""
     check_inputs(config, card)
+    card = card if config.model.fused else as_written(card)
     fleet = _with_declared_link(config, fleet)
     layout, dtype, wire_dtype = _settled(config, fleet)
     candidates = list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
     chosen = _choose(candidates)
     arrangement = chosen.arrangement
     cost = cost_of(arrangement)
-    rows_per_step = config.train.tokens_per_step // config.data.sequence_length
+    rows_per_step = step_counts(config).rows
     shortfall = max(0, chosen.memory.peak.total - chosen.memory.limit)
     plan = Plan(
         fleet=fleet.name,
@@ -98,7 +100,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         keep_gathered=Choice(arrangement.keep_gathered, cost.keep_reason(arrangement, config.parallel.keep_gathered)),
         kept_activations=activations_choice(card),
         attention=attention_choice(card, arrangement),
-        logits=logits_choice(card, arrangement),
+        logits=logits_choice(card, arrangement, fused=config.model.fused),
         memory=chosen.memory,
         wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
         shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
@@ -123,6 +125,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
 
 def candidates_of(config: RunConfig, fleet: Fleet, card: ModelCard) -> list[Candidate]:
     """Every arrangement the settings leave open, each with its price."""
+    card = card if config.model.fused else as_written(card)
     fleet = _with_declared_link(config, fleet)
     layout, dtype, wire_dtype = _settled(config, fleet)
     return list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
@@ -156,14 +159,20 @@ def check_inputs(config: RunConfig, card: ModelCard) -> None:
         )
 
 
+def step_counts(config: RunConfig) -> StepCounts:
+    """What the task of a run has to compute in a step."""
+    counts: StepCounts = find("coremill.tasks", config.task)(config).step_counts()
+    return counts
+
+
 def _candidates(
     config: RunConfig, fleet: Fleet, card: ModelCard, layout: Layout, dtype: Dtype, wire_dtype: WireDtype
 ) -> Iterator[Candidate]:
     """Every arrangement the user's settings leave open."""
     ranks_per_node = layout.ranks_per_node.value
     world_size = fleet.nodes * ranks_per_node
-    length = config.data.sequence_length
-    rank_rows = ceil(config.train.tokens_per_step // length / world_size)
+    counts = step_counts(config)
+    length, rank_rows = counts.row_tokens, ceil(counts.rows / world_size)
     limit = (fleet.limit_bytes_per_node - LAUNCHER_BYTES) // ranks_per_node
     asked = config.parallel.engine
     engines = engines_for_auto(world_size) if asked == "auto" else (asked,)
@@ -188,6 +197,7 @@ def _candidates(
                     keep_gathered=False,
                     attention=config.model.attention,
                     documents_apart=not config.data.attention_across_documents,
+                    vocabulary_logits=counts.vocabulary_logits,
                 )
                 for keep in cost_of(arrangement).keep_choices(arrangement, config.parallel.keep_gathered):
                     kept = replace(arrangement, keep_gathered=keep)
@@ -328,9 +338,8 @@ def _checkpointing_reason(config: RunConfig, chosen: Candidate, candidates: list
 
 
 def _assumptions(fleet: Fleet, arrangement: Arrangement, card: ModelCard) -> tuple[str, ...]:
-    notes = (
-        [] if card.estimated_numbers is None else [f"what layers keep for backward: {activations_choice(card).reason}"]
-    )
+    kept = activations_choice(card)
+    notes = [f"what layers keep for backward: {kept.reason}"] if kept.value == "estimated" else []
     notes += [f"how far attention reaches: {words}" for words in card.unread]
     learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
     if learned.runs:

@@ -14,18 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
-from coremill.files import write_whole
 from coremill.redaction import redact
-from coremill.report.events import events_folder, iter_events
-from coremill.report.page import render_page
+from coremill.report.events import Event, events_folder, iter_events
+from coremill.report.metrics import metric_names
 from coremill.report.spikes import loss_spikes
 from coremill.report.state import state_of
-from coremill.report.summary_screen import render_summary
 from coremill.report.tally import COLLECTIVE_FIGURES, SPLIT, RankTally, RunTally
 from coremill.report.timeline import timeline
 from coremill.report.weights import weight_findings
-
-__all__ = ["render_summary", "summarise", "write_report"]
 
 MEMORY_PHASES = {  # of the plan, and what ranks call them
     "load": "load",
@@ -65,10 +61,7 @@ def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[s
         "plan": _planned(plan),
         "measured": _measured(tally),
         "data": None if tally.data is None else {name: tally.data.get(name) for name in DATA_COUNTS},
-        "evaluations": [
-            {"step": step, **{key: event.get(key) for key in ("loss", "perplexity", "tokens", "seconds")}}
-            for step, event in sorted(tally.evaluations.items())
-        ],
+        "evaluations": [_evaluation(tally.evaluations[step]) for step in sorted(tally.evaluations)],
         "sample": _sample(tally),
         "export": None if tally.export is None else {k: tally.export.get(k) for k in ("folder", "bytes", "seconds")},
         "faults": timeline(tally.faults, tally.restarts, tally.first_time),
@@ -82,15 +75,6 @@ def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[s
     }
     cleaned: dict[str, Any] = _json_ready(document)
     return cleaned
-
-
-def write_report(run_folder: Path | str, *, exit_code: int | None = None) -> dict[str, Any]:
-    """Write report.json and report.html, each whole or not at all; the summary comes back."""
-    folder = Path(run_folder)
-    summary = summarise(folder, exit_code=exit_code)
-    write_whole(folder / "report.json", json.dumps(summary, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-    write_whole(folder / "report.html", render_page(summary))
-    return summary
 
 
 def _figures(tally: RunTally) -> dict[str, Any]:
@@ -119,6 +103,11 @@ def _figures(tally: RunTally) -> dict[str, Any]:
         "wire_bytes_per_step_per_rank": [rank.wire_bytes_per_step if rank else None for rank in ranks],
         "world_size": tally.world_size,
     }
+
+
+def _evaluation(event: Event) -> dict[str, Any]:
+    """Beside the loss the metrics of its task, by their names."""
+    return {name: event.get(name) for name in ("step", "loss", *metric_names(event.fields), "tokens", "seconds")}
 
 
 def _sample(tally: RunTally) -> dict[str, Any] | None:

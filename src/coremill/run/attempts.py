@@ -16,16 +16,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-
 from coremill.checkpoint.continuation import checkpoint_folder
 from coremill.checkpoint.manifest import Checkpoint, survey
 from coremill.config.durations import seconds_of
 from coremill.config.schema import AUTO, RunConfig
 from coremill.plan.saving import GRACE_SECONDS, STANDING_SECONDS
 from coremill.plan.types import Plan
-from coremill.report.console import RunConsole
 from coremill.report.events import Event, EventFollower, EventWriter, read_events
+from coremill.report.readers.base import Readers
 from coremill.report.terminal import format_bytes
 from coremill.run.folder import RunFolder
 from coremill.run.prepare import Orders
@@ -56,7 +54,7 @@ def watch_ranks(
     folder: RunFolder,
     environ: Mapping[str, str],
     node_identity: NodeIdentity | None,
-    console: Console,
+    readers: Readers,
 ) -> Ending:
     """Start this node's ranks, show their events until they end, and start them again where that is worth it."""
     wanted = config.supervise
@@ -70,15 +68,15 @@ def watch_ranks(
     settings = shared_settings(orders.plan, environ, node_of_launcher(orders.plan, node_identity, port=0))
     with (
         HeartbeatBoard(orders.plan.ranks_per_node.value) as board,
-        RunConsole(orders.steps, orders.plan.to_json(), console) as screen,
-        _fork_server(config, orders, folder, environ, settings, node_identity, screen) as fork_server,
+        readers,
+        _fork_server(config, orders, folder, environ, settings, node_identity, readers) as fork_server,
     ):
         watched = _Watched(
-            config, orders, folder, environ, settings, fork_server, node_identity, screen, follower, board
+            config, orders, folder, environ, settings, fork_server, node_identity, readers, follower, board
         )  # fmt: skip
         with spot_notices(config.checkpoint.spot_notices, environ, watched.on_notice):
             outcome = supervise(watched, budget, lambda: committed_step(config, folder.path), watched.on_fault)
-        screen.update(follower.poll())
+        readers.take(follower.poll())
     return Ending(outcome, watched.since)
 
 
@@ -90,22 +88,22 @@ def _fork_server(
     environ: Mapping[str, str],
     settings: tuple[Setting, ...],
     node_identity: NodeIdentity | None,
-    screen: RunConsole,
+    readers: Readers,
 ) -> Iterator[ForkServer | None]:
     """What this node's ranks are forked from, already importing; None where they are to be started afresh."""
     reason = why_no_fork_server(environ)
     if reason is not None and config.supervise.fork_ranks:
-        screen.note(f"{reason}: ranks are started afresh, and a restart takes seconds longer")
+        readers.note(f"{reason}: ranks are started afresh, and a restart takes seconds longer")
     if reason is not None or not config.supervise.fork_ranks:
         yield None
         return
     node_rank = 0 if node_identity is None else node_identity.node_rank
-    needs = [str(orders.model.config["model_type"]), orders.plan.engine.value]
+    needs = [str(orders.model.config["model_type"]), orders.task, orders.plan.engine.value]
     with ForkServer(
         [sys.executable, "-m", "coremill.forked_rank", *needs],
         fork_server_environment(environ, settings),
         folder.logs / f"template-{node_rank:05d}.log",
-        screen.note,
+        readers.note,
     ) as fork_server:
         fork_server.start()
         yield fork_server
@@ -192,13 +190,13 @@ class _Watched:
         settings: tuple[Setting, ...],
         fork_server: ForkServer | None,
         node_identity: NodeIdentity | None,
-        screen: RunConsole,
+        readers: Readers,
         follower: EventFollower,
         board: HeartbeatBoard,
     ) -> None:
         self._config, self._orders, self._folder, self._environ = config, orders, folder, environ
         self._settings, self._fork_server = settings, fork_server
-        self._node_identity, self._screen, self._follower, self._board = node_identity, screen, follower, board
+        self._node_identity, self._readers, self._follower, self._board = node_identity, readers, follower, board
         self._limits = limits_of(config, _nodes(node_identity), orders.plan.step_seconds.total)
         self._attempt = 0
         self._fault: _Fault | None = None
@@ -255,14 +253,14 @@ class _Watched:
 
     def _on_stop(self, request: str) -> None:
         again = " again" if request == "Ctrl-C" else ""
-        self._screen.note(f"{self._notice or request}: saving, then stopping; Ctrl-C{again} ends at once")
+        self._readers.note(f"{self._notice or request}: saving, then stopping; Ctrl-C{again} ends at once")
 
     def _with_memory(self, outcome: Outcome) -> Outcome:
         """A rank killed for lack of memory, with what it had reached and what was planned for it."""
         rank = outcome.failed_rank
         if rank is None or not outcome.is_out_of_memory:
             return outcome
-        tally = self._screen.tally.ranks.get(rank)
+        tally = self._readers.tally.ranks.get(rank)
         note = memory_note(
             outcome.memory_kills,
             rank_peak_bytes=None if tally is None else tally.peak_rss_bytes,
@@ -272,8 +270,8 @@ class _Watched:
 
     def _tick(self) -> None:
         OWNED.check()
-        self._screen.take_work(self._hang_detector.readings)
-        self._screen.update(self._follower.poll())
+        self._readers.take_work(self._hang_detector.readings)
+        self._readers.take(self._follower.poll())
         self._steps_done = max(self._steps_done, self._hang_detector.steps_done)
         if self._fault is not None and self._hang_detector.first_step_done_at is not None:
             self._say_resumed(self._fault, self._hang_detector.first_step_done_at)
@@ -303,10 +301,10 @@ class _Watched:
             )
         if decision.restart:
             where = origin_in_words(self._config, self._folder.path, _nodes(self._node_identity))
-            self._screen.note(f"{text}: all ranks start again from {where} (restart {decision.number})")
+            self._readers.note(f"{text}: all ranks start again from {where} (restart {decision.number})")
             self._fault = _Fault(outcome, rank, self._steps_done)
         elif decision.why_not and decision.number:
-            self._screen.note(f"{text}: the run ends, {decision.why_not}")
+            self._readers.note(f"{text}: the run ends, {decision.why_not}")
 
     def _in_words(self, outcome: Outcome, rank: int) -> str:
         """The rank's own first line where it left one, else what was seen of its end."""
@@ -328,7 +326,7 @@ class _Watched:
                 resumed_seconds=seconds,
             )
         steps = "no step" if not lost else "1 step" if lost == 1 else f"{lost} steps"
-        self._screen.note(f"training again after {seconds:.1f} s from step {origin}: {steps} repeated")
+        self._readers.note(f"training again after {seconds:.1f} s from step {origin}: {steps} repeated")
 
     def _slow_save(self, local_rank: int, seconds: float) -> None:
         rank = self._first_rank + local_rank
@@ -343,7 +341,7 @@ class _Watched:
             )
         far = f"{format_bytes(reading.saved_bytes)} of {format_bytes(reading.save_total_bytes)}"
         limit = f"after {deadline:.0f} s" + (" without a byte" if self._limits.save_may_get_on else "")
-        self._screen.note(
+        self._readers.note(
             f"rank {rank} has been writing a checkpoint for {seconds:.0f} s ({far}): storage is slow or hangs;"
             f" training goes on, and the save is given up {limit}"
         )

@@ -21,9 +21,9 @@ from coremill.config.load import LoadedConfig
 from coremill.config.schema import RunConfig
 from coremill.hardware.probe import affinity_mask, environment_snapshot
 from coremill.hardware.process_memory import memory_now, peak_rss_bytes, reset_peak
-from coremill.plan.types import Choice
 from coremill.report.events import EventWriter
 from coremill.report.phases import phase
+from coremill.report.readers import make_readers
 from coremill.run.attempts import watch_ranks
 from coremill.run.closing import close_launcher, close_rank
 from coremill.run.folder import RunFolder
@@ -40,6 +40,7 @@ from coremill.run.opening import (
 from coremill.run.orders import load_together, orders_of_launcher, prepare_together
 from coremill.run.prepare import Orders, prepare_run
 from coremill.run.rank import failures_as_events, set_threads, without_launcher
+from coremill.tasks.base import TrainingTask, make_task
 from coremill.world.group import World, join_world
 from coremill.world.identity import HEAD, NodeIdentity, RankIdentity
 from coremill.world.run_lock import OWNED
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from coremill.checkpoint.resume import ResumePoint
     from coremill.checkpoint.snapshot import Training
     from coremill.engines.base import Engine
-    from coremill.tasks.causal_lm.training import CausalLm
 
 
 def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity | None, console: Console) -> int:
@@ -81,8 +81,9 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             return 0
 
         write_orders(folder, loaded, orders, fresh=options.fresh, node=node)
-        ending = watch_ranks(loaded.config, orders, folder, environ, node, console)  # model to export, in the ranks
-        return close_launcher(loaded.config, orders, folder, ending, console, leads=leads)
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console)
+        ending = watch_ranks(loaded.config, orders, folder, environ, node, readers)  # model to export, in the ranks
+        return close_launcher(loaded.config, orders, folder, ending, readers, console, leads=leads)
 
 
 def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: RankIdentity, options: Options) -> int:
@@ -96,10 +97,12 @@ def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: Ra
             orders = prepare_together(loaded, folder, world, options)  # hardware, plan, data
         if orders is None:  # a dry run, or finished earlier
             return 0
+        # Of rank 0 under somebody else's launcher; off the terminal, for its output travels through pipes.
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), Console(force_terminal=False))
         with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
-            with without_launcher(world, loaded, orders, folder, events) as show:
+            with without_launcher(world, loaded, orders, folder, events, readers) as show:
                 train_rank(RankRun(loaded.config, orders, world, folder, events), show)
-    return close_rank(loaded.config, orders, world, folder)
+    return close_rank(loaded.config, orders, world, folder, readers)
 
 
 @dataclass(frozen=True)
@@ -115,15 +118,13 @@ class RankRun:
 
 def train_rank(run: RankRun, show: Callable[[], None]) -> None:
     """The stages that need torch; `show` is called after each step."""
-    from coremill.tasks.causal_lm.training import CausalLm
-
     began = time.perf_counter()
     announce(run)
-    task = CausalLm()
+    task = make_task(run.config).training()
     model, engine = build(run, task)
     origin = load(run, model)
     engine.start()
-    training = resume(run, engine, model, origin)
+    training = resume(run, task, engine, model, origin)
     train(run, task, training, origin, show)
     if run.config.run.export:
         engine.finish()
@@ -149,26 +150,26 @@ def announce(run: RankRun) -> None:
     torch.manual_seed(run.config.train.seed)
 
 
-def build(run: RankRun, task: CausalLm) -> tuple[nn.Module, Engine]:
+def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine]:
     """The model without weights, made quicker where that changes nothing, and the engine that shares it out."""
     from coremill.engines import make_engine
-    from coremill.model.build import attention_of, build_on_meta
-    from coremill.model.documents import documents_of
-    from coremill.model.fused_layers import fuse_layers
+    from coremill.model.build import build_on_meta
+    from coremill.model.changes import apply_changes
 
     config, plan = run.config, run.orders.plan
     with phase(run.events, "build"):
         model = build_on_meta(run.orders.model, attention=config.model.attention)
-        choices: dict[str, Choice[Any]] = {
-            "attention": attention_of(model, config.model.attention),
-            "layers": fuse_layers(model),
-            "loss": task.prepare(model),
-            "documents": documents_of(model, config.data),
-        }
+        choices = apply_changes(model, task, config)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
-        engine = make_engine(plan, run.world, config.train, head_in_backward=task.needs_head_in_backward)
+        engine = make_engine(
+            plan,
+            run.world,
+            config.train,
+            head_in_backward=task.needs_head_in_backward,
+            named_rows=config.model.fused,
+        )
         choices["exchange"] = engine.exchange
         for name, choice in choices.items():
             run.events.write("choice", name=name, value=choice.value, reason=choice.reason)
@@ -198,14 +199,15 @@ def load(run: RankRun, model: nn.Module) -> ResumePoint:
     return origin
 
 
-def resume(run: RankRun, engine: Engine, model: nn.Module, origin: ResumePoint) -> Training:
+def resume(
+    run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn.Module, origin: ResumePoint
+) -> Training:
     """All that has a state besides the weights, where the checkpoint left it, or at its beginning."""
     from coremill.checkpoint.snapshot import Training, restore_progress
-    from coremill.data.loader import RowLoader
     from coremill.train.numerics import NumericsGuard
 
     config, plan, world = run.config, run.orders.plan, run.world
-    loader = RowLoader(
+    loader = task.make_loader(
         run.orders.data,
         seed=config.train.seed,
         rows_per_step=plan.rows_per_step,
@@ -213,7 +215,6 @@ def resume(run: RankRun, engine: Engine, model: nn.Module, origin: ResumePoint) 
         micro_batch_rows=plan.micro_batch_rows.value,
         rank=world.rank,
         world_size=world.size,
-        attention_across_documents=config.data.attention_across_documents,
     )
     guard = NumericsGuard(config.numerics, world, run.events)
     training = Training(engine, model, loader, guard)
@@ -221,7 +222,9 @@ def resume(run: RankRun, engine: Engine, model: nn.Module, origin: ResumePoint) 
     return training
 
 
-def train(run: RankRun, task: CausalLm, training: Training, origin: ResumePoint, show: Callable[[], None]) -> None:
+def train(
+    run: RankRun, task: TrainingTask[Any, Any], training: Training, origin: ResumePoint, show: Callable[[], None]
+) -> None:
     """Every step, and between steps what is due: saves, evaluations, what is shown."""
     from coremill.checkpoint.saver import Saver
     from coremill.train.loop import train_steps
@@ -251,27 +254,24 @@ def train(run: RankRun, task: CausalLm, training: Training, origin: ResumePoint,
     show()
 
 
-def evaluate(run: RankRun, task: CausalLm, training: Training, step: int) -> None:
+def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, step: int) -> None:
     """The loss of the rows that were held out."""
-    from coremill.data.loader import evaluation_batches
     from coremill.train.loop import evaluation_loss
 
     with phase(run.events, "evaluate"):
         started = time.perf_counter()
-        held_out = evaluation_batches(
+        held_out = task.evaluation_batches(
             run.orders.data,
             max_rows=run.config.evaluation.rows,
             micro_batch_rows=run.orders.plan.micro_batch_rows.value,
             rank=run.world.rank,
             world_size=run.world.size,
-            attention_across_documents=run.config.data.attention_across_documents,
         )
         part, bad_rows = evaluation_loss(training.engine, task, held_out)
         loss = run.world.sum(part)
         seconds = time.perf_counter() - started
-        run.events.write(
-            "evaluation", step=step, perplexity=task.metric(loss), loss=loss, tokens=held_out.tokens, seconds=seconds
-        )
+        metrics = dict(zip(make_task(run.config).metric_names, task.metrics(loss), strict=True))
+        run.events.write("evaluation", step=step, **metrics, loss=loss, tokens=held_out.tokens, seconds=seconds)
         training.guard.judge_evaluation(step, loss, bad_rows)
 
 

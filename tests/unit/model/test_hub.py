@@ -117,14 +117,15 @@ def resolve(endpoint: str, cache: Path, *sections: dict[str, Any]) -> list[str]:
     program = """
 import json, sys
 from pathlib import Path
-from coremill.config.schema import ModelSection
+from coremill.config.schema import ModelSection, RunConfig
 from coremill.errors import InputError
 from coremill import hub
 from coremill.model.source import resolve_model
+from coremill.tasks.causal_lm import CausalLm
 hub.REQUEST_SECONDS = 1.0
 for section in json.loads(sys.argv[1]):
     try:
-        folder = resolve_model(ModelSection(**section), cache=Path(sys.argv[2])).folder
+        folder = resolve_model(ModelSection(**section), CausalLm(RunConfig()), cache=Path(sys.argv[2])).folder
         print(json.dumps(" ".join(sorted(str(p.relative_to(folder)) for p in folder.rglob("*")))))
     except InputError as error:
         print(json.dumps(str(error)))
