@@ -74,8 +74,6 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What the export took."""
-
     folder: Path
     bytes: int  # of the tensors
     seconds: float

@@ -16,7 +16,7 @@ from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
 from coremill.plan.allocator import habits_of
-from coremill.plan.card import ModelCard, as_written
+from coremill.plan.card import ModelCard, as_written, require_positions
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
 from coremill.plan.engine_cost import WORTH_KEEPING, AutoChoice, cost_of, engines_for_auto
 from coremill.plan.layout import Layout, lay_out
@@ -150,12 +150,7 @@ def _settled(config: RunConfig, fleet: Fleet) -> tuple[Layout, Choice[Dtype], Ch
 def check_inputs(config: RunConfig, card: ModelCard) -> None:
     """What no arrangement can make right."""
     length = config.data.sequence_length
-    if card.max_positions is not None and length > card.max_positions:
-        raise InputError(
-            f"rows of {length} tokens, but {card.name} has {card.max_positions} positions",
-            where="data.sequence_length",
-            do=f"set data.sequence_length to at most {card.max_positions}",
-        )
+    require_positions(length, card.max_positions)
     if config.train.tokens_per_step < length:
         raise InputError(
             f"{config.train.tokens_per_step} tokens per step are less than one row of {length}",

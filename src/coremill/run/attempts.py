@@ -69,10 +69,10 @@ def watch_ranks(
     with (
         HeartbeatBoard(orders.plan.ranks_per_node.value) as board,
         readers,
-        _template(config, orders, folder, environ, settings, node_identity, readers) as template,
+        _fork_server(config, orders, folder, environ, settings, node_identity, readers) as fork_server,
     ):
         watched = _Watched(
-            config, orders, folder, environ, settings, template, node_identity, readers, follower, board
+            config, orders, folder, environ, settings, fork_server, node_identity, readers, follower, board
         )  # fmt: skip
         with spot_notices(config.checkpoint.spot_notices, environ, watched.on_notice):
             outcome = supervise(watched, budget, lambda: committed_step(config, folder.path), watched.on_fault)
@@ -81,7 +81,7 @@ def watch_ranks(
 
 
 @contextlib.contextmanager
-def _template(
+def _fork_server(
     config: RunConfig,
     orders: Orders,
     folder: RunFolder,
@@ -104,9 +104,9 @@ def _template(
         fork_server_environment(environ, settings),
         folder.logs / f"template-{node_rank:05d}.log",
         readers.note,
-    ) as template:
-        template.start()
-        yield template
+    ) as fork_server:
+        fork_server.start()
+        yield fork_server
 
 
 def committed_step(config: RunConfig, run_folder: Path) -> int:
@@ -188,14 +188,14 @@ class _Watched:
         folder: RunFolder,
         environ: Mapping[str, str],
         settings: tuple[Setting, ...],
-        template: ForkServer | None,
+        fork_server: ForkServer | None,
         node_identity: NodeIdentity | None,
         readers: Readers,
         follower: EventFollower,
         board: HeartbeatBoard,
     ) -> None:
         self._config, self._orders, self._folder, self._environ = config, orders, folder, environ
-        self._settings, self._template = settings, template
+        self._settings, self._fork_server = settings, fork_server
         self._node_identity, self._readers, self._follower, self._board = node_identity, readers, follower, board
         self._limits = limits_of(config, _nodes(node_identity), orders.plan.step_seconds.total)
         self._attempt = 0
@@ -203,17 +203,17 @@ class _Watched:
         self._steps_done = 0  # in any attempt
         self._notice: str | None = None
         self._first_rank = 0 if node_identity is None else node_identity.node_rank * board.ranks
-        self._sentry = self._new_sentry()
+        self._hang_detector = self._new_hang_detector()
         self.since = time.time()
 
-    def _new_sentry(self) -> HangDetector:
+    def _new_hang_detector(self) -> HangDetector:
         planned = self._orders.plan.save
         return HangDetector(self._board, self._limits, self._slow_save, 0.0 if planned is None else planned.seconds)
 
     @property
     def has_met(self) -> bool:
         """Whether the ranks of the last attempt found each other."""
-        return self._sentry.has_met
+        return self._hang_detector.has_met
 
     @property
     def has_trained(self) -> bool:
@@ -224,7 +224,7 @@ class _Watched:
         """One attempt."""
         OWNED.check_now()
         self._attempt = number
-        self._sentry = self._new_sentry()
+        self._hang_detector = self._new_hang_detector()
         self.since = time.time()
         outcome = run_local_ranks(
             argv=[sys.executable, "-m", "coremill", "train", str(self._folder.config)],
@@ -237,10 +237,10 @@ class _Watched:
             grace_may_grow=self._config.checkpoint.grace == AUTO,
             on_stop=self._on_stop,
             settings=self._settings,
-            hang_detector=self._sentry,
+            hang_detector=self._hang_detector,
             ends_at_once=is_worth_a_restart,
             append_logs=number > 0,
-            fork_server=self._template,
+            fork_server=self._fork_server,
         )
         self._tick()
         return self._with_memory(outcome)
@@ -270,11 +270,11 @@ class _Watched:
 
     def _tick(self) -> None:
         OWNED.check()
-        self._readers.take_work(self._sentry.readings)
+        self._readers.take_work(self._hang_detector.readings)
         self._readers.take(self._follower.poll())
-        self._steps_done = max(self._steps_done, self._sentry.steps_done)
-        if self._fault is not None and self._sentry.first_step_done_at is not None:
-            self._say_resumed(self._fault, self._sentry.first_step_done_at)
+        self._steps_done = max(self._steps_done, self._hang_detector.steps_done)
+        if self._fault is not None and self._hang_detector.first_step_done_at is not None:
+            self._say_resumed(self._fault, self._hang_detector.first_step_done_at)
             self._fault = None
 
     def on_fault(self, outcome: Outcome, decision: Decision, committed: int) -> None:
@@ -314,7 +314,7 @@ class _Watched:
         return outcome.message
 
     def _say_resumed(self, fault: _Fault, at: float) -> None:
-        origin = self._sentry.origin_step or 0
+        origin = self._hang_detector.origin_step or 0
         lost, seconds = max(0, fault.step - origin), at - fault.outcome.failed_at
         with EventWriter(self._folder.path, fault.rank) as events:
             events.write(
@@ -330,7 +330,7 @@ class _Watched:
 
     def _slow_save(self, local_rank: int, seconds: float) -> None:
         rank = self._first_rank + local_rank
-        deadline, reading = _save_deadline(self._config), self._sentry.readings[local_rank]
+        deadline, reading = _save_deadline(self._config), self._hang_detector.readings[local_rank]
         with EventWriter(self._folder.path, rank) as events:
             events.write(
                 "slow_save",
