@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from coremill.model.causal import causal_families
+from coremill.tasks.causal_lm.known_models import causal_families
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 120.0

@@ -55,13 +55,14 @@ def make_and_train_by_transformers(world: Any, *, family: str, folder: str) -> d
     import transformers
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    from coremill.config.schema import ModelSection, TrainSection
-    from coremill.data.loader import RowLoader
+    from coremill.config.schema import ModelSection, RunConfig, TrainSection
+    from coremill.data.packed_batches import make_loader
     from coremill.errors import InputError
     from coremill.model.build import build_on_meta
     from coremill.model.documents import require_documents_apart
     from coremill.model.small_copy import SPECIAL_TOKENS, VOCABULARY, small_copy
     from coremill.model.source import resolve_model
+    from coremill.tasks.causal_lm import CausalLm
     from coremill.train.schedule import learning_rate_at
     from training import make_packed
 
@@ -76,7 +77,7 @@ def make_and_train_by_transformers(world: Any, *, family: str, folder: str) -> d
     try:
         section = ModelSection(name=str(place / "default"), weights="random")
         with torch.device("meta"):  # buffers too: these models are large
-            default = build_on_meta(resolve_model(section, cache=place / "cache"))
+            default = build_on_meta(resolve_model(section, CausalLm(RunConfig()), cache=place / "cache"))
     except InputError as error:
         return {"outcome": "refused", "reason": _words(error)}
     small = small_copy(default, row_tokens=sys.maxsize)
@@ -92,7 +93,7 @@ def make_and_train_by_transformers(world: Any, *, family: str, folder: str) -> d
     (place / "data.json").write_text(json.dumps(data.to_json()))
     model = AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32).train()
     settings = TrainSection(steps=STEPS, learning_rate=LEARNING_RATE, warmup_steps=2)
-    loader = RowLoader(
+    loader = make_loader(
         data, seed=5, rows_per_step=ROWS, rank=0, world_size=1, micro_batch_rows=ROWS, accumulation_steps=1
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=EPSILON, weight_decay=0.0)

@@ -105,19 +105,26 @@ def train_saved(
     from coremill.checkpoint import in_flight, store
     from coremill.checkpoint import saver as saver_module
     from coremill.checkpoint.export import export_model
-    from coremill.checkpoint.resume import find_origin
+    from coremill.checkpoint.resume import find_resume_point
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
-    from coremill.config.schema import CheckpointSection, NumericsSection, RunConfig, SuperviseSection, TrainSection
-    from coremill.data.loader import RowLoader
+    from coremill.config.schema import (
+        CheckpointSection,
+        DataSection,
+        NumericsSection,
+        RunConfig,
+        SuperviseSection,
+        TrainSection,
+    )
     from coremill.data.packed import PackedData
+    from coremill.data.packed_batches import make_loader
     from coremill.engines import make_engine
     from coremill.errors import Drifted, NonFinite, Stopped, StorageError
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
-    from coremill.tasks.causal_lm.training import CausalLm
+    from coremill.tasks.causal_lm.training import CausalLmTraining
     from coremill.train.loop import train_steps
     from coremill.train.numerics import NumericsGuard
     from coremill.world.stop import StopRequests
@@ -152,7 +159,7 @@ def train_saved(
             os.kill(os.getpid(), signal.SIGKILL)
         return put(self, partial, step, *rest)
 
-    sync_folder, write_to_file = store._sync_folder, store.SteadyFile.write
+    sync_folder, write_to_file = store.sync_folder, store.SteadyFile.write
 
     def sync_late(path: Path) -> None:
         sync_folder(path)
@@ -173,12 +180,16 @@ def train_saved(
     in_flight.END_SECONDS = 1.0
     in_flight.STANDING_SECONDS = standing_seconds
     in_flight.GRACE_SECONDS = standing_seconds / in_flight.SHARE_OF_GRACE
-    store._sync_folder = sync_late
+    store.sync_folder = sync_late
     store.Store.write_tensors = write  # type: ignore[method-assign]
     store.Store.put = put_here  # type: ignore[method-assign]
     source_folder = Path(model_folder_of_last if last and model_folder_of_last else model_folder)
     source = ModelFolder(
-        source_folder, json.loads((source_folder / "config.json").read_text()), "pretrained", str(source_folder)
+        source_folder,
+        json.loads((source_folder / "config.json").read_text()),
+        "pretrained",
+        str(source_folder),
+        "AutoModelForCausalLM",
     )
     accumulation_steps = ceil(ceil(rows_per_step / world.size) / micro_batch_rows)
     plan: Any = SimpleNamespace(
@@ -190,7 +201,7 @@ def train_saved(
     )
     memory: Any = SimpleNamespace(limit=memory_limit_bytes, steady_step=SimpleNamespace(total=0))
     events, requests = Events(), StopRequests()
-    task = CausalLm()
+    task = CausalLmTraining(DataSection())
     model = build_on_meta(source)
     apply_changes(model, task, RunConfig())
     model.train()
@@ -202,7 +213,7 @@ def train_saved(
     here = {"rank": world.rank, "world_size": world.size}
     pretend_hosts(world, disks)
     checkpoints = disk_of(folder, disks, world.rank) / "checkpoints"
-    origin = find_origin(checkpoints, world, events, needs=files_needed(model, **here))
+    origin = find_resume_point(checkpoints, world, events, needs=files_needed(model, **here))
     if origin.checkpoint is None:
         fill_parameters(model, source, seed=3, **here)
     else:
@@ -214,7 +225,7 @@ def train_saved(
         checkpoint=CheckpointSection(every=every, keep=keep),
         supervise=SuperviseSection(save_deadline=deadline),
     )
-    loader = RowLoader(
+    loader = make_loader(
         PackedData.from_json(data),
         seed=5,
         rows_per_step=rows_per_step,

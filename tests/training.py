@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from coremill.data.packed import BOUNDARIES_FILE, FORMAT_VERSION, TOKENS_FILE, Manifest, PackedData
+from coremill.data.packed import BOUNDARIES_FILE, FORMAT_VERSION, TOKENS_FILE, PackedData, PackedManifest
 
 
 def make_packed(
@@ -22,7 +22,7 @@ def make_packed(
     tokens[:, length // 3] = first_token
     tokens.tofile(folder / TOKENS_FILE)
     np.ones(rows, np.uint32).tofile(folder / BOUNDARIES_FILE)
-    manifest = Manifest(
+    manifest = PackedManifest(
         version=FORMAT_VERSION,
         key="test",
         source="random",
@@ -86,19 +86,21 @@ def train_here(
     import torch
 
     from coremill.checkpoint.export import export_model
-    from coremill.config.schema import ModelSection, RunConfig, TrainSection
-    from coremill.data.loader import RowLoader
+    from coremill.config.schema import DataSection, ModelSection, RunConfig, TrainSection
+    from coremill.data.packed_batches import make_loader
     from coremill.engines import make_engine
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
-    from coremill.tasks.causal_lm.training import CausalLm
+    from coremill.tasks.causal_lm.training import CausalLmTraining
     from coremill.train.loop import train_steps
 
     torch.set_num_threads(threads)
     folder = Path(model_folder)
-    source = ModelFolder(folder, json.loads((folder / "config.json").read_text()), weights, str(folder))
+    source = ModelFolder(
+        folder, json.loads((folder / "config.json").read_text()), weights, str(folder), "AutoModelForCausalLM"
+    )
     accumulation_steps = ceil(ceil(rows_per_step / world.size) / micro_batch_rows)
     plan: Any = SimpleNamespace(
         engine=SimpleNamespace(value=engine),
@@ -107,7 +109,7 @@ def train_here(
         keep_gathered=SimpleNamespace(value=keep_gathered),
         accumulation_steps=SimpleNamespace(value=accumulation_steps),
     )
-    task = CausalLm()
+    task = CausalLmTraining(DataSection())
     model = build_on_meta(source)
     types = {name: type(module) for name, module in model.named_modules()}
     choices = apply_changes(model, task, RunConfig(model=ModelSection(fused=fused)))
@@ -132,7 +134,7 @@ def train_here(
     made.place(model)
     report = fill_parameters(model, source, rank=world.rank, world_size=world.size, seed=3)
     made.start()
-    loader = RowLoader(
+    loader = make_loader(
         PackedData.from_json(data),
         seed=5,
         rows_per_step=rows_per_step,

@@ -27,7 +27,10 @@ from coremill.errors import CoremillError, InputError
 
 # The files in which a model says what classes of its own it has.
 DOCUMENTS = ("config.json", "tokenizer_config.json")
-CAUSAL = "AutoModelForCausalLM"
+TRUST_ADVICE = (
+    "use a model whose code is part of transformers; or read this one's code and set model.trust_remote_code: true,"
+    " with its commit as model.revision (hub) or with model.code_sha256 (folder)"
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CLASS = re.compile(r"([A-Za-z_]\w*)\.[A-Za-z_]\w*")  # file.Class; paths lead out of the folder
 _MODULES = "transformers_modules"  # the package under which transformers imports such code

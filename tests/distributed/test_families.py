@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.families import try_family
 
-from coremill.model.causal import causal_families
+from coremill.tasks.causal_lm.known_models import causal_families
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/families.md"
 # One of each sort, and whether it keeps documents apart.

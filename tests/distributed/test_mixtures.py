@@ -44,10 +44,10 @@ def own_losses(world: Any, *, model_folder: str, data: dict[str, Any], **_: Any)
     import torch
     from transformers import AutoModelForCausalLM
 
-    from coremill.data.loader import RowLoader
     from coremill.data.packed import PackedData
+    from coremill.data.packed_batches import make_loader
 
-    loader = RowLoader(
+    loader = make_loader(
         PackedData.from_json(data),
         seed=5,
         rows_per_step=8,

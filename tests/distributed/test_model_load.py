@@ -100,13 +100,14 @@ def run_tiny(folder: Path, out: Path, mesh: Any, ranks: Ranks) -> dict[str, Any]
     from transformers import AutoModelForCausalLM
 
     from coremill.checkpoint.export import export_model
-    from coremill.config.schema import ModelSection
+    from coremill.config.schema import ModelSection, RunConfig
     from coremill.model.build import build_on_meta
     from coremill.model.load import fill_parameters, materialise
     from coremill.model.slices import rows_of_rank
     from coremill.model.source import resolve_model
+    from coremill.tasks.causal_lm import CausalLm
 
-    source = resolve_model(ModelSection(name=str(folder)), cache=out / "cache")
+    source = resolve_model(ModelSection(name=str(folder)), CausalLm(RunConfig()), cache=out / "cache")
     model = build_on_meta(source)
     # By name: transformers 5.17 runs Gemma 2 with sdpa, which leaves out the cap on its scores.
     attention = model.config._attn_implementation
@@ -154,12 +155,13 @@ def run_random(folder: Path, out: Path, mesh: Any, ranks: Ranks) -> None:
     """Draw random weights sharded; this rank's rows go to a file for the parent to put together."""
     from safetensors.torch import save_file
 
-    from coremill.config.schema import ModelSection
+    from coremill.config.schema import ModelSection, RunConfig
     from coremill.model.build import build_on_meta
     from coremill.model.load import fill_parameters, materialise
     from coremill.model.source import resolve_model
+    from coremill.tasks.causal_lm import CausalLm
 
-    source = resolve_model(ModelSection(name=str(folder), weights="random"), cache=out / "cache")
+    source = resolve_model(ModelSection(name=str(folder), weights="random"), CausalLm(RunConfig()), cache=out / "cache")
     model = build_on_meta(source)
     shard(model, mesh)
     materialise(model)
@@ -173,12 +175,13 @@ def run_large(folder: Path, out: Path, mesh: Any, ranks: Ranks, kept: list[Any])
     import ctypes
     import gc
 
-    from coremill.config.schema import ModelSection
+    from coremill.config.schema import ModelSection, RunConfig
     from coremill.model.build import build_on_meta
     from coremill.model.load import fill_parameters, materialise
     from coremill.model.source import resolve_model
+    from coremill.tasks.causal_lm import CausalLm
 
-    source = resolve_model(ModelSection(name=str(folder)), cache=out / "cache")
+    source = resolve_model(ModelSection(name=str(folder)), CausalLm(RunConfig()), cache=out / "cache")
     model = build_on_meta(source)
     model_bytes = sum(parameter.numel() for parameter in model.parameters()) * 4
     shard(model, mesh)
@@ -307,14 +310,17 @@ def test_random_weights_are_the_same_for_any_number_of_ranks(outcome: Outcome, m
     import torch
     from safetensors.torch import load_file
 
-    from coremill.config.schema import ModelSection
+    from coremill.config.schema import ModelSection, RunConfig
     from coremill.model.build import build_on_meta
     from coremill.model.load import fill_parameters, materialise
     from coremill.model.source import resolve_model
+    from coremill.tasks.causal_lm import CausalLm
 
     size, out, _ = outcome
     for case in DRAWN:
-        source = resolve_model(ModelSection(name=str(models / case), weights="random"), cache=out / "cache")
+        source = resolve_model(
+            ModelSection(name=str(models / case), weights="random"), CausalLm(RunConfig()), cache=out / "cache"
+        )
         model = build_on_meta(source)
         materialise(model)
         fill_parameters(model, source, rank=0, world_size=1, seed=3)

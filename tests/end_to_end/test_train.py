@@ -147,7 +147,7 @@ def test_the_export_is_the_trained_model(either: Finished) -> None:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from coremill.data.loader import evaluation_batches
+    from coremill.data.packed_batches import evaluation_batches
     from coremill.run.prepare import Orders
 
     model = AutoModelForCausalLM.from_pretrained(either.export).eval()

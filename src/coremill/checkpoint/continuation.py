@@ -5,7 +5,6 @@ What decides is the checkpoint folder, not the run folder: where that was lost w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from coremill.checkpoint.store import Store
 from coremill.config.layers import DEFAULT
 from coremill.config.load import LoadedConfig
 from coremill.config.schema import RunConfig
-from coremill.data.packed import PackedData
+from coremill.data.packed import is_without_special_tokens
 from coremill.errors import InputError
+from coremill.tasks.base import Rows
 from coremill.train.schedule import learning_rate_at
 
 # A run is the same run with other machines, another end and another rhythm of saving; with other data it is not.
@@ -67,7 +67,7 @@ def fixed_keys(earlier: dict[str, Any], config: RunConfig) -> list[str]:
     `data.special_tokens` had none: whether its value now changes what such a run reads is for its data to say.
     """
     had = _with_defaults(earlier, RunConfig().model_dump(mode="json"))
-    if _is_without_special_tokens(earlier):
+    if is_without_special_tokens(earlier):
         had["data"] = {**had["data"], "special_tokens": config.data.special_tokens}
     differing = _differing_keys(had, config.model_dump(mode="json"))
     return [key for key in differing if not f"{key}.".startswith(tuple(_dotted(name) for name in MAY_CHANGE))]
@@ -83,7 +83,7 @@ def written_config(loaded: LoadedConfig) -> dict[str, Any]:
     return tree
 
 
-def refuse_other_data(config: RunConfig, checkpoint: Checkpoint, data: PackedData) -> None:
+def refuse_other_data(config: RunConfig, checkpoint: Checkpoint, data: Rows) -> None:
     """Rows that are not those the run began with: some would be left out, others seen twice."""
     try:
         state = checkpoint.state()
@@ -94,29 +94,7 @@ def refuse_other_data(config: RunConfig, checkpoint: Checkpoint, data: PackedDat
         return
     what = f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: its data is another now"
     anew = "start anew with --fresh, or set run.folder to a new folder"
-    older = _is_without_special_tokens(earlier)
-    if older and config.data.evaluation_fraction:
-        raise InputError(
-            what,
-            where="data.evaluation_fraction",
-            why="it was begun by coremill 0.1.0, which held out rows; now whole documents are held out, so that none is"
-            " trained and evaluated on",
-            do=f"{anew}; or finish this one with coremill 0.1.0",
-        )
-    if older and not data.is_plain:
-        raise InputError(
-            what,
-            where="data.special_tokens",
-            why="it was begun by coremill 0.1.0, which left out the special tokens that this tokenizer puts around a"
-            " text",
-            do=f"go on as before with --set data.special_tokens=none; or {anew}",
-        )
-    raise InputError(
-        what,
-        where="data",
-        why="the text, the tokenizer or the packing of its rows has changed since",
-        do=f"bring the old text and tokenizer back; or {anew}",
-    )
+    raise data.explain_change(config, earlier, what=what, anew=anew)
 
 
 def words_of_another_end(config: RunConfig, checkpoint: Checkpoint) -> str | None:
@@ -140,11 +118,6 @@ def words_of_another_end(config: RunConfig, checkpoint: Checkpoint) -> str | Non
         f"{text}: the {train.schedule} decay ends there now; the learning rate goes from {before:.3g} in step {done:,}"
         f" to {after:.3g} in step {done + 1:,}{as_it_was}"
     )
-
-
-def _is_without_special_tokens(earlier: Mapping[str, Any]) -> bool:
-    """A config of 0.1.0: it put the end token behind every document, and nothing else."""
-    return "special_tokens" not in earlier.get("data", {})
 
 
 def clear_checkpoints(config: RunConfig, run_folder: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 import time
@@ -30,6 +29,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from coremill.checkpoint.store import SteadyFile
 from coremill.data.tokenizer_files import write_chat_templates
 from coremill.errors import StorageError
+from coremill.files import sync_file, sync_folder
 from coremill.model.build import build_on_meta, code_of, names_kept_in_fp32
 from coremill.model.names import map_names
 from coremill.model.slices import named_tensors, rows_of_rank
@@ -359,33 +359,23 @@ def _write_beside(
 def _write_json(path: Path, document: dict[str, Any]) -> None:
     with path.open("w", encoding="utf-8") as stream:
         stream.write(json.dumps(document, indent=2, sort_keys=True) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+        sync_file(stream)
 
 
 def _copy(path: Path, folder: Path) -> None:
     """Contents only: a file from a read-only cache must not leave a read-only export."""
     with (folder / path.name).open("wb") as stream:
         stream.write(path.read_bytes())
-        stream.flush()
-        os.fsync(stream.fileno())
+        sync_file(stream)
 
 
 def _publish(temporary: Path, destination: Path) -> None:
     """Put the finished folder in its place; an older export stays until then."""
-    _sync_folder(temporary)
+    sync_folder(temporary)
     previous = destination.with_name(f".{destination.name}.previous")
     shutil.rmtree(previous, ignore_errors=True)
     if destination.exists():
         destination.rename(previous)
     temporary.rename(destination)
-    _sync_folder(destination.parent)
+    sync_folder(destination.parent)
     shutil.rmtree(previous, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

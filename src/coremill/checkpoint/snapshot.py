@@ -18,7 +18,7 @@ from torch import nn
 from coremill.checkpoint.export import STORED_NAMES
 from coremill.checkpoint.manifest import Checkpoint, Manifest, StoredFile
 from coremill.checkpoint.store import StoredTensor
-from coremill.data.loader import RowLoader
+from coremill.data.loader import Loader
 from coremill.data.order import order_key
 from coremill.engines.base import Engine, ParameterState
 from coremill.errors import InputError
@@ -43,7 +43,7 @@ class Training:
 
     engine: Engine
     model: nn.Module
-    loader: RowLoader
+    loader: Loader[Any]
     guard: NumericsGuard
 
 

@@ -21,8 +21,10 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 AutoOrPositiveInt = Literal["auto"] | PositiveInt
 if TYPE_CHECKING:
     EngineName = str
+    TaskName = str
 else:
     EngineName = Literal["auto", *names("coremill.engines")]  # other packages may bring their own
+    TaskName = Literal[names("coremill.tasks")]
 
 
 class Section(BaseModel):
@@ -136,8 +138,8 @@ class ParallelSection(Section):
     wire_dtype: Literal["auto", "fp32", "bf16"] = Field(
         AUTO,
         description="what travels between ranks; fp32: all exact, auto's choice on one machine; between machines auto"
-        " sends gradients in 16 bits (roots at fp32 arithmetic, bf16 at bf16) with fp32 sums and weights in the compute"
-        " dtype; bf16: both",
+        " sends gradients in 16 bits (square roots at fp32 arithmetic, bf16 at bf16) with fp32 sums and weights in the"
+        " compute dtype; bf16: both",
     )
     keep_gathered: Literal["auto"] | bool = Field(
         AUTO, description="shard: keep gathered weights through backward and accumulation: fewer bytes, more memory"
@@ -265,7 +267,7 @@ class RunConfig(Section):
         default_factory=lambda: ModelSection(), description="a hub id or folder, or a section"
     )
     tokenizer: str | None = Field(None, description="hub id or folder, or built-in; left out: the model's own")
-    task: Literal["causal-lm"] = Field("causal-lm", description="what is learned")
+    task: TaskName = Field(names("coremill.tasks")[0], description="what is learned")
     data: DataSection = Field(default_factory=lambda: DataSection())
     train: TrainSection = Field(default_factory=lambda: TrainSection())
     parallel: ParallelSection = Field(default_factory=lambda: ParallelSection())

@@ -5,7 +5,7 @@ A packing is a folder with these files:
     tokens.bin      rows x sequence_length token ids, uint16 or uint32, row after row; then the tail that fills no row
     boundaries.bin  uint32 per row: how many targets a row loses when documents may not see each other
     documents.bin   uint64 per document of a whole source: how many tokens there are up to its end
-    manifest.json   `Manifest`: the sizes of the others, and what they were made from
+    manifest.json   `PackedManifest`: the sizes of the others, and what they were made from
 
 Documents held out for evaluation make a folder of two packings, `train` and `evaluation` (holding_out.py).
 
@@ -17,10 +17,12 @@ to the first it is what comes after its last word.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 
 FORMAT_VERSION = 3  # part of every cache key: raise it when the meaning of the files changes
@@ -45,7 +47,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class PackedManifest:
     """What one packing holds."""
 
     version: int
@@ -87,10 +89,10 @@ class Manifest:
         (folder / MANIFEST_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: Path) -> PackedManifest | None:
     """The manifest of a whole packing; None where it is missing, damaged, outdated, or does not fit its files."""
     try:
-        manifest = Manifest(**json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8")))
+        manifest = PackedManifest(**json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8")))
         whole = (
             manifest.version == FORMAT_VERSION
             and manifest.rows > 0
@@ -137,6 +139,42 @@ class PackedData:
         words = ("bad_rows", "bad_rows_words", "evaluation_words")
         return {name: getattr(self, name) for name in (*rows, *words)}
 
+    def files(self) -> list[Path]:
+        """What hosts must have alike."""
+        folders = [folder for folder in (self.folder, self.evaluation_folder) if folder is not None]
+        return [folder / name for folder in folders for name in (TOKENS_FILE, BOUNDARIES_FILE)]
+
+    def in_words(self) -> str:
+        """How much there is."""
+        rows = f"{self.train_rows:,} rows to train and {self.evaluation_rows:,} to evaluate on"
+        return f"{rows}, {self.documents:,} documents"
+
+    def explain_change(self, config: RunConfig, earlier: Mapping[str, Any], *, what: str, anew: str) -> InputError:
+        """Why a run whose config was `earlier` does not find its rows any more; `anew`: how to begin another one."""
+        older = is_without_special_tokens(earlier)
+        if older and config.data.evaluation_fraction:
+            return InputError(
+                what,
+                where="data.evaluation_fraction",
+                why="it was begun by coremill 0.1.0, which held out rows; now whole documents are held out, so that"
+                " none is trained and evaluated on",
+                do=f"{anew}; or finish this one with coremill 0.1.0",
+            )
+        if older and not self.is_plain:
+            return InputError(
+                what,
+                where="data.special_tokens",
+                why="it was begun by coremill 0.1.0, which left out the special tokens that this tokenizer puts around"
+                " a text",
+                do=f"go on as before with --set data.special_tokens=none; or {anew}",
+            )
+        return InputError(
+            what,
+            where="data",
+            why="the text, the tokenizer or the packing of its rows has changed since",
+            do=f"bring the old text and tokenizer back; or {anew}",
+        )
+
     def to_json(self) -> dict[str, Any]:
         """For handing to a rank: `PackedData.from_json` there costs no hashing."""
         document = asdict(self)
@@ -145,7 +183,7 @@ class PackedData:
         return document
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> PackedData:
+    def from_json(cls, document: Mapping[str, Any]) -> PackedData:
         """The inverse of `to_json`."""
         values = {field.name: document[field.name] for field in fields(cls)}
         values["folder"] = Path(values["folder"])
@@ -153,6 +191,11 @@ class PackedData:
         if values["evaluation_folder"] is not None:
             values["evaluation_folder"] = Path(values["evaluation_folder"])
         return cls(**values)
+
+
+def is_without_special_tokens(earlier: Mapping[str, Any]) -> bool:
+    """A config of 0.1.0: it put the end token behind every document, and nothing else."""
+    return "special_tokens" not in earlier.get("data", {})
 
 
 def require_id_in_vocabulary(token_id: int, token: str, vocabulary_rows: int, tokenizer_name: str, place: str) -> None:

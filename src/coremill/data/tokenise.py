@@ -24,8 +24,8 @@ from coremill.data.packed import (
     DOCUMENT_BYTES,
     DOCUMENTS_FILE,
     FORMAT_VERSION,
-    Manifest,
     PackedData,
+    PackedManifest,
     Progress,
     read_manifest,
     require_id_in_vocabulary,
@@ -130,7 +130,7 @@ def require_rows_for_ranks(data: PackedData, world_size: int) -> None:
 @dataclass(frozen=True)
 class _Packing:
     folder: Path
-    manifest: Manifest
+    manifest: PackedManifest
     from_cache: bool
     key: str  # names its tokens, whatever the folder is called
 
@@ -238,7 +238,7 @@ class _Packer:
                 why="what was packed belongs to neither the old nor the new text",
                 do="run again once nothing writes to them",
             )
-        manifest = Manifest(
+        manifest = PackedManifest(
             version=FORMAT_VERSION,
             key=key,
             source=source.name,

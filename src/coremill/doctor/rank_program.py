@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coremill.child import die_with_parent
 from coremill.config.schema import RunConfig
 from coremill.errors import CoremillError, Drifted
 from coremill.hardware.probe import environment_snapshot
 from coremill.plan.stored import plan_from_json
-from coremill.supervise.process import die_with_parent
+from coremill.tasks.base import make_task
 from coremill.world.group import World, join_world
 from coremill.world.identity import LOOPBACK, RankIdentity
 
@@ -106,18 +107,18 @@ def _train(plan: Plan, folder: Path, world: World) -> EngineFound:
     """Steps of a tiny Llama, each rank with rows of its own; whole replicas must be the same bits afterwards."""
     import torch
 
-    from coremill.data.loader import Batch
+    from coremill.data.packed_batches import Batch
     from coremill.engines import make_engine
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
-    from coremill.tasks.causal_lm.training import CausalLm
 
     config = RunConfig()
     document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    source = ModelFolder(folder, document, "random", "a tiny Llama")
-    task = CausalLm()
+    kind = make_task(config)
+    source = ModelFolder(folder, document, "random", "a tiny Llama", kind.model_class)
+    task = kind.training()
     model = build_on_meta(source)
     apply_changes(model, task, config)
     engine = make_engine(plan, world, config.train, head_in_backward=task.needs_head_in_backward)

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.core_model_loading import build_glob_alternation
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.initialization import no_init_weights
 
 from coremill.errors import InputError
 from coremill.hardware.probe import cache_folder, environment_snapshot
-from coremill.model.causal import TRUST_ADVICE
 from coremill.model.slices import model_name
 from coremill.model.source import ModelFolder
 from coremill.plan.types import Choice
-from coremill.remote_code import CAUSAL, checked_copy
+from coremill.remote_code import TRUST_ADVICE, checked_copy
 
 # What a config that does not make sense leads to, depending on where it is noticed.
 CONFIG_ERRORS = (
@@ -43,7 +43,7 @@ CONFIG_ERRORS = (
 
 @dataclass(frozen=True)
 class LayerMap:
-    """The parts of a causal language model that engines treat apart."""
+    """The parts of a model that engines treat apart."""
 
     layers: list[nn.Module]  # the decoder layers, in order
     layers_name: str  # where the model keeps them, as in model.layers
@@ -63,10 +63,10 @@ def build_on_meta(source: ModelFolder, *, attention: str = "sdpa") -> PreTrained
     folder = source.folder if source.code_sha256 is None else code_of(source)
     config = _read_config(source, folder, trusted=trusted)
     try:
-        if attention == "sdpa" and not _sdpa_serves(config, folder, trusted=trusted):
+        if attention == "sdpa" and not _sdpa_serves(config, folder, source.model_class, trusted=trusted):
             attention = "eager"
         with no_init_weights(), _parameters_on_meta():
-            model = AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = getattr(transformers, source.model_class).from_config(
                 config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=trusted
             )
     except CONFIG_ERRORS as error:
@@ -115,7 +115,7 @@ def find_layers(model: nn.Module) -> LayerMap:
         if isinstance(module, nn.ModuleList) and len(module) > 0
     ]
     embedding = _part(model, "get_input_embeddings")
-    head = _part(model, "get_output_embeddings")
+    head = _part(model, "get_output_embeddings") or _behind_trunk(model)
     if not candidates or max(candidates, key=lambda item: item[0])[0] == 0:
         raise _not_found(model, "no list of decoder layers")
     if embedding is None:
@@ -156,13 +156,13 @@ def _read_config(source: ModelFolder, folder: Path, *, trusted: bool) -> Any:
         raise _cannot_build(source, error) from error
 
 
-def _sdpa_serves(config: Any, folder: Path, *, trusted: bool) -> bool:
+def _sdpa_serves(config: Any, folder: Path, auto_class: str, *, trusted: bool) -> bool:
     """Whether sdpa computes what the model means: it cannot cap scores, and older transformers let that pass."""
     own_classes = getattr(config, "auto_map", None) or {}
-    if trusted and CAUSAL in own_classes:
-        model_class = get_class_from_dynamic_module(own_classes[CAUSAL], folder, local_files_only=True)
+    if trusted and auto_class in own_classes:
+        model_class = get_class_from_dynamic_module(own_classes[auto_class], folder, local_files_only=True)
     else:
-        model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
+        model_class = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     return capped is None and getattr(model_class, "_supports_sdpa", True)
 
@@ -210,6 +210,13 @@ def _part(model: nn.Module, getter: str) -> nn.Module | None:
     except (AttributeError, NotImplementedError):
         return None
     return part if isinstance(part, nn.Module) else None
+
+
+def _behind_trunk(model: nn.Module) -> nn.Module | None:
+    """Where no words are predicted: the last module beside the trunk (score, classifier, qa_outputs)."""
+    trunk = getattr(model, getattr(model, "base_model_prefix", ""), None)
+    beside = [child for child in model.children() if child is not trunk and any(True for _ in child.parameters())]
+    return beside[-1] if trunk is not None and beside else None
 
 
 def _not_found(model: nn.Module, why: str) -> InputError:

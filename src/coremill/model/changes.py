@@ -14,33 +14,26 @@ as transformers wrote it, to rounding the same: the reference to hold a doubtful
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from coremill.config.schema import RunConfig
 from coremill.model.build import attention_of
-from coremill.model.documents import documents_of
 from coremill.model.fused_layers import fuse_layers
 from coremill.plan.model_choices import NOT_FUSED
 from coremill.plan.types import Choice
+from coremill.tasks.base import TrainingTask
 
 
-class MakesLoss(Protocol):
-    """A task: it alone knows whether its loss can be made inside the head."""
+def apply_changes(model: PreTrainedModel, task: TrainingTask[Any, Any], config: RunConfig) -> dict[str, Choice[Any]]:
+    """Change what the run file leaves on, before the engine places the model; what the model now does, by name.
 
-    def prepare(self, model: nn.Module, *, fused: bool) -> Choice[str]:
-        """Put the loss into the head where that can be, unless it is not to be `fused`."""
-
-
-def apply_changes(model: PreTrainedModel, task: MakesLoss, config: RunConfig) -> dict[str, Choice[Any]]:
-    """Change what the run file leaves on, before the engine places the model; what the model now does, by name."""
+    The task alone knows whether its loss can be made inside the head."""
     fused = config.model.fused
     choices: dict[str, Choice[Any]] = {"attention": attention_of(model, config.model.attention)}
     choices["layers"] = fuse_layers(model) if fused else Choice("as they are", NOT_FUSED)
     choices["loss"] = task.prepare(model, fused=fused)
     if not fused:
         choices["rows"] = Choice("whole tables", NOT_FUSED)
-    choices["documents"] = documents_of(model, config.data)
-    return choices
+    return {**choices, **task.choices(model)}

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +18,11 @@ from coremill.data.built_in_tokenizer import built_in_tokenizer
 from coremill.data.packed import Progress as TrainingProgress
 from coremill.data.tokenizer_files import TOKENIZER_FILES
 from coremill.errors import InputError
-from coremill.model import hub_models as hub
-from coremill.model.causal import require_causal
+from coremill.files import write_atomically
+from coremill.model.hub_models import download
 from coremill.plan.headers import read_headers
 from coremill.remote_code import is_folder, pin_problem, require_checked_code
+from coremill.tasks.base import Task
 
 Progress = Callable[[str], None]
 
@@ -56,14 +55,17 @@ class ModelFolder:
     config: dict[str, Any]  # config.json as it is
     weights: Literal["pretrained", "random"]
     description: str  # in words: what the user asked for
+    model_class: str  # the auto class of transformers that makes it
     code_sha256: str | None = None  # of the code that comes with it and is to be run; None: none is
 
 
-def resolve_model(section: ModelSection, *, cache: Path, progress: Progress | None = None) -> ModelFolder:
-    """Find, download or write the model's folder, and check its files."""
-    model = _find_model(section, cache, progress)
+def resolve_model(
+    section: ModelSection, task: Task[Any], *, cache: Path, progress: Progress | None = None
+) -> ModelFolder:
+    """Find, download or write the model's folder, and check its files: it is one that the task can train."""
+    model = _find_model(section, task.model_class, cache, progress)
     where = f"{model.folder}/config.json"
-    require_causal(model.config, description=model.description, where=where, trusted=section.trust_remote_code)
+    task.check_model(model.config, description=model.description, where=where, trusted=section.trust_remote_code)
     if section.trust_remote_code:
         model = replace(model, code_sha256=require_pinned_code(section, model.folder))
     if model.weights == "pretrained":
@@ -87,19 +89,20 @@ def require_named_code(section: ModelSection) -> None:
         require_pinned_code(section, folder)
 
 
-def _find_model(section: ModelSection, cache: Path, progress: Progress | None) -> ModelFolder:
+def _find_model(section: ModelSection, model_class: str, cache: Path, progress: Progress | None) -> ModelFolder:
     if section.config is not None:
         folder = _write_config(section.config, cache, "config")
-        return ModelFolder(folder, _read_config(folder), "random", f"a {section.config.get('model_type')} config")
+        description = f"a {section.config.get('model_type')} config"
+        return ModelFolder(folder, _read_config(folder), "random", description, model_class)
     if section.name == BUILT_IN:
         folder = _write_config(BUILT_IN_CONFIG, cache, BUILT_IN)
-        return ModelFolder(folder, _read_config(folder), "random", "the built-in model")
+        return ModelFolder(folder, _read_config(folder), "random", "the built-in model", model_class)
     wants_weights = section.weights == "pretrained"
     if is_folder(section.name):
         folder = Path(section.name).expanduser()
         description = str(folder)
     else:
-        folder = hub.download(
+        folder = download(
             section.name,
             revision=section.revision,
             weights=wants_weights,
@@ -108,7 +111,7 @@ def _find_model(section: ModelSection, cache: Path, progress: Progress | None) -
             code=section.trust_remote_code,
         )
         description = section.name if section.revision is None else f"{section.name} at {section.revision}"
-    return ModelFolder(folder, _read_config(folder), section.weights, description)
+    return ModelFolder(folder, _read_config(folder), section.weights, description, model_class)
 
 
 def resolve_tokenizer(
@@ -143,7 +146,7 @@ def resolve_tokenizer(
                 why=f"none of {', '.join(TOKENIZER_FILES[:3])} is there",
             )
         return folder
-    folder = hub.download(name, revision=None, weights=False, progress=progress, setting="tokenizer")
+    folder = download(name, revision=None, weights=False, progress=progress, setting="tokenizer")
     if not has_tokenizer(folder):
         raise InputError(f"{name} on the hub has no tokenizer files", where="tokenizer", do="name another one")
     return folder
@@ -188,10 +191,7 @@ def _write_config(config: dict[str, Any], cache: Path, name: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "config.json").is_file():
-            descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".config-")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            Path(temporary).replace(folder / "config.json")
+            write_atomically(folder / "config.json", text)
     except OSError as error:
         raise InputError(f"cannot write the model's config to the cache: {error.strerror}", where=str(folder)) from None
     return folder

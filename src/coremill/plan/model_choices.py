@@ -48,8 +48,12 @@ def attention_choice(card: ModelCard, arrangement: Arrangement) -> Choice[Litera
     return Choice("sdpa", f"{apart}: {plural(masked, 'layer')} of {card.layers} keep {kept} for a mask each")
 
 
-def logits_choice(card: ModelCard, arrangement: Arrangement, *, fused: bool) -> Choice[Literal["chunked", "whole"]]:
+def logits_choice(
+    card: ModelCard, arrangement: Arrangement, *, fused: bool
+) -> Choice[Literal["chunked", "whole", "none"]]:
     """Whether the loss needs all logits at once."""
+    if not arrangement.vocabulary_logits:
+        return Choice("none", "the task's loss is not made of words")
     if card.block.plain_logits:
         return Choice("chunked", "made and used a chunk at a time")
     what = f"{card.family} {'caps' if card.block.capped_logits else 'scales'} its logits after the head"

@@ -53,6 +53,8 @@ class LossBytes:
     @staticmethod
     def of(card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool) -> LossBytes:
         """Logits a chunk at a time, or all at once where the model does something to them."""
+        if not arrangement.vocabulary_logits:
+            return LossBytes(0, 0, 0)
         tokens, vocabulary = arrangement.tokens_per_forward, card.vocabulary_rows
         compute = 4 if fp32_head_parameters(card, arrangement) else arrangement.compute_bytes
         head = vocabulary * card.hidden

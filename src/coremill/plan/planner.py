@@ -26,8 +26,9 @@ from coremill.plan.model_choices import activations_choice, attention_choice, lo
 from coremill.plan.saving import plan_save
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
 from coremill.plan.traffic import Traffic
-from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, StepSeconds
+from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, StepCounts, StepSeconds
 from coremill.plan.words import plural
+from coremill.registry import find
 
 # Tokens per forward pass: below some 2048 products are limited by reading weights, above 8192 only activations grow.
 MOST_TOKENS_PER_FORWARD = 8192
@@ -76,7 +77,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
     chosen = _choose(candidates)
     arrangement = chosen.arrangement
     cost = cost_of(arrangement)
-    rows_per_step = config.train.tokens_per_step // config.data.sequence_length
+    rows_per_step = step_counts(config).rows
     shortfall = max(0, chosen.memory.peak.total - chosen.memory.limit)
     plan = Plan(
         fleet=fleet.name,
@@ -163,14 +164,20 @@ def check_inputs(config: RunConfig, card: ModelCard) -> None:
         )
 
 
+def step_counts(config: RunConfig) -> StepCounts:
+    """What the task of a run has to compute in a step."""
+    counts: StepCounts = find("coremill.tasks", config.task)(config).step_counts()
+    return counts
+
+
 def _candidates(
     config: RunConfig, fleet: Fleet, card: ModelCard, layout: Layout, dtype: Dtype, wire_dtype: WireDtype
 ) -> Iterator[Candidate]:
     """Every arrangement the user's settings leave open."""
     ranks_per_node = layout.ranks_per_node.value
     world_size = fleet.nodes * ranks_per_node
-    length = config.data.sequence_length
-    rank_rows = ceil(config.train.tokens_per_step // length / world_size)
+    counts = step_counts(config)
+    length, rank_rows = counts.row_tokens, ceil(counts.rows / world_size)
     limit = (fleet.limit_bytes_per_node - LAUNCHER_BYTES) // ranks_per_node
     asked = config.parallel.engine
     engines = engines_for_auto(world_size) if asked == "auto" else (asked,)
@@ -195,6 +202,7 @@ def _candidates(
                     keep_gathered=False,
                     attention=config.model.attention,
                     documents_apart=not config.data.attention_across_documents,
+                    vocabulary_logits=counts.vocabulary_logits,
                 )
                 for keep in cost_of(arrangement).keep_choices(arrangement, config.parallel.keep_gathered):
                     kept = replace(arrangement, keep_gathered=keep)

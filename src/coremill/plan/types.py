@@ -19,6 +19,15 @@ class Choice(Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepCounts:
+    """What a plan asks a task: how much there is to compute in a step."""
+
+    rows: int  # of all ranks
+    row_tokens: int  # of each
+    vocabulary_logits: bool  # whether the loss is made of a number for each word of the vocabulary at each token
+
+
+@dataclass(frozen=True, kw_only=True)
 class Arrangement:
     """How a run is laid out over ranks: all that memory, traffic and time depend on besides model and machines."""
 
@@ -35,6 +44,7 @@ class Arrangement:
     keep_gathered: bool
     attention: Literal["sdpa", "eager"]
     documents_apart: bool = False  # attention does not reach from one document of a row into another
+    vocabulary_logits: bool = True  # the task's loss needs them
 
     @property
     def world_size(self) -> int:
@@ -170,7 +180,7 @@ class Plan:
     keep_gathered: Choice[bool]  # weights stay gathered through backward and accumulation
     kept_activations: Choice[Literal["counted", "estimated"]] = Choice("counted", "")
     attention: Choice[Literal["sdpa", "eager"]] = Choice("sdpa", "")
-    logits: Choice[Literal["chunked", "whole"]] = Choice("chunked", "")
+    logits: Choice[Literal["chunked", "whole", "none"]] = Choice("chunked", "")
     memory: MemoryPlan
     wire_bytes_per_step_per_rank: int
     shared_bytes_per_step_per_rank: int = 0  # read from ranks of the same host, through memory they share

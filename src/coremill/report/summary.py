@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coremill.errors import InputError, StorageError
+from coremill.errors import InputError
 from coremill.redaction import redact
-from coremill.report.events import events_folder, iter_events
+from coremill.report.events import Event, events_folder, iter_events
+from coremill.report.metrics import metric_names
 from coremill.report.spikes import loss_spikes
 from coremill.report.state import state_of
 from coremill.report.tally import COLLECTIVE_FIGURES, SPLIT, RankTally, RunTally
@@ -61,10 +61,7 @@ def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[s
         "plan": _planned(plan),
         "measured": _measured(tally),
         "data": None if tally.data is None else {name: tally.data.get(name) for name in DATA_COUNTS},
-        "evaluations": [
-            {"step": step, **{key: event.get(key) for key in ("loss", "perplexity", "tokens", "seconds")}}
-            for step, event in sorted(tally.evaluations.items())
-        ],
+        "evaluations": [_evaluation(tally.evaluations[step]) for step in sorted(tally.evaluations)],
         "sample": _sample(tally),
         "export": None if tally.export is None else {k: tally.export.get(k) for k in ("folder", "bytes", "seconds")},
         "faults": timeline(tally.faults, tally.restarts, tally.first_time),
@@ -78,22 +75,6 @@ def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[s
     }
     cleaned: dict[str, Any] = _json_ready(document)
     return cleaned
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Put a file in place in one move, so that a reader never sees half of it."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with fresh.open("w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise StorageError(
-            f"cannot write {path}: {error.strerror or error}", do="free space or check permissions"
-        ) from error
 
 
 def _figures(tally: RunTally) -> dict[str, Any]:
@@ -122,6 +103,11 @@ def _figures(tally: RunTally) -> dict[str, Any]:
         "wire_bytes_per_step_per_rank": [rank.wire_bytes_per_step if rank else None for rank in ranks],
         "world_size": tally.world_size,
     }
+
+
+def _evaluation(event: Event) -> dict[str, Any]:
+    """Beside the loss the metrics of its task, by their names."""
+    return {name: event.get(name) for name in ("step", "loss", *metric_names(event.fields), "tokens", "seconds")}
 
 
 def _sample(tally: RunTally) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from coremill.report.metrics import format_metric, in_words, metric_names, model_class_of
 from coremill.report.terminal import (
     bar,
     format_bytes,
@@ -169,9 +170,13 @@ def _evaluations(summary: Mapping[str, Any], console: Console) -> None:
     if not evaluations:
         return
     shown = evaluations if len(evaluations) <= 4 else [evaluations[0], *evaluations[-3:]]
-    rows = [(f"step {one['step']}", format_loss(one["loss"]), format_perplexity(one["perplexity"])) for one in shown]
+    names = metric_names(evaluations[-1])
+    rows = [
+        (f"step {one['step']}", format_loss(one["loss"]), *(format_metric(one.get(name)) for name in names))
+        for one in shown
+    ]
     print_heading(console, "Evaluation")
-    print_rows(console, "evaluation", ("", "loss", "perplexity"), rows)
+    print_rows(console, "evaluation", ("", "loss", *(in_words(name) for name in names)), rows)
     if words := (summary.get("data") or {}).get("evaluation_words"):
         console.print(words, soft_wrap=True, highlight=False, markup=False)
 
@@ -185,11 +190,6 @@ def _findings(summary: Mapping[str, Any], console: Console) -> None:
         print_line(console, text, style="yellow")
     if len(findings) > SHOWN_FINDINGS:
         print_line(console, f"and {len(findings) - SHOWN_FINDINGS} more: coremill report {summary['run']} --json")
-
-
-def format_perplexity(value: float | None) -> str:
-    """Two decimals while that says something."""
-    return "-" if value is None else f"{value:,.2f}" if value < 1e6 else f"{value:.2e}"
 
 
 def _sample(summary: Mapping[str, Any], console: Console) -> None:
@@ -209,10 +209,11 @@ def _next_steps(summary: Mapping[str, Any], console: Console) -> None:
     print_heading(console, "Next")
     if export:
         folder = str(export["folder"])
-        load = f'AutoModelForCausalLM.from_pretrained("{folder}")'
+        model_class = model_class_of(summary)
+        load = f'{model_class}.from_pretrained("{folder}")'
         if console.is_terminal:
             print_line(console, f"Model, {format_bytes(export.get('bytes'))}, a plain Hugging Face folder:")
-            print_verbatim(console, "  from transformers import AutoModelForCausalLM", style="cyan")
+            print_verbatim(console, f"  from transformers import {model_class}", style="cyan")
             print_verbatim(console, f"  model = {load}", style="cyan")
         else:
             print_line(console, f"export: {folder} ({format_bytes(export.get('bytes'))}), load it with {load}")

@@ -27,15 +27,15 @@ from coremill.report.readers.base import Readers
 from coremill.report.terminal import format_bytes
 from coremill.run.folder import RunFolder
 from coremill.run.prepare import Orders
-from coremill.supervise.fork_client import RankTemplate, why_no_template
+from coremill.supervise.fork_client import ForkServer, why_no_fork_server
 from coremill.supervise.hang_detector import HangDetector
 from coremill.supervise.memory_kills import memory_note
-from coremill.supervise.rank_environment import Setting, node_of_launcher, shared_settings, template_environment
+from coremill.supervise.rank_environment import Setting, fork_server_environment, node_of_launcher, shared_settings
 from coremill.supervise.ranks import Outcome, run_local_ranks
 from coremill.supervise.restarts import Decision, RestartBudget, cause_of, is_worth_a_restart, supervise
 from coremill.supervise.spot import spot_notices
 from coremill.supervise.stuck import Limits
-from coremill.world.heartbeat import PulseBoard
+from coremill.world.heartbeat import HeartbeatBoard
 from coremill.world.identity import NodeIdentity
 from coremill.world.run_lock import OWNED
 
@@ -67,7 +67,7 @@ def watch_ranks(
     )
     settings = shared_settings(orders.plan, environ, node_of_launcher(orders.plan, node_identity, port=0))
     with (
-        PulseBoard(orders.plan.ranks_per_node.value) as board,
+        HeartbeatBoard(orders.plan.ranks_per_node.value) as board,
         readers,
         _template(config, orders, folder, environ, settings, node_identity, readers) as template,
     ):
@@ -89,19 +89,19 @@ def _template(
     settings: tuple[Setting, ...],
     node_identity: NodeIdentity | None,
     readers: Readers,
-) -> Iterator[RankTemplate | None]:
+) -> Iterator[ForkServer | None]:
     """What this node's ranks are forked from, already importing; None where they are to be started afresh."""
-    reason = why_no_template(environ)
+    reason = why_no_fork_server(environ)
     if reason is not None and config.supervise.fork_ranks:
         readers.note(f"{reason}: ranks are started afresh, and a restart takes seconds longer")
     if reason is not None or not config.supervise.fork_ranks:
         yield None
         return
     node_rank = 0 if node_identity is None else node_identity.node_rank
-    needs = [str(orders.model.config["model_type"]), orders.plan.engine.value]
-    with RankTemplate(
+    needs = [str(orders.model.config["model_type"]), orders.task, orders.plan.engine.value]
+    with ForkServer(
         [sys.executable, "-m", "coremill.forked_rank", *needs],
-        template_environment(environ, settings),
+        fork_server_environment(environ, settings),
         folder.logs / f"template-{node_rank:05d}.log",
         readers.note,
     ) as template:
@@ -188,11 +188,11 @@ class _Watched:
         folder: RunFolder,
         environ: Mapping[str, str],
         settings: tuple[Setting, ...],
-        template: RankTemplate | None,
+        template: ForkServer | None,
         node_identity: NodeIdentity | None,
         readers: Readers,
         follower: EventFollower,
-        board: PulseBoard,
+        board: HeartbeatBoard,
     ) -> None:
         self._config, self._orders, self._folder, self._environ = config, orders, folder, environ
         self._settings, self._template = settings, template
@@ -237,10 +237,10 @@ class _Watched:
             grace_may_grow=self._config.checkpoint.grace == AUTO,
             on_stop=self._on_stop,
             settings=self._settings,
-            sentry=self._sentry,
+            hang_detector=self._sentry,
             ends_at_once=is_worth_a_restart,
             append_logs=number > 0,
-            template=self._template,
+            fork_server=self._template,
         )
         self._tick()
         return self._with_memory(outcome)

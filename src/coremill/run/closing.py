@@ -20,9 +20,9 @@ from coremill.report.summary_screen import render_summary
 from coremill.run.attempts import Ending, errors_of
 from coremill.run.folder import RunFolder
 from coremill.run.prepare import Orders, say
-from coremill.run.sample import write_sample
 from coremill.supervise.output import Failure
 from coremill.supervise.ranks import Outcome
+from coremill.tasks.base import make_task
 from coremill.world.group import World
 from coremill.world.identity import HEAD
 from coremill.world.run_lock import OWNED
@@ -34,11 +34,13 @@ def leave_report(
 ) -> dict[str, Any]:
     """Sample and report, by the one process that speaks for the run; gives what the report says."""
     OWNED.check_now()  # what follows is written over another run's, where one has begun here
-    if exit_code == 0 and config.sample.prompt is not None and config.run.export:
-        begin_ids, code = orders.data.begin_ids, orders.model.code_sha256
-        environ = environment_snapshot()
-        write_sample(folder.export, config.sample, folder.path, environ, begin_ids=begin_ids, code_sha256=code)
-        OWNED.check_now()  # a sample takes its time
+    if exit_code == 0 and config.run.export:
+        environ, code_sha256 = environment_snapshot(), orders.model.code_sha256
+        sample = make_task(config).sample(folder.export, orders.data, environ, code_sha256=code_sha256)
+        if sample is not None:
+            with EventWriter(folder.path, 0) as events:
+                events.write("sample", **sample)
+            OWNED.check_now()  # a sample takes its time
     return readers.sum_up(exit_code)
 
 

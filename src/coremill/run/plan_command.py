@@ -19,7 +19,7 @@ from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.plan.card import as_written
 from coremill.plan.cost import compare_fleets, usd_per_million_tokens
 from coremill.plan.learn import observe, without_learning
-from coremill.plan.planner import make_plan, price
+from coremill.plan.planner import make_plan, price, step_counts
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Arrangement, Plan, StepSeconds
 from coremill.report.plan_screen import render_plan
@@ -147,6 +147,7 @@ def _arrangement_of(plan: Plan, config: RunConfig) -> Arrangement:
         keep_gathered=plan.keep_gathered.value,
         attention=config.model.attention,
         documents_apart=not config.data.attention_across_documents,
+        vocabulary_logits=step_counts(config).vocabulary_logits,
     )
 
 

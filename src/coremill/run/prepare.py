@@ -18,8 +18,7 @@ from rich.console import Console
 
 from coremill.config.load import LoadedConfig
 from coremill.config.schema import BUILT_IN, RunConfig
-from coremill.data.packed import BOUNDARIES_FILE, TOKENS_FILE, PackedData, Progress
-from coremill.data.tokenise import check_sources, prepare_data, require_rows_for_ranks
+from coremill.data.packed import Progress
 from coremill.data.tokenizer_files import tokenizer_identity
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
@@ -46,6 +45,7 @@ from coremill.report.plan_screen import render_plan_short
 from coremill.report.progress import AmountProgress
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.ranks import describe_layout
+from coremill.tasks.base import Rows, make_task, rows_from_json
 
 # In a config.json, and of no consequence: who saved it, and under which name.
 WRITTEN_BY_TRANSFORMERS = ("transformers_version", "_name_or_path", "_commit_hash")
@@ -64,9 +64,10 @@ WORDS_OF_STAGE = {
 class Orders:
     """What a rank needs to know beside the config: where things lie on this node, how many steps, and the plan."""
 
+    task: str  # by its name: how to read `data`
     model: ModelFolder
     tokenizer: Path
-    data: PackedData
+    data: Rows
     steps: int
     plan: Plan
     facts: Facts  # what has to be the same on all hosts; none where there is one host
@@ -74,6 +75,7 @@ class Orders:
     def to_json(self) -> dict[str, Any]:
         """Plain values for orders.json and for sending between ranks."""
         return {
+            "task": self.task,
             "model": {**asdict(self.model), "folder": str(self.model.folder)},
             "tokenizer": str(self.tokenizer),
             "data": self.data.to_json(),
@@ -86,9 +88,10 @@ class Orders:
     def from_json(document: Mapping[str, Any]) -> Orders:
         """The inverse of to_json."""
         return Orders(
+            task=document["task"],
             model=ModelFolder(**{**document["model"], "folder": Path(document["model"]["folder"])}),
             tokenizer=Path(document["tokenizer"]),
-            data=PackedData.from_json(document["data"]),
+            data=rows_from_json(document["task"], document["data"]),
             steps=document["steps"],
             plan=plan_from_json(document["plan"]),
             facts=facts_from_json(document["facts"]),
@@ -107,11 +110,13 @@ def card_for(config: RunConfig, model: ModelFolder) -> ModelCard:
 
 def card_without_weights(config: RunConfig) -> ModelCard:
     """From the folder, from a config, or from the hub's headers: nothing is downloaded but those."""
-    model = config.model
+    model, task = config.model, make_task(config)
     if model.config is None and model.name != BUILT_IN and not is_folder(model.name):
         weights, code = model.weights == "pretrained", model.trust_remote_code
-        return hub_models.card_on_hub(model.name, revision=model.revision, weights=weights, setting="model", code=code)
-    return card_for(config, resolve_model(model, cache=cache_folder(environment_snapshot())))
+        return hub_models.card_on_hub(
+            model.name, task, revision=model.revision, weights=weights, setting="model", code=code
+        )
+    return card_for(config, resolve_model(model, task, cache=cache_folder(environment_snapshot())))
 
 
 def prepare_run(
@@ -133,9 +138,10 @@ def prepare_run(
         def on_model(text: str) -> None:
             say(console, text)
 
-        model = resolve_model(config.model, cache=cache, progress=on_model)
+        task = make_task(config)
+        model = resolve_model(config.model, task, cache=cache, progress=on_model)
         card = card_for(config, model)
-        check_sources(config.data, max_positions=card.max_positions)
+        task.check_data(max_positions=card.max_positions)
         fleet = measured_fleet(place, on_model)
         plan = make_plan(config, fleet, card)
         render_plan_short(plan.to_json(), console)
@@ -146,8 +152,7 @@ def prepare_run(
         doubt = require_fitting_tokenizer(config.tokenizer, tokenizer, model, card.vocabulary_rows)
         if doubt is not None:
             say(console, doubt)
-        data = prepare_data(
-            config,
+        data: Rows = task.make_rows(
             tokenizer_folder=tokenizer,
             code_sha256=model.code_sha256 if tokenizer == model.folder else None,
             vocabulary_rows=card.vocabulary_rows,
@@ -155,7 +160,7 @@ def prepare_run(
             cache=cache,
             progress=bars.show,
         )
-        require_rows_for_ranks(data, plan.world_size)
+        task.check_rows(data, world_size=plan.world_size)
         if data.train_rows < plan.rows_per_step:
             plan = plan_for_rows(config, fleet, card, data)
         steps = count_steps(config, data, plan)
@@ -164,7 +169,13 @@ def prepare_run(
         if words:
             say(console, words)
     return Orders(
-        model=model, tokenizer=tokenizer, data=data, steps=steps, plan=replace(plan, steps=steps), facts=facts
+        task=config.task,
+        model=model,
+        tokenizer=tokenizer,
+        data=data,
+        steps=steps,
+        plan=replace(plan, steps=steps),
+        facts=facts,
     )
 
 
@@ -199,7 +210,7 @@ def say(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: PackedData, steps: int) -> Facts:
+def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Rows, steps: int) -> Facts:
     """What this host found, for comparison with the others: of files a few words and a hash."""
     shape = {key: value for key, value in model.config.items() if key not in WRITTEN_BY_TRANSFORMERS}
     shape_hash = hashlib.blake2b(json.dumps([shape, model.code_sha256], sort_keys=True).encode(), digest_size=6)
@@ -207,9 +218,6 @@ def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Packe
     if model.weights == "pretrained":
         files = [model.folder / name for name in weight_files(model.folder)]
         weights = f"{sum(file.stat().st_size for file in files):,} bytes, hash {digest_of_files(files)}"
-    folders = [folder for folder in (data.folder, data.evaluation_folder) if folder is not None]
-    rows_hash = digest_of_files([folder / name for folder in folders for name in (TOKENS_FILE, BOUNDARIES_FILE)])
-    rows = f"{data.train_rows:,} rows to train and {data.evaluation_rows:,} to evaluate on"
     source = config.data.source
     if source == BUILT_IN:
         source = f"the files of Python {platform.python_version()}"
@@ -219,36 +227,30 @@ def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Packe
         ),
         "the model's weights": Fact(weights, str(model.folder)),
         "the tokenizer": Fact(f"hash {tokenizer_identity(tokenizer)[:12]}", str(tokenizer)),
-        "the data": Fact(f"{rows}, {data.documents:,} documents, hash {data.key[:12]}-{rows_hash}", source),
+        "the data": Fact(f"{data.in_words()}, hash {data.key[:12]}-{digest_of_files(data.files())}", source),
     }
     if config.train.steps is None:
         found["the number of steps"] = Fact(f"{steps:,}")
     return {**facts_of_versions(), **facts_of_settings(config.model_dump(mode="json")), **found}
 
 
-def plan_for_rows(config: RunConfig, fleet: Fleet, card: ModelCard, data: PackedData) -> Plan:
+def plan_for_rows(config: RunConfig, fleet: Fleet, card: ModelCard, data: Rows) -> Plan:
     """The plan once the rows are known: where a step would hold some of them twice, it takes all of them once."""
-    words = words_of_smaller_step(config, data)
-    if not words:
+    smaller = make_task(config).smaller_step(data)
+    if smaller is None:
         return make_plan(config, fleet, card)
-    train = config.train.model_copy(update={"tokens_per_step": data.train_rows * data.sequence_length})
-    plan = make_plan(config.model_copy(update={"train": train}), fleet, card)
+    plan = make_plan(smaller.config, fleet, card)
     passes = plan.accumulation_steps
-    return replace(plan, accumulation_steps=Choice(passes.value, f"{passes.reason}; {words}"))
+    return replace(plan, accumulation_steps=Choice(passes.value, f"{passes.reason}; {smaller.words}"))
 
 
-def words_of_smaller_step(config: RunConfig, data: PackedData) -> str:
+def words_of_smaller_step(config: RunConfig, data: Rows) -> str:
     """What is done about a step of more rows than there are; empty where there are enough."""
-    rows, tokens = data.train_rows, config.train.tokens_per_step
-    if rows >= tokens // data.sequence_length:
-        return ""
-    return (
-        f"the text fills {rows:,} row{'s' if rows != 1 else ''}, fewer than the {tokens // data.sequence_length:,} of a"
-        f" step (train.tokens_per_step {tokens:,}): a step takes each once, {rows * data.sequence_length:,} tokens"
-    )
+    smaller = make_task(config).smaller_step(data)
+    return "" if smaller is None else smaller.words
 
 
-def count_steps(config: RunConfig, data: PackedData, plan: Plan) -> int:
+def count_steps(config: RunConfig, data: Rows, plan: Plan) -> int:
     """Optimizer steps of the run; whole steps only, at least one, and more than its warm-up has."""
     if config.train.steps is not None:
         return config.train.steps

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -40,6 +40,7 @@ from coremill.run.opening import (
 from coremill.run.orders import load_together, orders_of_launcher, prepare_together
 from coremill.run.prepare import Orders, prepare_run
 from coremill.run.rank import failures_as_events, set_threads, without_launcher
+from coremill.tasks.base import TrainingTask, make_task
 from coremill.world.group import World, join_world
 from coremill.world.identity import HEAD, NodeIdentity, RankIdentity
 from coremill.world.run_lock import OWNED
@@ -48,10 +49,9 @@ from coremill.world.stop import forget_request
 if TYPE_CHECKING:
     from torch import nn
 
-    from coremill.checkpoint.resume import Origin
+    from coremill.checkpoint.resume import ResumePoint
     from coremill.checkpoint.snapshot import Training
     from coremill.engines.base import Engine
-    from coremill.tasks.causal_lm.training import CausalLm
 
 
 def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity | None, console: Console) -> int:
@@ -118,15 +118,13 @@ class RankRun:
 
 def train_rank(run: RankRun, show: Callable[[], None]) -> None:
     """The stages that need torch; `show` is called after each step."""
-    from coremill.tasks.causal_lm.training import CausalLm
-
     began = time.perf_counter()
     announce(run)
-    task = CausalLm()
+    task = make_task(run.config).training()
     model, engine = build(run, task)
     origin = load(run, model)
     engine.start()
-    training = resume(run, engine, model, origin)
+    training = resume(run, task, engine, model, origin)
     train(run, task, training, origin, show)
     if run.config.run.export:
         engine.finish()
@@ -152,7 +150,7 @@ def announce(run: RankRun) -> None:
     torch.manual_seed(run.config.train.seed)
 
 
-def build(run: RankRun, task: CausalLm) -> tuple[nn.Module, Engine]:
+def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine]:
     """The model without weights, made quicker where that changes nothing, and the engine that shares it out."""
     from coremill.engines import make_engine
     from coremill.model.build import build_on_meta
@@ -179,10 +177,10 @@ def build(run: RankRun, task: CausalLm) -> tuple[nn.Module, Engine]:
     return model, engine
 
 
-def load(run: RankRun, model: nn.Module) -> Origin:
+def load(run: RankRun, model: nn.Module) -> ResumePoint:
     """This rank's part of the weights: from the newest whole checkpoint, from the model's files, or drawn."""
     from coremill.checkpoint.continuation import checkpoint_folder
-    from coremill.checkpoint.resume import find_origin
+    from coremill.checkpoint.resume import find_resume_point
     from coremill.checkpoint.snapshot import files_needed, restore_parameters
     from coremill.model.load import fill_parameters
 
@@ -191,7 +189,7 @@ def load(run: RankRun, model: nn.Module) -> Origin:
         needs = files_needed(model, rank=world.rank, world_size=world.size)
         saving = config.checkpoint.every != "never"
         folder = checkpoint_folder(config, run.folder.path)
-        origin = find_origin(folder, world, run.events, saving=saving, needs=needs)
+        origin = find_resume_point(folder, world, run.events, saving=saving, needs=needs)
         if origin.checkpoint is not None:
             loaded = restore_parameters(model, origin.checkpoint, rank=world.rank, world_size=world.size)
         else:
@@ -201,14 +199,15 @@ def load(run: RankRun, model: nn.Module) -> Origin:
     return origin
 
 
-def resume(run: RankRun, engine: Engine, model: nn.Module, origin: Origin) -> Training:
+def resume(
+    run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn.Module, origin: ResumePoint
+) -> Training:
     """All that has a state besides the weights, where the checkpoint left it, or at its beginning."""
     from coremill.checkpoint.snapshot import Training, restore_progress
-    from coremill.data.loader import RowLoader
     from coremill.train.numerics import NumericsGuard
 
     config, plan, world = run.config, run.orders.plan, run.world
-    loader = RowLoader(
+    loader = task.make_loader(
         run.orders.data,
         seed=config.train.seed,
         rows_per_step=plan.rows_per_step,
@@ -216,7 +215,6 @@ def resume(run: RankRun, engine: Engine, model: nn.Module, origin: Origin) -> Tr
         micro_batch_rows=plan.micro_batch_rows.value,
         rank=world.rank,
         world_size=world.size,
-        attention_across_documents=config.data.attention_across_documents,
     )
     guard = NumericsGuard(config.numerics, world, run.events)
     training = Training(engine, model, loader, guard)
@@ -224,7 +222,9 @@ def resume(run: RankRun, engine: Engine, model: nn.Module, origin: Origin) -> Tr
     return training
 
 
-def train(run: RankRun, task: CausalLm, training: Training, origin: Origin, show: Callable[[], None]) -> None:
+def train(
+    run: RankRun, task: TrainingTask[Any, Any], training: Training, origin: ResumePoint, show: Callable[[], None]
+) -> None:
     """Every step, and between steps what is due: saves, evaluations, what is shown."""
     from coremill.checkpoint.saver import Saver
     from coremill.train.loop import train_steps
@@ -254,27 +254,24 @@ def train(run: RankRun, task: CausalLm, training: Training, origin: Origin, show
     show()
 
 
-def evaluate(run: RankRun, task: CausalLm, training: Training, step: int) -> None:
+def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, step: int) -> None:
     """The loss of the rows that were held out."""
-    from coremill.data.loader import evaluation_batches
     from coremill.train.loop import evaluation_loss
 
     with phase(run.events, "evaluate"):
         started = time.perf_counter()
-        held_out = evaluation_batches(
+        held_out = task.evaluation_batches(
             run.orders.data,
             max_rows=run.config.evaluation.rows,
             micro_batch_rows=run.orders.plan.micro_batch_rows.value,
             rank=run.world.rank,
             world_size=run.world.size,
-            attention_across_documents=run.config.data.attention_across_documents,
         )
         part, bad_rows = evaluation_loss(training.engine, task, held_out)
         loss = run.world.sum(part)
         seconds = time.perf_counter() - started
-        run.events.write(
-            "evaluation", step=step, perplexity=task.metric(loss), loss=loss, tokens=held_out.tokens, seconds=seconds
-        )
+        metrics = dict(zip(make_task(run.config).metric_names, task.metrics(loss), strict=True))
+        run.events.write("evaluation", step=step, **metrics, loss=loss, tokens=held_out.tokens, seconds=seconds)
         training.guard.judge_evaluation(step, loss, bad_rows)
 
 

@@ -1,4 +1,4 @@
-"""Watches the ranks of one attempt for its launcher: pulses in, the rank that is stuck out, and what becomes known."""
+"""Watches the ranks of one attempt for its launcher: heartbeats in, the rank that is stuck out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coremill.supervise.starvation import Starvation
 from coremill.supervise.stuck import Limits, Stuck, Watch
-from coremill.world.heartbeat import PulseBoard, Reading
+from coremill.world.heartbeat import HeartbeatBoard, Reading
 
 SLOW_SAVE_SECONDS = 10.0  # without a byte, or in all where the plan knows of no longer save
 SLOWER_THAN_PLANNED = 2.0
@@ -21,7 +21,7 @@ class HangDetector:
 
     def __init__(
         self,
-        board: PulseBoard,
+        board: HeartbeatBoard,
         limits: Limits,
         on_slow_save: Callable[[int, float], None] = lambda rank, seconds: None,
         planned_save_seconds: float = 0.0,

@@ -1,1 +1,1 @@
-"""What a batch, a loss and a metric are."""
+"""What is learned: of each task a half without torch (`Task`) and one with it (`TrainingTask`), see base.py."""

@@ -6,26 +6,19 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from coremill.config.schema import TrainSection
-from coremill.data.loader import Batch, EvaluationBatches, RowLoader, StepBatches
+from coremill.data.loader import EvaluationBatches, Loader, StepBatches
 from coremill.engines.base import Engine, StepTotals
 from coremill.engines.wire.exchange import CollectiveUse
 from coremill.errors import NonFinite
+from coremill.tasks.base import TrainingTask
 from coremill.train.numerics import NumericsGuard, bad_rows, is_finite
 from coremill.train.schedule import learning_rate_at
 from coremill.world.heartbeat import HEARTBEAT
-
-
-class Task(Protocol):
-    """What a loss is."""
-
-    def loss(self, module: nn.Module, batch: Batch, scale: float) -> torch.Tensor:
-        """Sum over the batch's valid targets times scale."""
 
 
 class Agreement(Protocol):
@@ -60,8 +53,8 @@ class StepResult:
 
 def train_steps(
     engine: Engine,
-    task: Task,
-    loader: RowLoader,
+    task: TrainingTask[Any, Any],
+    loader: Loader[Any],
     settings: TrainSection,
     *,
     steps: int,
@@ -123,8 +116,8 @@ def train_steps(
 def _judge(
     step: int,
     engine: Engine,
-    task: Task,
-    work: StepBatches,
+    task: TrainingTask[Any, Any],
+    work: StepBatches[Any],
     losses: Sequence[float],
     totals: StepTotals,
     guard: NumericsGuard | None,
@@ -143,7 +136,9 @@ def _judge(
         )
 
 
-def evaluation_loss(engine: Engine, task: Task, batches: EvaluationBatches) -> tuple[float, list[int]]:
+def evaluation_loss(
+    engine: Engine, task: TrainingTask[Any, Any], batches: EvaluationBatches[Any]
+) -> tuple[float, list[int]]:
     """This rank's part of the mean loss over the evaluation rows, and its rows whose loss is not a number.
 
     The parts of all ranks add up to the loss.

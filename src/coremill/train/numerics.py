@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from coremill.config.schema import NumericsSection
-from coremill.data.loader import FILLER, Batch
+from coremill.data.loader import FILLER, AnyBatch
 from coremill.engines.base import StepTotals
 from coremill.errors import NonFinite
 
@@ -58,7 +58,7 @@ def is_finite(totals: StepTotals) -> bool:
     return math.isfinite(totals.loss) and math.isfinite(totals.gradient_norm)
 
 
-def bad_rows(batches: Sequence[Batch], is_bad: Sequence[bool]) -> list[int]:
+def bad_rows(batches: Sequence[AnyBatch], is_bad: Sequence[bool]) -> list[int]:
     """Rows of the micro-batches that are bad, fillers left out."""
     return [row for batch, bad in zip(batches, is_bad, strict=True) if bad for row in batch.row_ids if row != FILLER]
 
@@ -82,9 +82,9 @@ class NumericsGuard:
         self,
         step: int,
         totals: StepTotals,
-        batches: Sequence[Batch],
+        batches: Sequence[AnyBatch],
         losses: Sequence[float],
-        gradients_finite: Callable[[Batch], bool],
+        gradients_finite: Callable[[Any], bool],
     ) -> None:
         """Every rank calls it for a step that is not finite; returns where the step is to be left out, else raises.
 

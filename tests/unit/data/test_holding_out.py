@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coremill.data.holding_out import document_to_cut, documents_held_out, hold_out
-from coremill.data.packed import FORMAT_VERSION, Manifest, Progress
+from coremill.data.packed import FORMAT_VERSION, PackedManifest, Progress
 from coremill.errors import InputError
 
 LENGTH, END = 4, 0
@@ -29,7 +29,7 @@ def whole_packing(
     ends.astype(np.uint64).tofile(folder / "documents.bin")
     rows = len(tokens) // LENGTH
     np.zeros(rows, np.uint32).tofile(folder / "boundaries.bin")
-    Manifest(
+    PackedManifest(
         version=FORMAT_VERSION,
         key="k",
         source="x",

@@ -9,8 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coremill.data.loader import FILLER, IGNORED, RowLoader, StepBatches, evaluation_batches
-from coremill.data.packed import FORMAT_VERSION, Manifest, PackedData
+from coremill.data.loader import FILLER, RowLoader, StepBatches
+from coremill.data.packed import FORMAT_VERSION, PackedData, PackedManifest
+from coremill.data.packed_batches import IGNORED, evaluation_batches
+from coremill.data.packed_batches import make_loader as make_packed_loader
 from coremill.errors import InputError, StorageError
 
 EOS = 0
@@ -22,7 +24,7 @@ def write_packing(folder: Path, tokens: np.ndarray) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokens.astype(np.uint16).tofile(folder / "tokens.bin")
     (tokens[:, :-1] == EOS).sum(axis=1).astype(np.uint32).tofile(folder / "boundaries.bin")
-    Manifest(
+    PackedManifest(
         version=FORMAT_VERSION,
         key="k",
         source="x",
@@ -74,7 +76,7 @@ def make_loader(
     seed: int = 5,
 ) -> RowLoader:
     share = -(-rows_per_step // world_size)
-    return RowLoader(
+    return make_packed_loader(
         data,
         split="train",
         seed=seed,
@@ -217,7 +219,9 @@ def test_no_evaluation_rows_are_no_batches(tmp_path: Path) -> None:
 def test_a_step_that_does_not_fit_its_micro_batches_is_refused(tmp_path: Path) -> None:
     data = make_data(tmp_path, 5)
     with pytest.raises(ValueError, match="more than 1 micro-batches of 2"):
-        RowLoader(data, seed=1, rows_per_step=6, rank=0, world_size=2, micro_batch_rows=2, accumulation_steps=1)
+        make_packed_loader(
+            data, seed=1, rows_per_step=6, rank=0, world_size=2, micro_batch_rows=2, accumulation_steps=1
+        )
     with pytest.raises(ValueError, match="rank 2 of 2"):
         make_loader(data, rank=2, world_size=2)
 

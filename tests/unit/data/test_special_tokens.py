@@ -215,7 +215,7 @@ def test_the_key_is_that_of_0_1_0_where_its_tokens_are(
 def test_a_sample_begins_as_a_document_does(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
-    from coremill.run.sample import complete
+    from coremill.tasks.causal_lm.sample import complete
 
     asked: list[list[int]] = []
 

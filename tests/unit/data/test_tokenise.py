@@ -21,8 +21,8 @@ from coremill.config.schema import RunConfig
 from coremill.data import cache as cache_module
 from coremill.data import child_process
 from coremill.data import tokenise as prepare
-from coremill.data.loader import PackedRows
 from coremill.data.packed import FORMAT_VERSION, PackedData, Progress, read_manifest
+from coremill.data.packed_batches import PackedRows
 from coremill.data.tokenise import prepare_data, require_rows_for_ranks
 from coremill.errors import CoremillError, InputError
 

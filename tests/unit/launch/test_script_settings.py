@@ -253,7 +253,7 @@ def test_words_for_each_mpirun() -> None:
     assert mpirun_environment(open_mpi, HOSTS, ssh, {}) == {}
 
 
-def test_nothing_but_the_keeper_is_on_the_command_line() -> None:
+def test_nothing_but_the_agent_is_on_the_command_line() -> None:
     remote = Remote(ssh=("ssh",), python="/venv/bin/python", environ={"HF_TOKEN": "secret", "PYTHONPATH": "/src dir"})
     words = remote.command(HOSTS[1], "coremill.hosts.agent")
     assert words[-2:] == ["bob@n2", "env 'PYTHONPATH=/src dir' /venv/bin/python -m coremill.hosts.agent"]

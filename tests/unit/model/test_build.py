@@ -20,7 +20,9 @@ ALL = [*FAMILIES, *MERGED_FAMILIES]
 
 
 def source_of(folder: Path) -> ModelFolder:
-    return ModelFolder(folder, json.loads((folder / "config.json").read_text()), "random", "the model")
+    return ModelFolder(
+        folder, json.loads((folder / "config.json").read_text()), "random", "the model", "AutoModelForCausalLM"
+    )
 
 
 @pytest.mark.parametrize("family", ALL)

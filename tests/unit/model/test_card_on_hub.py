@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.model.hub_models import card_on_hub
 from coremill.plan.card import ModelCard, read_card
+from coremill.tasks.causal_lm import CausalLm
 from unit.plan.shapes import TINY_CONFIGS, llama_tensors, safetensors_bytes
 
 
@@ -88,7 +90,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[StandI
 
 
 def card(name: str) -> ModelCard:
-    return card_on_hub(name, revision=None, weights=True, setting="model")
+    return card_on_hub(name, CausalLm(RunConfig()), revision=None, weights=True, setting="model")
 
 
 def test_a_hub_model_is_read_by_range_requests(hub: type[StandInHub]) -> None:
@@ -117,12 +119,12 @@ def test_an_unreachable_hub_is_said_at_once_and_the_cache_serves(
     hub: type[StandInHub], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub.files = {"config.json": json.dumps(TINY_CONFIGS["llama"]).encode()}
-    scratch = card_on_hub("owner/model", revision=None, weights=False, setting="model")
+    scratch = card_on_hub("owner/model", CausalLm(RunConfig()), revision=None, weights=False, setting="model")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", nobody)
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", nobody)
-    assert card_on_hub("owner/model", revision=None, weights=False, setting="model") == scratch
+    assert card_on_hub("owner/model", CausalLm(RunConfig()), revision=None, weights=False, setting="model") == scratch
     with pytest.raises(InputError, match="owner/other is not a folder here, and the hub cannot be reached"):
         card("owner/other")
     assert "Retrying" not in caplog.text  # the hub's client alone does so for 23 s

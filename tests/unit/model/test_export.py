@@ -11,12 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coremill.checkpoint.export import export_model
-from coremill.config.schema import ModelSection
+from coremill.config.schema import ModelSection, RunConfig
 from coremill.errors import StorageError
 from coremill.model.build import build_on_meta
 from coremill.model.load import fill_parameters, materialise
 from coremill.model.source import ModelFolder, resolve_model
 from coremill.plan.headers import read_headers
+from coremill.tasks.causal_lm import CausalLm
 from tiny_models import make_model, make_tokenizer
 
 
@@ -30,7 +31,7 @@ class Alone:
 
 
 def loaded(folder: Path, **section: str) -> tuple[PreTrainedModel, ModelFolder]:
-    source = resolve_model(ModelSection(name=str(folder), **section), cache=folder / "cache")
+    source = resolve_model(ModelSection(name=str(folder), **section), CausalLm(RunConfig()), cache=folder / "cache")
     model = build_on_meta(source)
     materialise(model)
     fill_parameters(model, source, rank=0, world_size=1, seed=1)

@@ -22,7 +22,9 @@ WIDER = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 4}
 
 
 def source_of(folder: Path) -> ModelFolder:
-    return ModelFolder(folder, json.loads((folder / "config.json").read_text()), "random", "the model")
+    return ModelFolder(
+        folder, json.loads((folder / "config.json").read_text()), "random", "the model", "AutoModelForCausalLM"
+    )
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *MERGED_FAMILIES])

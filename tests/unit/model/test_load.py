@@ -11,17 +11,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from coremill.config.schema import ModelSection
+from coremill.config.schema import ModelSection, RunConfig
 from coremill.errors import InputError
 from coremill.model.build import build_on_meta
 from coremill.model.load import LoadReport, fill_parameters, materialise
 from coremill.model.slices import rows_of_rank
 from coremill.model.source import resolve_model
+from coremill.tasks.causal_lm import CausalLm
 from tiny_models import make_model
 
 
 def load(folder: Path) -> tuple[PreTrainedModel, LoadReport]:
-    source = resolve_model(ModelSection(name=str(folder)), cache=folder / "cache")
+    source = resolve_model(ModelSection(name=str(folder)), CausalLm(RunConfig()), cache=folder / "cache")
     model = build_on_meta(source)
     materialise(model)
     return model, fill_parameters(model, source, rank=0, world_size=1, seed=1)

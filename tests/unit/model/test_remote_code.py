@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from coremill.config.load import load_config
-from coremill.config.schema import ModelSection
+from coremill.config.schema import ModelSection, RunConfig
 from coremill.errors import InputError
 from coremill.model.build import build_on_meta
 from coremill.model.source import resolve_model
 from coremill.remote_code import checked_copy, code_sha256, read_code
+from coremill.tasks.causal_lm import CausalLm
 from own_code import AUTO_MAP, add_own_code
 from tiny_models import make_config_folder
 
@@ -34,7 +35,7 @@ def trusting(folder: Path, sha256: str | None, **others: object) -> ModelSection
 
 def refusal(section: ModelSection, cache: Path) -> str:
     with pytest.raises(InputError) as caught:
-        resolve_model(section, cache=cache)
+        resolve_model(section, CausalLm(RunConfig()), cache=cache)
     assert caught.value.exit_code == 78 and caught.value.where and caught.value.do
     return str(caught.value)
 

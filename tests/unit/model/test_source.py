@@ -13,26 +13,27 @@ from coremill.config.schema import ModelSection, RunConfig
 from coremill.errors import InputError
 from coremill.model.source import BUILT_IN_CONFIG, ModelFolder, resolve_model, resolve_tokenizer
 from coremill.remote_code import is_folder
+from coremill.tasks.causal_lm import CausalLm
 from tiny_models import make_config_folder, tiny_config
 
 
 def refusal(section: ModelSection, cache: Path) -> str:
     with pytest.raises(InputError) as caught:
-        resolve_model(section, cache=cache)
+        resolve_model(section, CausalLm(RunConfig()), cache=cache)
     return str(caught.value)
 
 
 def test_built_in(tmp_path: Path) -> None:
-    model = resolve_model(ModelSection(), cache=tmp_path)
+    model = resolve_model(ModelSection(), CausalLm(RunConfig()), cache=tmp_path)
     assert model.weights == "random"
     assert model.config == BUILT_IN_CONFIG
     assert json.loads((model.folder / "config.json").read_text()) == BUILT_IN_CONFIG
-    assert resolve_model(ModelSection(), cache=tmp_path) == model
+    assert resolve_model(ModelSection(), CausalLm(RunConfig()), cache=tmp_path) == model
 
 
 def test_inline_config(tmp_path: Path) -> None:
-    one = resolve_model(ModelSection(config=tiny_config("llama")), cache=tmp_path)
-    other = resolve_model(ModelSection(config=tiny_config("gpt2")), cache=tmp_path)
+    one = resolve_model(ModelSection(config=tiny_config("llama")), CausalLm(RunConfig()), cache=tmp_path)
+    other = resolve_model(ModelSection(config=tiny_config("gpt2")), CausalLm(RunConfig()), cache=tmp_path)
     assert one.weights == other.weights == "random"
     assert one.folder != other.folder
     assert one.config == tiny_config("llama")
@@ -41,7 +42,10 @@ def test_inline_config(tmp_path: Path) -> None:
 
 def test_folder_from_scratch_needs_no_weights(tmp_path: Path) -> None:
     folder = make_config_folder(tmp_path / "m", "llama")
-    assert resolve_model(ModelSection(name=str(folder), weights="random"), cache=tmp_path).weights == "random"
+    assert (
+        resolve_model(ModelSection(name=str(folder), weights="random"), CausalLm(RunConfig()), cache=tmp_path).weights
+        == "random"
+    )
     message = refusal(ModelSection(name=str(folder)), tmp_path)
     assert "no weights in the model folder" in message
     assert "model.weights=random" in message
@@ -70,7 +74,7 @@ def test_what_means_a_folder(tmp_path: Path) -> None:
 
 def test_tokenizer_of_the_model_or_named(tmp_path: Path) -> None:
     folder = make_config_folder(tmp_path / "m", "llama")
-    model = ModelFolder(folder, tiny_config("llama"), "random", "m")
+    model = ModelFolder(folder, tiny_config("llama"), "random", "m", "AutoModelForCausalLM")
     config = RunConfig.model_validate({"model": {"name": str(folder), "weights": "random"}})
     with pytest.raises(InputError, match="has no tokenizer of its own"):
         resolve_tokenizer(config, model, cache=tmp_path)

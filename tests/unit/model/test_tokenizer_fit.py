@@ -25,7 +25,7 @@ def tokenizer(folder: Path, words: dict[str, int], added: dict[str, int] | None 
 
 
 def model(folder: Path, weights: Literal["pretrained", "random"] = "pretrained") -> ModelFolder:
-    return ModelFolder(folder, {"model_type": "llama"}, weights, "my-model")
+    return ModelFolder(folder, {"model_type": "llama"}, weights, "my-model", "AutoModelForCausalLM")
 
 
 def test_the_models_own_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_cpus_that_may_round_differently_are_in_the_plan(tmp_path: Path, engine,
     config = RunConfig.model_validate({"parallel": {"engine": engine}})
     plan = make_plan(config, fleet(), read_card(config=LLAMA_50M, name="small"))
     nothing: Any = None
-    orders = Orders(model=nothing, tokenizer=nothing, data=nothing, steps=1, plan=plan, facts={})
+    orders = Orders(task="causal-lm", model=nothing, tokenizer=nothing, data=nothing, steps=1, plan=plan, facts={})
     told = with_cpus_told(orders, RunFolder(tmp_path), world).plan.assumptions[len(plan.assumptions) :]
     if not is_told:
         assert told == () and not list(tmp_path.iterdir())

@@ -7,10 +7,12 @@ import torch
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from coremill.data.loader import FILLER, Batch
+from coremill.config.schema import DataSection
+from coremill.data.loader import FILLER
+from coremill.data.packed_batches import Batch
 from coremill.plan.logits import makes_whole_logits
 from coremill.tasks.causal_lm.loss_path import follow
-from coremill.tasks.causal_lm.training import CausalLm
+from coremill.tasks.causal_lm.training import CausalLmTraining
 from tiny_models import FAMILIES, tiny_config
 
 BALANCED = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
@@ -48,7 +50,7 @@ def assert_same_loss(model, batch: Batch, expected_path: str) -> None:
     own = own_loss(model, batch)
     expected = torch.autograd.grad(own, list(model.parameters()))
 
-    task = CausalLm()
+    task = CausalLmTraining(DataSection())
     path = task.prepare(model)
     loss = task.loss(model, batch, 1.0 / valid_targets(batch))
     actual = torch.autograd.grad(loss, list(model.parameters()))
@@ -92,7 +94,7 @@ def test_a_balance_counts_by_the_targets_of_each_micro_batch():
 
     nothing = Batch(whole.input_ids[:0], whole.labels[:0], None, ())
     padded = [_with_fillers(each, 3) for each in (*micro_batches, nothing)]
-    task = CausalLm()
+    task = CausalLmTraining(DataSection())
     task.prepare(model)
     losses = [task.loss(model, each, 1.0 / valid_targets(whole)) for each in padded]
     torch.testing.assert_close(sum(losses), expected, rtol=1e-6, atol=0)
@@ -111,7 +113,7 @@ def test_an_evaluation_is_of_the_next_token_alone():
     model = model_from(tiny_config("mixtral"), **BALANCED).eval()
     batch = _batch()
     plain = model(input_ids=batch.input_ids, labels=batch.labels, use_cache=False, output_router_logits=False).loss
-    task = CausalLm()
+    task = CausalLmTraining(DataSection())
     task.prepare(model)
     with torch.no_grad():
         torch.testing.assert_close(task.loss(model, batch, 1.0 / valid_targets(batch)), plain, rtol=1e-6, atol=0)
@@ -169,7 +171,7 @@ def test_labels_that_a_model_wants_shifted_come_shifted():
     batch = _batch()
     shifted = nn.functional.pad(batch.labels[:, 1:], (0, 1), value=-100)
     expected = model(input_ids=batch.input_ids, labels=shifted, use_cache=False).loss
-    task = CausalLm()
+    task = CausalLmTraining(DataSection())
     assert task.prepare(model).value == "chunked"
     torch.testing.assert_close(task.loss(model, batch, 1.0 / valid_targets(batch)), expected, rtol=1e-6, atol=0)
 
@@ -183,8 +185,8 @@ def test_following_leaves_the_model_as_it_was():
 
 
 def test_perplexity_of_an_absurd_loss_is_infinite_not_an_error():
-    assert CausalLm.metric(0.0) == 1.0
-    assert CausalLm.metric(1e6) == float("inf")
+    assert CausalLmTraining(DataSection()).metrics(0.0) == (1.0,)
+    assert CausalLmTraining(DataSection()).metrics(1e6) == (float("inf"),)
 
 
 SAMPLE = ["beam", "cohere", "falcon_h1", "gemma2", "gemma3_text", "granite", "llama", "mixtral", "nanochat", "olmoe"]

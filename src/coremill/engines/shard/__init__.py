@@ -68,7 +68,7 @@ def _make(
 
     from coremill.engines.base import DTYPES
     from coremill.engines.one_host.engine import OneHostShardEngine
-    from coremill.engines.one_host.shared_memory import meet_neighbours
+    from coremill.engines.one_host.shared_memory import meet_host_peers
     from coremill.engines.shard.engine import ShardEngine
     from coremill.engines.wire.codec import codec_of
     from coremill.plan.wire import gradient_form
@@ -77,10 +77,10 @@ def _make(
     why_wire = "several hosts, or a wire dtype that rounds"
     rounds = wire != "fp32" and dtype == "fp32"
     if through_memory and not rounds and world.size > 1:
-        neighbours = meet_neighbours(world)
-        if not isinstance(neighbours, str):
-            return OneHostShardEngine(world, neighbours, settings, compute_dtype=DTYPES[dtype])
-        why_wire = neighbours
+        peers = meet_host_peers(world)
+        if not isinstance(peers, str):
+            return OneHostShardEngine(world, peers, settings, compute_dtype=DTYPES[dtype])
+        why_wire = peers
     return ShardEngine(
         world,
         settings,

@@ -21,9 +21,9 @@ from rich.text import Text
 from coremill.plan.saving import SET_BY_USER, SHARE_OF_GRACE
 from coremill.redaction import redact
 from coremill.report.events import Event
+from coremill.report.metrics import format_metric, in_words, metric_names
 from coremill.report.progress import PLAIN_EVERY_SECONDS, REDRAW_EVERY_SECONDS
 from coremill.report.readers.base import KEPT, Reader
-from coremill.report.summary_screen import format_perplexity
 from coremill.report.tally import PHASES, RunTally
 from coremill.report.terminal import (
     format_bytes,
@@ -167,9 +167,10 @@ class RunConsole(Reader):
         return f"weights read in {format_seconds(seconds)}: {format_bytes(read)}{each}"
 
     def _evaluation(self, event: Event) -> None:
-        loss, perplexity = format_loss(event.get("loss")), format_perplexity(event.get("perplexity"))
+        metrics = [f", {in_words(name)} {format_metric(event.get(name))}" for name in metric_names(event.fields)]
+        found = f"loss {format_loss(event.get('loss'))}{''.join(metrics)}"
         cost = f"{format_count(event.get('tokens'))} tokens in {format_seconds(event.get('seconds'))}"
-        text = f"evaluation at step {int(event.number('step'))}: loss {loss}, perplexity {perplexity} ({cost})"
+        text = f"evaluation at step {int(event.number('step'))}: {found} ({cost})"
         print_line(self.console, text)
 
     def _non_finite(self, event: Event) -> None:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from coremill.files import write_whole
 from coremill.report import terminal
 from coremill.report.charts import Dots, Part, Reference, level_bar, line_chart, stacked_bar
+from coremill.report.metrics import format_metric, in_words, metric_names, model_class_of
 from coremill.report.plan_screen import MEMORY_PARTS, PHASE_NAMES
 from coremill.report.readers.base import Reader
-from coremill.report.summary import write_whole
-from coremill.report.summary_screen import SPLIT_STYLES, collective_rows, format_perplexity
+from coremill.report.summary_screen import SPLIT_STYLES, collective_rows
 from coremill.report.timeline import outcome_of
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def render_page(summary: Mapping[str, Any]) -> str:
     digest = base64.b64encode(hashlib.sha256(READOUT_SCRIPT.encode()).digest()).decode()
     return _template().render(
         summary=summary,
+        metrics=metric_names(summary["evaluations"][-1]) if summary["evaluations"] else [],
+        model_class=model_class_of(summary),
         name=PurePath(summary["run"]).name or summary["run"],
         script=Markup(READOUT_SCRIPT),
         script_digest=digest,
@@ -120,6 +123,8 @@ def _template() -> Template:
         "rate": terminal.format_rate,
         "count": terminal.format_count,
         "loss": terminal.format_loss,
+        "metric": format_metric,
+        "in_words": in_words,
         "value": show_value,
         "cpus": show_cpus,
     }
@@ -172,9 +177,10 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             against(goodput, f"{terminal.format_percent(goodput)} in steps"),
         ),
     ]
-    if summary["evaluations"]:
-        last = summary["evaluations"][-1]
-        return [*tiles, ("Perplexity", format_perplexity(last["perplexity"]), f"evaluated at step {last['step']:,}")]
+    last = summary["evaluations"][-1] if summary["evaluations"] else {}
+    for name in metric_names(last)[:1]:
+        figure = format_metric(last[name])
+        return [*tiles, (in_words(name).capitalize(), figure, f"evaluated at step {last['step']:,}")]
     tokens = terminal.format_count(summary["tokens"])
     return [*tiles, ("Tokens", tokens, against(padding, f"{terminal.format_percent(padding)} padding"))]
 

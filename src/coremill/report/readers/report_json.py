@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coremill.files import write_whole
 from coremill.report.readers.base import Reader
-from coremill.report.summary import write_whole
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:

@@ -1,1 +1,101 @@
-"""Next-token prediction on packed rows."""
+"""Causal language modelling: the next token of packed rows. This half imports no torch; training.py is the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from coremill.config.schema import RunConfig
+from coremill.data.packed import PackedData, Progress
+from coremill.data.tokenise import check_sources, prepare_data, require_rows_for_ranks
+from coremill.plan.types import StepCounts
+from coremill.tasks.base import SmallerStep, Task
+from coremill.tasks.causal_lm.known_models import MODEL_CLASS, require_causal
+
+if TYPE_CHECKING:
+    from coremill.tasks.causal_lm.training import CausalLmTraining
+
+
+@dataclass(frozen=True)
+class CausalLm(Task[PackedData]):
+    """Text is tokenised and packed into rows of one length; a step counts in tokens."""
+
+    config: RunConfig
+
+    model_class: ClassVar[str] = MODEL_CLASS
+    metric_names: ClassVar[tuple[str, ...]] = ("perplexity",)
+    training_modules: ClassVar[tuple[str, ...]] = ("coremill.tasks.causal_lm.training",)
+
+    def step_counts(self) -> StepCounts:
+        """As many whole rows as the tokens of a step fill."""
+        length = self.config.data.sequence_length
+        return StepCounts(rows=self.config.train.tokens_per_step // length, row_tokens=length, vocabulary_logits=True)
+
+    def smaller_step(self, rows: PackedData) -> SmallerStep | None:
+        """A text may be shorter than a step."""
+        count, asked, tokens = rows.train_rows, self.step_counts().rows, self.config.train.tokens_per_step
+        if count >= asked:
+            return None
+        smaller = count * rows.sequence_length
+        train = self.config.train.model_copy(update={"tokens_per_step": smaller})
+        return SmallerStep(
+            self.config.model_copy(update={"train": train}),
+            f"the text fills {count:,} row{'s' if count != 1 else ''}, fewer than the {asked:,} of a step"
+            f" (train.tokens_per_step {tokens:,}): a step takes each once, {smaller:,} tokens",
+        )
+
+    def check_model(self, config: Mapping[str, Any], *, description: str, where: str, trusted: bool) -> None:
+        """Only what predicts the next token."""
+        require_causal(config, description=description, where=where, trusted=trusted)
+
+    def check_data(self, *, max_positions: int | None) -> None:
+        """Names, the length of rows, the first row of local files."""
+        check_sources(self.config.data, max_positions=max_positions)
+
+    def make_rows(
+        self,
+        *,
+        tokenizer_folder: Path,
+        code_sha256: str | None,
+        vocabulary_rows: int,
+        max_positions: int | None,
+        cache: Path,
+        progress: Callable[[Progress], None] | None,
+    ) -> PackedData:
+        """Tokenised and packed, from the cache where that was done before."""
+        return prepare_data(
+            self.config,
+            tokenizer_folder=tokenizer_folder,
+            code_sha256=code_sha256,
+            vocabulary_rows=vocabulary_rows,
+            max_positions=max_positions,
+            cache=cache,
+            progress=progress,
+        )
+
+    def check_rows(self, rows: PackedData, *, world_size: int) -> None:
+        """Each rank gets one at least."""
+        require_rows_for_ranks(rows, world_size)
+
+    @staticmethod
+    def rows_from_json(document: Mapping[str, Any]) -> PackedData:
+        """As `PackedData.to_json` left them."""
+        return PackedData.from_json(document)
+
+    def sample(
+        self, export: Path, rows: PackedData, environ: Mapping[str, str], *, code_sha256: str | None
+    ) -> Mapping[str, str] | None:
+        """A completion of `sample.prompt`, which begins as the documents of the training did."""
+        from coremill.tasks.causal_lm.sample import ask_for_sample  # which is a program of its own too
+
+        if self.config.sample.prompt is None:
+            return None
+        return ask_for_sample(export, self.config.sample, environ, begin_ids=rows.begin_ids, code_sha256=code_sha256)
+
+    def training(self) -> CausalLmTraining:
+        """Imports torch."""
+        from coremill.tasks.causal_lm.training import CausalLmTraining
+
+        return CausalLmTraining(self.config.data)

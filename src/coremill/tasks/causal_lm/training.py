@@ -9,24 +9,31 @@ behind the head, or the loss is another one, whole logits are made.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from coremill.data.loader import Batch
+from coremill.config.schema import DataSection
+from coremill.data.loader import EvaluationBatches, RowLoader
+from coremill.data.packed import PackedData
+from coremill.data.packed_batches import Batch, evaluation_batches, make_loader
 from coremill.model.chunked_loss import IGNORED, HeadLoss, logits_loss
+from coremill.model.documents import documents_of
 from coremill.model.tied_lookup import tied_lookup
 from coremill.plan.model_choices import NOT_FUSED
 from coremill.plan.types import Choice
+from coremill.tasks.base import TrainingTask
 from coremill.tasks.causal_lm.loss_path import LossPath, follow
 
 
-class CausalLm:
+class CausalLmTraining(TrainingTask[PackedData, Batch]):
     """What a batch, a loss and a metric are for next-token prediction."""
 
-    def __init__(self) -> None:
+    def __init__(self, section: DataSection) -> None:
+        self._section = section
         self._head_loss: HeadLoss | None = None
         self._path = LossPath(chunked=False, cross_entropy=True, more=False, reason="")
 
@@ -47,6 +54,10 @@ class CausalLm:
         if path.more:
             model.loss_function = _made_in_the_head  # type: ignore[assignment]
         return Choice("chunked", f"{path.reason}, so they are made and used a chunk at a time{more}")
+
+    def choices(self, model: Any) -> Mapping[str, Choice[str]]:
+        """Whether the documents of a row see each other."""
+        return {"documents": documents_of(model, self._section)}
 
     @property
     def needs_head_in_backward(self) -> bool:
@@ -82,10 +93,45 @@ class CausalLm:
         loss: torch.Tensor = module(**_inputs(batch), labels=labels).loss
         return loss * (targets * scale)
 
-    @staticmethod
-    def metric(mean_loss: float) -> float:
+    def metrics(self, mean_loss: float) -> tuple[float]:
         """Perplexity; infinite where it exceeds what a float holds."""
-        return math.exp(mean_loss) if mean_loss < 700 else math.inf
+        return (math.exp(mean_loss) if mean_loss < 700 else math.inf,)
+
+    def make_loader(
+        self,
+        rows: PackedData,
+        *,
+        seed: int,
+        rows_per_step: int,
+        micro_batch_rows: int,
+        accumulation_steps: int,
+        rank: int,
+        world_size: int,
+    ) -> RowLoader[Batch]:
+        """The steps of one rank."""
+        return make_loader(
+            rows,
+            seed=seed,
+            rows_per_step=rows_per_step,
+            micro_batch_rows=micro_batch_rows,
+            accumulation_steps=accumulation_steps,
+            rank=rank,
+            world_size=world_size,
+            attention_across_documents=self._section.attention_across_documents,
+        )
+
+    def evaluation_batches(
+        self, rows: PackedData, *, max_rows: int, micro_batch_rows: int, rank: int, world_size: int
+    ) -> EvaluationBatches[Batch]:
+        """One rank's share of the evaluation rows."""
+        return evaluation_batches(
+            rows,
+            max_rows=max_rows,
+            micro_batch_rows=micro_batch_rows,
+            rank=rank,
+            world_size=world_size,
+            attention_across_documents=self._section.attention_across_documents,
+        )
 
 
 def _inputs(batch: Batch) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from coremill.config.schema import SampleSection
+from coremill.report.events import EventWriter
 from coremill.report.summary import summarise
-from coremill.run import sample
+from coremill.tasks.causal_lm import sample
 
 OUTCOMES: dict[str, tuple[Any, str]] = {
     "slow": (subprocess.TimeoutExpired("python", 600.0), "within 600 s"),
@@ -32,7 +33,9 @@ def ask(outcome: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     (tmp_path / "export").mkdir()
     monkeypatch.setattr(subprocess, "run", run)
     section = SampleSection(prompt="mill")
-    sample.write_sample(tmp_path / "export", section, tmp_path, {}, begin_ids=(), code_sha256=None)
+    found = sample.ask_for_sample(tmp_path / "export", section, {}, begin_ids=(), code_sha256=None)
+    with EventWriter(tmp_path, 0) as events:
+        events.write("sample", **found)
     return summarise(tmp_path)
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from coremill.errors import InputError
-from coremill.model import causal
+from coremill.tasks.causal_lm import known_models
 from tiny_models import FAMILIES, MERGED_FAMILIES
 
 
 def require(**config: Any) -> None:
-    causal.require_causal(config, description="the model", where="config.json")
+    known_models.require_causal(config, description="the model", where="config.json")
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *MERGED_FAMILIES])
@@ -54,5 +54,5 @@ def test_families_that_learn_something_else_are_refused(family: str) -> None:
 
 
 def test_tables_that_cannot_be_read_refuse_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causal, "_tables", dict)
+    monkeypatch.setattr(known_models, "_tables", dict)
     require(model_type="vit")

@@ -16,12 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
-from coremill.remote_code import CAUSAL
+from coremill.remote_code import TRUST_ADVICE
 
-TRUST_ADVICE = (
-    "use a model whose code is part of transformers; or read this one's code and set model.trust_remote_code: true,"
-    " with its commit as model.revision (hub) or with model.code_sha256 (folder)"
-)
+MODEL_CLASS = "AutoModelForCausalLM"
 ADVICE = "use a model that predicts the next token: Llama, Qwen, Mistral, Gemma, GPT-2, Phi and the like"
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 _MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
@@ -49,7 +46,7 @@ _SOMETHING_ELSE = {
 def require_causal(config: Mapping[str, Any], *, description: str, where: str, trusted: bool = False) -> None:
     """Refuse a config.json that is no causal language model; `trusted`: its own code may say that it is one."""
     own_classes = config.get("auto_map")
-    if trusted and isinstance(own_classes, Mapping) and CAUSAL in own_classes:
+    if trusted and isinstance(own_classes, Mapping) and MODEL_CLASS in own_classes:
         return
     tables = _tables()
     family = str(config["model_type"])
@@ -88,7 +85,7 @@ def causal_families() -> list[str]:
 
 
 def _why_not_own(trusted: bool) -> str:
-    return f"its auto_map names no {CAUSAL}" if trusted else "its own code would have to be run"
+    return f"its auto_map names no {MODEL_CLASS}" if trusted else "its own code would have to be run"
 
 
 @functools.cache

@@ -1,6 +1,8 @@
 """A completion by the exported model, in a process of its own: proof that the export loads, and something to look at.
 
-python -m coremill.run.sample EXPORT_FOLDER TOKENS [CODE_SHA256]    stdin, stdout: JSON (prompt, begin_ids; completion)
+    python -m coremill.tasks.causal_lm.sample EXPORT_FOLDER TOKENS [CODE_SHA256]
+
+Through stdin and stdout goes JSON: prompt and begin_ids; completion.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from coremill.config.schema import SampleSection
 from coremill.errors import CoremillError
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.remote_code import checked_copy
-from coremill.report.events import EventWriter
 
 SHORTEST_TIMEOUT_SECONDS = 600.0
 # Slow on purpose: a network disk under load, and memory that is shared with others.
@@ -23,16 +24,15 @@ READ_BYTES_PER_SECOND = 10e6
 GENERATE_BYTES_PER_SECOND = 1e9
 
 
-def write_sample(
+def ask_for_sample(
     export: Path,
     sample: SampleSection,
-    run_folder: Path,
     environ: Mapping[str, str],
     *,
     begin_ids: Sequence[int],
     code_sha256: str | None,
-) -> None:
-    """Ask the export for a completion and add it to rank 0's events; its own code is run where this is its hash.
+) -> dict[str, str]:
+    """The fields of the event `sample`: a completion by the export; its own code is run where this is its hash.
 
     The prompt begins with `begin_ids`, as the documents of the training did. The training is done: an export that gives
     none is a finding of the report, and fails no run.
@@ -47,8 +47,7 @@ def write_sample(
         found = {"problem": f"the exported model gave no completion: {error.what}", "details": error.why or ""}
     except (OSError, ValueError, LookupError) as error:
         found = {"problem": f"the exported model gave no completion: {type(error).__name__}: {error}"}
-    with EventWriter(run_folder, 0) as events:
-        events.write("sample", prompt=sample.prompt, **found)
+    return {"prompt": sample.prompt, **found}
 
 
 def timeout_seconds(export: Path, tokens: int) -> float:
@@ -66,7 +65,7 @@ def _ask(
 ) -> str:
     trusted = [] if code_sha256 is None else [code_sha256]
     child = subprocess.run(
-        [sys.executable, "-m", "coremill.run.sample", str(export), str(sample.tokens), *trusted],
+        [sys.executable, "-m", "coremill.tasks.causal_lm.sample", str(export), str(sample.tokens), *trusted],
         input=json.dumps({"prompt": sample.prompt, "begin_ids": list(begin_ids)}),
         capture_output=True,
         text=True,

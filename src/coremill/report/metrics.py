@@ -1,0 +1,37 @@
+"""What a report says of a run's task, whichever that is: the metrics of its evaluations and what loads its model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from coremill.config.schema import RunConfig
+from coremill.registry import find, names
+
+# Of every evaluation. What else one has is a metric of the task, under its name.
+OF_EVERY_EVALUATION = ("step", "loss", "tokens", "seconds", "non_finite")
+
+
+def metric_names(evaluation: Mapping[str, Any]) -> list[str]:
+    """Of an event, or of what a summary has made of it."""
+    return [name for name in evaluation if name not in OF_EVERY_EVALUATION]
+
+
+def in_words(name: str) -> str:
+    """The name of a metric for people."""
+    return name.replace("_", " ")
+
+
+def format_metric(value: float | None) -> str:
+    """Two decimals while that says something; four of a share."""
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if abs(value) < 1 else f"{value:,.2f}" if abs(value) < 1e6 else f"{value:.2e}"
+
+
+def model_class_of(summary: Mapping[str, Any]) -> str:
+    """What loads the export: the class of its run's task, or whatever fits where that task is not installed here."""
+    named = re.search(r"^task: *(\S+)", summary.get("config") or "", flags=re.MULTILINE)
+    task = named.group(1) if named else RunConfig().task
+    return str(find("coremill.tasks", task).model_class) if task in names("coremill.tasks") else "AutoModel"

@@ -1,0 +1,180 @@
+"""What a run needs to know of its task, and the only place where a task is chosen: `make_task`.
+
+A task has two halves. `Task` imports no torch: launcher, planner and fork server ask it how examples become rows, which
+model class it trains, what a step counts in. `TrainingTask` is what a rank trains with: batches, loss, metrics. A task
+is a class found by its name (registry.py), made from the run file:
+
+    task = make_task(config)
+    rows = task.make_rows(...)          once per host, before a rank starts; they travel to ranks as JSON
+    training = task.training()          in a rank: imports torch
+    training.prepare(model, fused=...)  before an engine places the model
+    loader = training.make_loader(rows, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from coremill.config.schema import RunConfig
+from coremill.data.loader import BatchT, EvaluationBatches, Loader
+from coremill.data.packed import Progress
+from coremill.errors import InputError
+from coremill.plan.types import Choice, StepCounts
+from coremill.registry import find
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class Rows(Protocol):
+    """Examples made ready, in files that ranks read."""
+
+    @property
+    def key(self) -> str:
+        """Their name: another one where anything they were made of differs. A continuation compares it."""
+
+    @property
+    def train_rows(self) -> int:
+        """How many there are to train on."""
+
+    @property
+    def evaluation_rows(self) -> int:
+        """How many there are to evaluate on; 0: nothing is evaluated."""
+
+    @property
+    def bad_rows_words(self) -> str:
+        """What was left out and why; empty: nothing."""
+
+    @property
+    def evaluation_words(self) -> str:
+        """What was held out for evaluation; empty where that needs no words."""
+
+    def counts(self) -> dict[str, Any]:
+        """The fields of the event `data`."""
+
+    def files(self) -> list[Path]:
+        """What hosts must have alike."""
+
+    def in_words(self) -> str:
+        """How much there is."""
+
+    def explain_change(self, config: RunConfig, earlier: Mapping[str, Any], *, what: str, anew: str) -> InputError:
+        """Why a run whose config was `earlier` finds other rows than it began with."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For handing to a rank; `Task.rows_from_json` is the inverse."""
+
+
+RowsT = TypeVar("RowsT", bound=Rows)
+RowsT_contra = TypeVar("RowsT_contra", bound=Rows, contravariant=True)
+
+
+@dataclass(frozen=True)
+class SmallerStep:
+    """A step that takes every row once, where the run file asks for more rows than there are."""
+
+    config: RunConfig  # that asks for it
+    words: str
+
+
+class Task(Protocol[RowsT]):
+    """The half without torch."""
+
+    model_class: ClassVar[str]  # the auto class of transformers that makes its models
+    metric_names: ClassVar[tuple[str, ...]]  # of an evaluation, beside the loss
+    training_modules: ClassVar[tuple[str, ...]]  # what `training` imports: ranks are forked with these in memory
+
+    def step_counts(self) -> StepCounts:
+        """What the plan counts of a step."""
+
+    def smaller_step(self, rows: RowsT) -> SmallerStep | None:
+        """None where there are rows enough for a step."""
+
+    def check_model(self, config: Mapping[str, Any], *, description: str, where: str, trusted: bool) -> None:
+        """Refuse a config.json that the task cannot train; `trusted`: code that comes with the model may be run."""
+
+    def check_data(self, *, max_positions: int | None) -> None:
+        """Refuse what can be found wrong in a second, before the machine is measured."""
+
+    def make_rows(
+        self,
+        *,
+        tokenizer_folder: Path,
+        code_sha256: str | None,
+        vocabulary_rows: int,
+        max_positions: int | None,
+        cache: Path,
+        progress: Callable[[Progress], None] | None,
+    ) -> RowsT:
+        """Examples to rows; `code_sha256` is of the tokenizer's own code, where that may be run."""
+
+    def check_rows(self, rows: RowsT, *, world_size: int) -> None:
+        """Refuse rows that so many ranks cannot share."""
+
+    @staticmethod
+    def rows_from_json(document: Mapping[str, Any]) -> RowsT:
+        """The inverse of `Rows.to_json`."""
+
+    def sample(
+        self, export: Path, rows: RowsT, environ: Mapping[str, str], *, code_sha256: str | None
+    ) -> Mapping[str, str] | None:
+        """Something to look at, by the exported model: the fields of the event `sample`. None: there is none."""
+
+    def training(self) -> TrainingTask[RowsT, Any]:
+        """The other half, anew for each model."""
+
+
+class TrainingTask(Protocol[RowsT_contra, BatchT]):
+    """The half of a task that computes, on a rank."""
+
+    def prepare(self, model: nn.Module, *, fused: bool) -> Choice[str]:
+        """Change a model that no engine has placed yet; how the loss is made, and why.
+
+        Unless `fused` it is left as transformers wrote it (model/changes.py)."""
+
+    def choices(self, model: nn.Module) -> Mapping[str, Choice[str]]:
+        """What else is found out about that model, by name, for events; refuses one that will not do."""
+
+    @property
+    def needs_head_in_backward(self) -> bool:
+        """Whether backward reads the head's weight again."""
+
+    def loss(self, module: nn.Module, batch: BatchT, scale: float) -> torch.Tensor:
+        """Sum over the batch's valid targets times scale."""
+
+    def metrics(self, mean_loss: float) -> tuple[float, ...]:
+        """Of an evaluation with this loss, in the order of `Task.metric_names`."""
+
+    def make_loader(
+        self,
+        rows: RowsT_contra,
+        *,
+        seed: int,
+        rows_per_step: int,
+        micro_batch_rows: int,
+        accumulation_steps: int,
+        rank: int,
+        world_size: int,
+    ) -> Loader[BatchT]:
+        """The steps of one rank."""
+
+    def evaluation_batches(
+        self, rows: RowsT_contra, *, max_rows: int, micro_batch_rows: int, rank: int, world_size: int
+    ) -> EvaluationBatches[BatchT]:
+        """One rank's share of an evaluation."""
+
+
+def make_task(config: RunConfig) -> Task[Any]:
+    """The task that a run file names."""
+    task: Task[Any] = find("coremill.tasks", config.task)(config)
+    return task
+
+
+def rows_from_json(task: str, document: Mapping[str, Any]) -> Rows:
+    """Of the task that made them."""
+    rows: Rows = find("coremill.tasks", task).rows_from_json(document)
+    return rows
