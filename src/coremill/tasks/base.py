@@ -7,7 +7,7 @@ is a class found by its name (registry.py), made from the run file:
     task = make_task(config)
     rows = task.make_rows(...)          once per host, before a rank starts; they travel to ranks as JSON
     training = task.training()          in a rank: imports torch
-    training.prepare(model)             before an engine places the model
+    training.prepare(model, fused=...)  before an engine places the model
     loader = training.make_loader(rows, ...)
 """
 
