@@ -1,4 +1,4 @@
-"""How long a run stands when a rank is killed, with ranks forked from a template and with ranks started afresh.
+"""How long a run stands when a rank is killed, with ranks forked by a fork server and with ranks started afresh.
 
     python -m benchmarks.restarts [--kills 5]                   two runs of two ranks, one after the other
 
@@ -31,7 +31,7 @@ class Measured:
 
     seconds: list[float]
     rank_bytes: int
-    other_bytes: int  # the launcher, and the template where there is one
+    other_bytes: int  # the launcher, and the fork server where there is one
 
 
 def main() -> None:

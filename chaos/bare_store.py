@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from coremill.checkpoint.manifest import Checkpoint, Manifest, StoredFile
-from coremill.checkpoint.resume import Origin, find_origin
+from coremill.checkpoint.resume import ResumePoint, find_resume_point
 from coremill.checkpoint.store import Store, StoredTensor
 
 RANKS, KEEP = 2, 2
@@ -154,13 +154,13 @@ class Heard:
             self.passed_over.append(fields)
 
 
-def resume(folder: Path) -> tuple[Origin, list[dict[str, Any]]]:
+def resume(folder: Path) -> tuple[ResumePoint, list[dict[str, Any]]]:
     """What a run of one rank would go on from, and what it passes over: the real decision, every hash checked."""
     alone: Any = SimpleNamespace(
         rank=0, size=1, nodes=1, hostnames=("here",), broadcast=lambda value: value, gather=lambda value: [value]
     )
     heard = Heard()
-    return find_origin(folder, alone, heard), heard.passed_over
+    return find_resume_point(folder, alone, heard), heard.passed_over
 
 
 def holds_its_step(checkpoint: Checkpoint, shape: Shape) -> bool:

@@ -20,8 +20,8 @@ from tests.hosts.namespaces import DEVICE, Fleet, fake_hosts, why_not
 from chaos.campaign import STOPPED
 from chaos.experiment import Rig, Trial
 from chaos.running import Broken, Run, compare, environment, make_scene
+from coremill.child import wrapped
 from coremill.report.events import EventFollower
-from coremill.supervise.process import wrapped
 
 NOBODY = "02:00:00:00:00:99"
 PEER_LOST = 69

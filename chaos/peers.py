@@ -22,8 +22,8 @@ from random import Random
 from chaos.experiment import Experiment, Rig, Trial
 from chaos.mounts import mounted_tmpfs, why_no_mounts
 from chaos.running import POLL_SECONDS, ROOT, Broken, Run, environment
+from coremill.child import wrapped
 from coremill.report.events import EventFollower
-from coremill.supervise.process import wrapped
 
 LEAST_LIMIT_SECONDS = 120.0  # or four times what a start took, on a machine that others use
 START_SECONDS = 600.0

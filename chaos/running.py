@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from coremill.checkpoint.manifest import Checkpoint, survey
+from coremill.child import wrapped
 from coremill.hardware.calibrate import Part, calibration_of
 from coremill.hardware.probe import probe_node
 from coremill.report.events import Event, EventFollower
 from coremill.supervise.descendants import descendants
-from coremill.supervise.process import wrapped
 
 ROOT = Path(__file__).resolve().parent.parent
 INSIDE = Path(__file__).resolve().parent / "inside"
@@ -237,7 +237,7 @@ class Run:
 def rank_of(pid: int) -> int | None:
     """The rank that a process is, or was forked by; None: none.
 
-    One started afresh has it in its environment; a forked one keeps its template's in /proc, and goes by its name.
+    One started afresh has it in its environment; a forked one keeps its fork server's in /proc, and goes by its name.
     """
     with contextlib.suppress(OSError, ValueError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

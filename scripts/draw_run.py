@@ -19,9 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from coremill.report.console import RunConsole
 from coremill.report.events import read_events
 from coremill.report.plan_screen import render_plan_short
+from coremill.report.readers.console import RunConsole
 from coremill.report.summary import summarise
 from coremill.report.summary_screen import render_summary
 
@@ -39,7 +39,7 @@ def draw(run: Path, command: str, step: int | None) -> str:
     events = [event for event in read_events(run) if event.kind != "step" or event.number("step") <= last]
     # The live display redraws itself; taken once, it is a moment of it.
     with RunConsole(plan.get("steps"), plan, Console(file=io.StringIO())) as screen:
-        screen.update(event for event in events if event.kind in ("start", "load", "step"))
+        screen.take(event for event in events if event.kind in ("start", "load", "step"))
         console.print()
         console.print(screen._display())
     console.print()

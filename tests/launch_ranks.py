@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from coremill.supervise.fork_client import RankTemplate
+from coremill.supervise.fork_client import ForkServer
 from coremill.supervise.ranks import run_local_ranks
 from coremill.world.identity import identify_node
 from rank_plans import rank_plan
@@ -29,12 +29,12 @@ def main() -> None:
             print("READY", flush=True)
 
     with contextlib.ExitStack() as stack:
-        template = None
+        fork_server = None
         if os.environ.get("WAY") == "fork":
             bare = [sys.executable, str(Path(__file__).with_name("bare_fork_server.py"))]
-            template = stack.enter_context(RankTemplate(bare, os.environ, folder / "template.log", sys.exit))
-            template.start()
-            (folder / "template.pid").write_text(str(template.pid))
+            fork_server = stack.enter_context(ForkServer(bare, os.environ, folder / "template.log", sys.exit))
+            fork_server.start()
+            (folder / "template.pid").write_text(str(fork_server.pid))
         outcome = run_local_ranks(
             argv=[sys.executable, *program],
             plan=rank_plan(ranks),
@@ -43,7 +43,7 @@ def main() -> None:
             log_folder=folder,
             on_tick=on_tick,
             grace_seconds=float(os.environ.get("GRACE", "5")),
-            template=template,
+            fork_server=fork_server,
         )
     print(json.dumps({"exit_code": outcome.exit_code, "message": outcome.message, "exit_codes": outcome.exit_codes}))
     sys.exit(outcome.exit_code)

@@ -171,7 +171,7 @@ class _Nursery:
 
 
 def _serve(descriptor: int, parent_pid: int) -> None:
-    from coremill.supervise.process import die_with_parent
+    from coremill.child import die_with_parent
 
     die_with_parent(parent_pid)
     gc.disable()  # as in coremill's own template (forked_rank.py)
@@ -252,7 +252,7 @@ def _be_rank(rank: int, job: _Job, listener: socket.socket, writer: int, nursery
     """Runs in the forked child and never returns."""
     connection = Connection(writer, readable=False)
     try:
-        from coremill.supervise.process import die_with_parent
+        from coremill.child import die_with_parent
 
         os.setsid()
         die_with_parent(nursery_pid)

@@ -105,7 +105,7 @@ def train_saved(
     from coremill.checkpoint import in_flight, store
     from coremill.checkpoint import saver as saver_module
     from coremill.checkpoint.export import export_model
-    from coremill.checkpoint.resume import find_origin
+    from coremill.checkpoint.resume import find_resume_point
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
     from coremill.config.schema import (
@@ -121,7 +121,7 @@ def train_saved(
     from coremill.engines import make_engine
     from coremill.errors import Drifted, NonFinite, Stopped, StorageError
     from coremill.model.build import build_on_meta
-    from coremill.model.fused_layers import fuse_layers
+    from coremill.model.changes import apply_changes
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
     from coremill.tasks.causal_lm.training import CausalLmTraining
@@ -159,7 +159,7 @@ def train_saved(
             os.kill(os.getpid(), signal.SIGKILL)
         return put(self, partial, step, *rest)
 
-    sync_folder, write_to_file = store._sync_folder, store.SteadyFile.write
+    sync_folder, write_to_file = store.sync_folder, store.SteadyFile.write
 
     def sync_late(path: Path) -> None:
         sync_folder(path)
@@ -180,7 +180,7 @@ def train_saved(
     in_flight.END_SECONDS = 1.0
     in_flight.STANDING_SECONDS = standing_seconds
     in_flight.GRACE_SECONDS = standing_seconds / in_flight.SHARE_OF_GRACE
-    store._sync_folder = sync_late
+    store.sync_folder = sync_late
     store.Store.write_tensors = write  # type: ignore[method-assign]
     store.Store.put = put_here  # type: ignore[method-assign]
     source_folder = Path(model_folder_of_last if last and model_folder_of_last else model_folder)
@@ -203,8 +203,7 @@ def train_saved(
     events, requests = Events(), StopRequests()
     task = CausalLmTraining(DataSection())
     model = build_on_meta(source)
-    fuse_layers(model)
-    task.prepare(model)
+    apply_changes(model, task, RunConfig())
     model.train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(name.startswith(each) for each in frozen))
@@ -214,7 +213,7 @@ def train_saved(
     here = {"rank": world.rank, "world_size": world.size}
     pretend_hosts(world, disks)
     checkpoints = disk_of(folder, disks, world.rank) / "checkpoints"
-    origin = find_origin(checkpoints, world, events, needs=files_needed(model, **here))
+    origin = find_resume_point(checkpoints, world, events, needs=files_needed(model, **here))
     if origin.checkpoint is None:
         fill_parameters(model, source, seed=3, **here)
     else:

@@ -78,6 +78,7 @@ def train_here(
     export_dtype: str = "float32",
     through_memory: bool = True,
     threads: int = 1,
+    fused: bool = True,
 ) -> dict[str, Any]:
     """Losses, norms and wire use of a run on this rank."""
     import json
@@ -85,11 +86,11 @@ def train_here(
     import torch
 
     from coremill.checkpoint.export import export_model
-    from coremill.config.schema import DataSection, TrainSection
+    from coremill.config.schema import DataSection, ModelSection, RunConfig, TrainSection
     from coremill.data.packed_batches import make_loader
     from coremill.engines import make_engine
     from coremill.model.build import build_on_meta
-    from coremill.model.fused_layers import fuse_layers
+    from coremill.model.changes import apply_changes
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
     from coremill.tasks.causal_lm.training import CausalLmTraining
@@ -110,8 +111,8 @@ def train_here(
     )
     task = CausalLmTraining(DataSection())
     model = build_on_meta(source)
-    lean = fuse_layers(model)
-    path = task.prepare(model)
+    types = {name: type(module) for name, module in model.named_modules()}
+    choices = apply_changes(model, task, RunConfig(model=ModelSection(fused=fused)))
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     settings = TrainSection(
@@ -123,7 +124,12 @@ def train_here(
         clip_norm=clip_norm,
     )
     made = make_engine(
-        plan, world, settings, head_in_backward=task.needs_head_in_backward, through_memory=through_memory
+        plan,
+        world,
+        settings,
+        head_in_backward=task.needs_head_in_backward,
+        through_memory=through_memory,
+        named_rows=fused,
     )
     made.place(model)
     report = fill_parameters(model, source, rank=world.rank, world_size=world.size, seed=3)
@@ -148,7 +154,10 @@ def train_here(
         "shared_bytes": [sum(use["shared_bytes"] for use in result["collectives"].values()) for result in results],
         "seconds": [result["seconds"] for result in results],
         "waited_seconds": [result["communication_seconds"] for result in results],
-        "loss_path": path.value,
-        "layers": lean.value,
+        "loss_path": choices["loss"].value,
+        "layers": choices["layers"].value,
+        "choices": {name: choice.reason for name, choice in choices.items()},
+        "replaced": [n for n, m in model.named_modules() if "forward" in vars(m) or type(m) is not types[n]],
+        "own_loss_function": "_loss_function" in vars(model),
         "bytes_read": report.bytes_read,
     }

@@ -1,7 +1,7 @@
 """Faults that come from inside a rank. Found on PYTHONPATH by every Python of an experiment; acts in ranks only.
 
 CHAOS_INSIDE holds JSON: what to do, on which rank, in which step. Nothing of coremill knows of it: functions are
-wrapped as their modules are imported. That may be before a rank is one, in the template it is forked from: which rank
+wrapped as their modules are imported. That may be before a rank is one, in the fork server: which rank
 this is, is asked only when the functions are called.
 
     {"kind": "raise", "rank": 1, "step": 12}            a fault in the model or the data

@@ -1,4 +1,4 @@
-"""Ranks forked from a template are born as those started afresh are, and never depend on the template's life."""
+"""Ranks of a fork server are born as those started afresh are, and never depend on its life."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from coremill.supervise.fork_client import RankTemplate
+from coremill.supervise.fork_client import ForkServer
 from coremill.supervise.hang_detector import HangDetector
 from coremill.supervise.ranks import Outcome, run_local_ranks
 from coremill.supervise.stuck import Limits
-from coremill.world.heartbeat import PulseBoard
-from distributed.test_launch import BARE_TEMPLATE, ENVIRON
+from coremill.world.heartbeat import HeartbeatBoard
+from distributed.test_launch import BARE_FORK_SERVER, ENVIRON
 from rank_plans import rank_plan
 
 # What a rank can know of itself. Descriptors: whether the numbers in its environment are what they say.
@@ -43,9 +43,9 @@ print(json.dumps({
 """  # noqa: E501
 
 
-def launch(folder: Path, code: str, template: RankTemplate | None, **options: Any) -> Outcome:
+def launch(folder: Path, code: str, fork_server: ForkServer | None, **options: Any) -> Outcome:
     environ = {**ENVIRON, "ODD": "\udcff ü\n", "COREMILL_STORE_FD": "99"}
-    options = {"plan": rank_plan(2), "environ": environ, "template": template, **options}
+    options = {"plan": rank_plan(2), "environ": environ, "fork_server": fork_server, **options}
     return run_local_ranks(argv=[sys.executable, "-c", code], log_folder=folder, **options)
 
 
@@ -60,13 +60,13 @@ def test_a_forked_rank_is_born_as_a_fresh_one(tmp_path: Path) -> None:
     code = TELL.replace("LAUNCHER", str(os.getpid()))
     environ = {**ENVIRON, "ONLY_IN_THE_TEMPLATE": "1"}
     with (
-        RankTemplate(BARE_TEMPLATE, environ, tmp_path / "template.log", said.append) as template,
-        PulseBoard(2) as board,
+        ForkServer(BARE_FORK_SERVER, environ, tmp_path / "template.log", said.append) as fork_server,
+        HeartbeatBoard(2) as board,
     ):
-        for way in (template, None):
+        for way in (fork_server, None):
             folder = tmp_path / ("exec" if way is None else "fork")
-            sentry = HangDetector(board, Limits(is_watching=False))
-            outcome = launch(folder, code, way, plan=plan, sentry=sentry)
+            hang_detector = HangDetector(board, Limits(is_watching=False))
+            outcome = launch(folder, code, way, plan=plan, hang_detector=hang_detector)
             assert outcome.exit_code == 0, logs(folder)
             told.append([json.loads(line.replace(str(folder), "FOLDER")) for line in logs(folder)])
     assert told[0] == told[1] and said == []
@@ -86,47 +86,47 @@ try:
 except Stopped as error:
     sys.exit(error.exit_code)
 """
-    with RankTemplate(BARE_TEMPLATE, ENVIRON, tmp_path / "template.log", pytest.fail) as template:
-        outcome = launch(tmp_path, code, template, plan=rank_plan(1))
+    with ForkServer(BARE_FORK_SERVER, ENVIRON, tmp_path / "template.log", pytest.fail) as fork_server:
+        outcome = launch(tmp_path, code, fork_server, plan=rank_plan(1))
     assert (outcome.exit_code, outcome.exit_codes) == (75, (75,))
 
 
-def test_a_dead_template_is_replaced_and_its_ranks_live_on(tmp_path: Path) -> None:
+def test_a_dead_fork_server_is_replaced_and_its_ranks_live_on(tmp_path: Path) -> None:
     said: list[str] = []
     pids: list[int | None] = []
-    template = RankTemplate(BARE_TEMPLATE, ENVIRON, tmp_path / "template.log", said.append)
+    fork_server = ForkServer(BARE_FORK_SERVER, ENVIRON, tmp_path / "template.log", said.append)
 
     def kill() -> None:
-        if template.pid not in (*pids, None) and len(list(tmp_path.glob("up-*"))) == 2:
-            pids.append(template.pid)
-            os.kill(template.pid or 0, signal.SIGKILL)
+        if fork_server.pid not in (*pids, None) and len(list(tmp_path.glob("up-*"))) == 2:
+            pids.append(fork_server.pid)
+            os.kill(fork_server.pid or 0, signal.SIGKILL)
 
     up = f"pathlib.Path({str(tmp_path)!r}, 'up-' + os.environ['RANK'])"
     code = f"import os, pathlib, time; {up}.touch(); time.sleep(1)"
-    with template:
-        assert launch(tmp_path, code, template, on_tick=kill).exit_code == 0
+    with fork_server:
+        assert launch(tmp_path, code, fork_server, on_tick=kill).exit_code == 0
         assert said == [] and len(pids) == 1
-        assert launch(tmp_path, "import os; print(os.getppid())", template).exit_code == 0
-    assert said == ["the template of ranks was ended by SIGKILL: a new one is started"]
+        assert launch(tmp_path, "import os; print(os.getppid())", fork_server).exit_code == 0
+    assert said == ["the fork server was ended by SIGKILL: a new one is started"]
     assert logs(tmp_path) == [f"{os.getpid()}\n"] * 2
 
 
-def test_a_template_that_cannot_import_is_done_without(tmp_path: Path) -> None:
+def test_a_fork_server_that_cannot_import_is_done_without(tmp_path: Path) -> None:
     said: list[str] = []
     argv = [sys.executable, "-c", "raise ImportError('no such library')"]
-    with RankTemplate(argv, ENVIRON, tmp_path / "template.log", said.append) as template:
+    with ForkServer(argv, ENVIRON, tmp_path / "template.log", said.append) as fork_server:
         for _ in range(2):
-            assert launch(tmp_path, "print('afresh')", template).exit_code == 0
+            assert launch(tmp_path, "print('afresh')", fork_server).exit_code == 0
     assert logs(tmp_path) == ["afresh\n"] * 2
     reason = "ended with exit code 1 while it imported (ImportError: no such library)"
-    assert said == [f"the template of ranks {reason}: ranks are started afresh, which takes longer"]
+    assert said == [f"the fork server {reason}: ranks are started afresh, which takes longer"]
 
 
-def test_a_template_with_threads_does_not_fork(tmp_path: Path) -> None:
+def test_a_fork_server_with_threads_does_not_fork(tmp_path: Path) -> None:
     said: list[str] = []
-    with RankTemplate([*BARE_TEMPLATE, "thread"], ENVIRON, tmp_path / "template.log", said.append) as template:
+    with ForkServer([*BARE_FORK_SERVER, "thread"], ENVIRON, tmp_path / "template.log", said.append) as fork_server:
         for _ in range(2):
-            assert launch(tmp_path, "print('afresh')", template).exit_code == 0
+            assert launch(tmp_path, "print('afresh')", fork_server).exit_code == 0
     assert logs(tmp_path) == ["afresh\n"] * 2
     (line,) = said
     assert "it has 2 threads, and only a process with one may fork" in line
@@ -135,8 +135,8 @@ def test_a_template_with_threads_does_not_fork(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_request_to_stop_while_it_imports(tmp_path: Path, number: signal.Signals) -> None:
     argv = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with RankTemplate(argv, ENVIRON, tmp_path / "template.log", pytest.fail) as template:
-        outcome = launch(tmp_path, "", template, on_tick=lambda: os.kill(os.getpid(), number))
-        pid = template.pid
+    with ForkServer(argv, ENVIRON, tmp_path / "template.log", pytest.fail) as fork_server:
+        outcome = launch(tmp_path, "", fork_server, on_tick=lambda: os.kill(os.getpid(), number))
+        pid = fork_server.pid
     assert (outcome.exit_code, outcome.exit_codes, outcome.on_request) == (75, (), True)
     assert not Path(f"/proc/{pid}").exists()

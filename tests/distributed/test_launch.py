@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from coremill.supervise.fork_client import RankTemplate
+from coremill.supervise.fork_client import ForkServer
 from coremill.supervise.ranks import Outcome, run_local_ranks
 from coremill.world.sockets import own_address_towards
 from coremill.world.stop import SAME_PRESS_SECONDS
@@ -25,7 +25,7 @@ from rank_plans import rank_plan
 
 TESTS = Path(__file__).resolve().parents[1]
 MEET = TESTS / "meet.py"
-BARE_TEMPLATE = [sys.executable, str(TESTS / "bare_fork_server.py")]
+BARE_FORK_SERVER = [sys.executable, str(TESTS / "bare_fork_server.py")]
 ENVIRON = {
     **{name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"},
     "OMP_NUM_THREADS": "1",
@@ -54,12 +54,12 @@ Launch = Callable[..., Outcome]
 
 @pytest.fixture(params=["exec", "fork"])
 def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launch]:
-    """Runs code on ranks under coremill's launcher, in this process: started afresh, and forked from a template."""
+    """Runs code on ranks under coremill's launcher, in this process: started afresh, and forked by a fork server."""
     with contextlib.ExitStack() as templates:
 
         def run(folder: Path, code: str, ranks: int = 2, **options: Any) -> Outcome:
             if request.param == "fork":
-                options["template"] = templates.enter_context(bare_template(folder))
+                options["fork_server"] = templates.enter_context(bare_fork_server(folder))
             options = {"plan": rank_plan(ranks), "environ": {**ENVIRON, "UP": str(folder)}, **options}
             outcome = run_local_ranks(argv=[sys.executable, "-c", PRELUDE + code], log_folder=folder, **options)
             assert_gone(folder)
@@ -68,9 +68,9 @@ def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launch]:
         yield run
 
 
-def bare_template(folder: Path) -> RankTemplate:
+def bare_fork_server(folder: Path) -> ForkServer:
     """One that fails the test where it is lost."""
-    return RankTemplate(BARE_TEMPLATE, ENVIRON, folder / "template.log", pytest.fail)
+    return ForkServer(BARE_FORK_SERVER, ENVIRON, folder / "template.log", pytest.fail)
 
 
 def pids(folder: Path) -> list[int]:
@@ -262,10 +262,10 @@ def test_a_ctrl_c_that_a_wrapper_passes_on_again_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["exec", "fork"])
 def test_a_killed_launcher_leaves_no_orphan(tmp_path: Path, way: str) -> None:
     with launcher(tmp_path, f"{DEAF}; say_up(); time.sleep(600)", 3, way=way) as process:
-        template = [tmp_path / "template.pid"] if way == "fork" else []
-        for file in template:
+        fork_server = [tmp_path / "template.pid"] if way == "fork" else []
+        for file in fork_server:
             file.rename(tmp_path / "up-template")  # it is to go as well
-        assert len(pids(tmp_path)) == 3 + len(template)
+        assert len(pids(tmp_path)) == 3 + len(fork_server)
         process.kill()
         process.wait()
         assert_gone(tmp_path)

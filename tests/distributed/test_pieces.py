@@ -36,7 +36,7 @@ def test_sums_in_pieces_are_the_same_sums(world_size: int, tmp_path: Path) -> No
     for family in ("llama", "llama-tied"):
         make_config_folder(tmp_path / family, family, **SHAPE)
         common = {"model_folder": str(tmp_path / family), "data": data, "weights": "random", "steps": 3}
-        for wire_dtype in ("fp32", "bf16"):  # roots have other blocks in pieces
+        for wire_dtype in ("fp32", "bf16"):  # sqrt16 has other blocks in pieces
             cases.append({**common, "engine": "shard", "wire_dtype": wire_dtype, "rows_per_step": 6})
             cases[-1]["through_memory"] = False
     for of_rank in ranks.run_ranks(losses_whole_and_in_pieces, world_size, cases=cases):

@@ -10,7 +10,7 @@ import pytest
 
 import ranks
 from coremill.checkpoint.manifest import survey
-from coremill.checkpoint.resume import find_origin
+from coremill.checkpoint.resume import find_resume_point
 from coremill.checkpoint.store import Store
 from coremill.errors import StorageError
 from saved_training import Events, disk_of, pretend_hosts, train_saved
@@ -62,7 +62,7 @@ def look(world: Any, *, folder: str, disks: list[int]) -> dict[str, Any]:
     pretend_hosts(world, disks)
     events = Events()
     try:
-        origin = find_origin(disk_of(folder, disks, world.rank) / "checkpoints", world, events)
+        origin = find_resume_point(disk_of(folder, disks, world.rank) / "checkpoints", world, events)
     except StorageError as error:
         return {"step": None, "error": str(error), "events": events.said, "exit_code": error.exit_code}
     if origin.checkpoint is not None:

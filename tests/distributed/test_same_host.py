@@ -129,14 +129,14 @@ def one_host_here(world: Any, unmaps: bool) -> dict[str, Any]:
     from coremill.config.schema import TrainSection
     from coremill.engines.one_host import engine as one_host
     from coremill.engines.one_host import slots as same_host
-    from coremill.engines.one_host.shared_memory import Neighbours, meet_neighbours
+    from coremill.engines.one_host.shared_memory import HostPeers, meet_host_peers
 
     same_host.PASSED_AT_ONCE_NUMEL = 50 * world.size  # this process is only for this
     if unmaps:
         one_host.RESIDENT_UP_TO_BYTES = 0
-    neighbours = meet_neighbours(world)
-    assert isinstance(neighbours, Neighbours)
-    engine = one_host.OneHostShardEngine(world, neighbours, TrainSection(steps=2), compute_dtype=torch.float32)
+    peers = meet_host_peers(world)
+    assert isinstance(peers, HostPeers)
+    engine = one_host.OneHostShardEngine(world, peers, TrainSection(steps=2), compute_dtype=torch.float32)
     with torch.device("meta"):
         model = Mixture()
     engine.place(model)
@@ -182,19 +182,19 @@ def test_gradients_are_those_of_all_ranks_and_all_compute_with_what_came_of_them
         assert found == {"good": [True, True], "examined": [True, rank != 1], "left": 0}
 
 
-def lose_a_neighbour(world: Any) -> None:
+def lose_a_peer(world: Any) -> None:
     """Rank 1 is killed between an exchange's beginning and its end; the others hear of it where they wait."""
     import os
     import signal
 
-    from coremill.engines.one_host.shared_memory import Neighbours, meet_neighbours
+    from coremill.engines.one_host.shared_memory import HostPeers, meet_host_peers
     from coremill.engines.one_host.slots import HostWeights
     from coremill.engines.wire.exchange import WireMeter
     from coremill.errors import PeerLost
 
-    neighbours = meet_neighbours(world)
-    assert isinstance(neighbours, Neighbours)
-    weights = HostWeights(neighbours, WireMeter(), [[torch.nn.Parameter(torch.empty(9))]], torch.float32)
+    peers = meet_host_peers(world)
+    assert isinstance(peers, HostPeers)
+    weights = HostWeights(peers, WireMeter(), [[torch.nn.Parameter(torch.empty(9))]], torch.float32)
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     weights.publish()
@@ -212,9 +212,9 @@ def lose_a_neighbour(world: Any) -> None:
         raise ArithmeticError("heard of it") from lost
 
 
-def test_a_killed_neighbour_is_heard_of() -> None:
+def test_a_killed_peer_is_heard_of() -> None:
     with pytest.raises(ranks.RankError) as caught:
-        ranks.run_ranks(lose_a_neighbour, 3)
+        ranks.run_ranks(lose_a_peer, 3)
     assert "rank 0: ArithmeticError" in str(caught.value) or caught.value.rank == 0
     assert "rank 2: ArithmeticError" in str(caught.value)
 
@@ -223,7 +223,7 @@ def meet_where_one_cannot(world: Any) -> str:
     """The last rank may not take the file."""
     import socket
 
-    from coremill.engines.one_host.shared_memory import meet_neighbours
+    from coremill.engines.one_host.shared_memory import meet_host_peers
 
     def refuse(*_: Any) -> None:
         raise PermissionError("not here")
@@ -231,7 +231,7 @@ def meet_where_one_cannot(world: Any) -> str:
     with pytest.MonkeyPatch.context() as patch:
         if world.rank == world.size - 1:
             patch.setattr(socket, "recv_fds", refuse)
-        return str(meet_neighbours(world))
+        return str(meet_host_peers(world))
 
 
 def test_where_one_rank_may_not_all_stay_on_the_wire() -> None:

@@ -85,7 +85,31 @@ def test_every_family_trains_alike_in_both_engines(inputs, family, engine):
     results = _run(inputs, family, 2, engine=engine, micro_batch_rows=4, steps=6)
     _assert_same(results, reference)
     assert results[0]["loss_path"] == ("logits" if family == "gemma2" else "chunked")
-    assert results[0]["layers"] == ("as they are" if family in ("gpt2", "gpt_neox", "phi") else "lean")
+    assert results[0]["layers"] == ("as they are" if family in ("gpt2", "gpt_neox", "phi") else "fused")
+
+
+@pytest.mark.parametrize(("world_size", "engine"), [(1, "replicate"), (2, "replicate"), (2, "shard")])
+@pytest.mark.parametrize("family", ["llama", "llama-tied"])
+def test_as_transformers_wrote_it_losses_are_the_same_and_no_forward_is_replaced(inputs, family, world_size, engine):
+    results = _run(inputs, family, world_size, engine=engine, micro_batch_rows=4, fused=False)
+    _assert_same(results, _reference(inputs, family))
+    for result in results:
+        assert result["replaced"] == [] and not result["own_loss_function"]
+        assert {name: result["choices"][name] for name in ("layers", "rows")} == {
+            "layers": "off: model.fused is false",
+            "rows": "off: model.fused is false",
+        }
+        assert result["loss_path"] == "logits"
+        assert result["choices"]["loss"].startswith("off: model.fused is false, so whole logits are made")
+    assert _reference(inputs, family)["replaced"] != []
+
+
+def test_as_transformers_wrote_it_the_lookup_is_gathered_whole_between_hosts(inputs):
+    """FSDP2 changes the types of modules; the lookup's forward stays its own."""
+    settings = {"engine": "shard", "micro_batch_rows": 4, "through_memory": False, "steps": 4}
+    whole, rows = (_run(inputs, "llama", 2, fused=fused, **settings) for fused in (False, True))
+    _assert_same(whole, rows[0])
+    assert whole[0]["wire_bytes"][2] > rows[0]["wire_bytes"][2]
 
 
 @pytest.mark.parametrize("engine", ["replicate", "shard"])

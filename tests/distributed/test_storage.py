@@ -12,7 +12,7 @@ import pytest
 
 import ranks
 from coremill.checkpoint.manifest import survey
-from coremill.checkpoint.resume import find_origin
+from coremill.checkpoint.resume import find_resume_point
 from coremill.checkpoint.saver import STILL_HANGS
 from coremill.errors import InputError
 from saved_training import Events, train_saved
@@ -133,4 +133,4 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(tmp_pa
     (tmp_path / "checkpoints").write_text("a file")
     alone = SimpleNamespace(rank=0, size=1, nodes=1, hostnames=("one",), broadcast=lambda value: value)
     with pytest.raises(InputError, match="nothing could be saved"):
-        find_origin(tmp_path / "checkpoints", alone, Events())
+        find_resume_point(tmp_path / "checkpoints", alone, Events())

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coremill.child import wrapped
 from coremill.hardware.calibrate import Part, calibration_of
 from coremill.hardware.probe import probe_node
-from coremill.supervise.process import wrapped
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 MARKER = "COREMILL_TEST_MARKER"

@@ -167,13 +167,13 @@ def test_the_limit_decides(place: Scene, group: MemoryGroup) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_rank_killed_for_memory_is_told_with_limit_peak_and_plan(place: Scene, group: MemoryGroup) -> None:
-    group.limit(700 * 10**6)  # launcher, template and bare ranks, not their training
+    group.limit(700 * 10**6)  # launcher, fork server and bare ranks, not their training
     settings = ("run.folder=killed", "supervise.restarts_without_progress=1", "train.steps=100000")
     words = [sys.executable, "-m", "coremill", "train", "limits.yaml", "--force"]
     words += [word for setting in settings for word in ("--set", setting)]
     done = place.start(words, preexec_fn=group.enter).end(2 * DEADLINE_SECONDS)
     assert done.code == 137 and not done.left, str(done)
     assert group.kills >= 2  # the other rank may follow before it is ended
-    assert done.out.count("was ended by SIGKILL: out of memory") == 2 and "template" not in done.out, str(done)
+    assert done.out.count("was ended by SIGKILL: out of memory") == 2 and "fork server" not in done.out, str(done)
     assert "the limit here is 0.70 GB" in done.err and "all processes under it together reached 0.70 GB" in done.err
     assert re.search(r"the plan was [01]\.\d\d GB per rank", done.err), str(done)

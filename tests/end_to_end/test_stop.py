@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from coremill.supervise.process import wrapped
+from coremill.child import wrapped
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Running, Scene, left_behind
 
 TRAIN = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "2"]
@@ -141,7 +141,7 @@ def train_with_fault(scene: Scene, folder: str, fault: str) -> Ended:
 
 
 def test_a_rank_that_cannot_start_is_shown_by_its_log(scene: Scene) -> None:
-    """Nor can the template: ranks are started afresh then, and speak for themselves."""
+    """Nor can the fork server: ranks are started afresh then, and speak for themselves."""
     fault = """
 import os, sys
 if os.environ.get("RANK") == "1" or "coremill.forked_rank" in sys.orig_argv:
@@ -150,7 +150,7 @@ if os.environ.get("RANK") == "1" or "coremill.forked_rank" in sys.orig_argv:
     done = train_with_fault(scene, "absent", fault)
     assert done.code == 1, str(done)
     assert not done.left
-    (line,) = [line for line in done.out.splitlines() if "the template of ranks" in line]
+    (line,) = [line for line in done.out.splitlines() if "the fork server" in line]
     assert "ended with exit code 1 while it imported (ModuleNotFoundError: import of torch halted" in line
     assert done.err.startswith("error on rank 1: failed with exit code 1\ntraceback of rank 1:\n"), str(done)
     assert done.err.count("Traceback") == 1 and "No module named 'torch" in done.err.splitlines()[-1]

@@ -39,7 +39,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class JointSurvey:
     """What all places together hold, newest first."""
 
     whole: tuple[Whole, ...]
@@ -69,7 +69,7 @@ def view_of(found: Survey) -> dict[str, Any]:
     }
 
 
-def agree(views: Mapping[int, View], hosts: Sequence[str]) -> Agreement:
+def agree(views: Mapping[int, View], hosts: Sequence[str]) -> JointSurvey:
     """Join the views, by place; `hosts` by place give reasons a name."""
     names = {held["name"] for view in views.values() for held in view["held"]}
     names |= {name for view in views.values() for name, _ in view["passed_over"]}
@@ -84,7 +84,7 @@ def agree(views: Mapping[int, View], hosts: Sequence[str]) -> Agreement:
         else:
             passed_over.append(PassedOver(name, _reason(name, views, held, saves, hosts)))
     spread = any(held["spread"] for view in views.values() for held in view["held"])
-    return Agreement(tuple(whole), tuple(passed_over), spread)
+    return JointSurvey(tuple(whole), tuple(passed_over), spread)
 
 
 def _joined(name: str, digest: str, held: Mapping[int, Mapping[str, Any]]) -> Whole:

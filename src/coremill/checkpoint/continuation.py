@@ -19,7 +19,10 @@ from coremill.tasks.base import Rows
 from coremill.train.schedule import learning_rate_at
 
 # A run is the same run with other machines, another end and another rhythm of saving; with other data it is not.
-MAY_CHANGE = ("train.steps", "train.optimizer", "checkpoint.", "parallel.", "fleet.", "run.", "supervise.", "numerics.")
+MAY_CHANGE = (
+    *("train.steps", "train.optimizer", "model.fused"),
+    *("checkpoint.", "parallel.", "fleet.", "run.", "supervise.", "numerics."),
+)
 
 
 def checkpoint_folder(config: RunConfig, run_folder: Path) -> Path:
@@ -46,7 +49,8 @@ def refuse_another_run(config: RunConfig, checkpoint: Checkpoint) -> None:
         raise InputError(
             f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: the config has changed",
             where=", ".join(differing),
-            why="at a continuation only train.steps, checkpoint, parallel, fleet, supervise, numerics, run may change",
+            why="at a continuation only train.steps, model.fused, checkpoint, parallel, fleet, supervise, numerics, run"
+            " may change",
             do="bring the old values back, set run.folder to a new folder, or start anew with --fresh",
         )
     if config.train.steps is not None and config.train.steps < checkpoint.step:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 import time
@@ -30,16 +29,17 @@ from transformers.core_model_loading import revert_weight_conversion
 from coremill.checkpoint.store import SteadyFile
 from coremill.data.tokenizer_files import write_chat_templates
 from coremill.errors import StorageError
+from coremill.files import sync_file, sync_folder
 from coremill.model.build import build_on_meta, code_of, names_kept_in_fp32
 from coremill.model.names import map_names
 from coremill.model.slices import named_tensors, rows_of_rank
 from coremill.model.source import ModelFolder
 from coremill.plan.headers import INDEX_FILE, SINGLE_FILE, read_headers
+from coremill.plan.memory import EXPORT_PIECE_BYTES
 from coremill.world.heartbeat import HEARTBEAT
 from coremill.world.lost_peers import peer_errors
 
 MAX_FILE_BYTES = 5 * 10**9
-PIECE_BYTES = 8 * 2**20
 STORED_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -74,8 +74,6 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What the export took."""
-
     folder: Path
     bytes: int  # of the tensors
     seconds: float
@@ -297,7 +295,7 @@ def _rows(tensor: torch.Tensor, world: Ranks) -> Iterator[torch.Tensor]:
         return
     local = tensor.to_local().detach().reshape(-1)
     group = tensor.device_mesh.get_group()
-    step = PIECE_BYTES // local.element_size()
+    step = EXPORT_PIECE_BYTES // local.element_size()
     if world.rank != 0:
         for piece in _pieces(local):
             with peer_errors():
@@ -319,7 +317,7 @@ def _rows(tensor: torch.Tensor, world: Ranks) -> Iterator[torch.Tensor]:
 
 def _pieces(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """A flat tensor cut into pieces of a few megabytes."""
-    return torch.split(flat, PIECE_BYTES // flat.element_size()) if flat.numel() else ()
+    return torch.split(flat, EXPORT_PIECE_BYTES // flat.element_size()) if flat.numel() else ()
 
 
 def _as_bytes(tensor: torch.Tensor) -> memoryview:
@@ -359,33 +357,23 @@ def _write_beside(
 def _write_json(path: Path, document: dict[str, Any]) -> None:
     with path.open("w", encoding="utf-8") as stream:
         stream.write(json.dumps(document, indent=2, sort_keys=True) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+        sync_file(stream)
 
 
 def _copy(path: Path, folder: Path) -> None:
     """Contents only: a file from a read-only cache must not leave a read-only export."""
     with (folder / path.name).open("wb") as stream:
         stream.write(path.read_bytes())
-        stream.flush()
-        os.fsync(stream.fileno())
+        sync_file(stream)
 
 
 def _publish(temporary: Path, destination: Path) -> None:
     """Put the finished folder in its place; an older export stays until then."""
-    _sync_folder(temporary)
+    sync_folder(temporary)
     previous = destination.with_name(f".{destination.name}.previous")
     shutil.rmtree(previous, ignore_errors=True)
     if destination.exists():
         destination.rename(previous)
     temporary.rename(destination)
-    _sync_folder(destination.parent)
+    sync_folder(destination.parent)
     shutil.rmtree(previous, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from coremill.checkpoint.agreement import Agreement, Whole, agree, view_of
+from coremill.checkpoint.agreement import JointSurvey, Whole, agree, view_of
 from coremill.checkpoint.fetch import Needs, all_files, assemble
 from coremill.checkpoint.manifest import STATE_FILE, Checkpoint, PassedOver, Unusable, open_checkpoint, survey
 from coremill.checkpoint.places import NoPlace, Places, find_places
@@ -32,7 +32,7 @@ class EventSink(Protocol):
 
 
 @dataclass(frozen=True)
-class Origin:
+class ResumePoint:
     """Where this attempt begins."""
 
     store: Store
@@ -53,9 +53,9 @@ class Origin:
             shutil.rmtree(self.fetched, ignore_errors=True)
 
 
-def find_origin(
+def find_resume_point(
     folder: Path, world: World, events: EventSink, *, saving: bool = True, needs: Needs = all_files
-) -> Origin:
+) -> ResumePoint:
     """Agree on the checkpoint to go on from; each one that is passed over becomes an event, and so does the choice.
 
     Where the run is `saving`, a folder that cannot be used is refused before the first step, on all ranks together.
@@ -76,7 +76,7 @@ def find_origin(
             refusal.silent = world.rank != 0
             raise refusal from None
         alone = Places((0,) * world.size, world.hostnames, world.rank)
-        return Origin(store, None, frozenset(), str(error), alone)
+        return ResumePoint(store, None, frozenset(), str(error), alone)
     if world.nodes > 1:
         choice = places.choice()
         events.write("choice", name="checkpoints", value=choice.value, reason=choice.reason)
@@ -98,10 +98,10 @@ def find_origin(
         name, step = whole.name, checkpoint.step
         text = f"every file of checkpoint {name} is as it was written: the run goes on after step {step}"
         events.write("resume", step=step, checkpoint=name, world_size=world.size, text=text)
-        return Origin(store, checkpoint, frozenset(bad), None, places, fetched)
+        return ResumePoint(store, checkpoint, frozenset(bad), None, places, fetched)
     if bad and (found.is_spread or not places.is_one):
         _refuse_to_start_anew(store, list(bad.values()), world)
-    return Origin(store, None, frozenset(bad), None, places)
+    return ResumePoint(store, None, frozenset(bad), None, places)
 
 
 def _open_places(store: Store, world: World) -> Places:
@@ -136,7 +136,7 @@ def _open_places(store: Store, world: World) -> Places:
     return places
 
 
-def _survey_together(folder: Path, world: World, places: Places) -> Agreement:
+def _survey_together(folder: Path, world: World, places: Places) -> JointSurvey:
     view = view_of(survey(folder)) if places.leads else None
     if places.is_one:
         views = {0: world.broadcast(view)}

@@ -32,7 +32,7 @@ from coremill.checkpoint.in_flight import (
     patience_of,
     words,
 )
-from coremill.checkpoint.resume import EventSink, Origin
+from coremill.checkpoint.resume import EventSink, ResumePoint
 from coremill.checkpoint.snapshot import Training, file_name, take_snapshot
 from coremill.checkpoint.store import NotSaved, Store, sync_bytes_among
 from coremill.config.durations import interval_of
@@ -68,7 +68,7 @@ class Saver:
         self,
         config: RunConfig,
         run_folder: Path,
-        origin: Origin,
+        origin: ResumePoint,
         memory: MemoryPlan,
         steps: int,
         world: World,

@@ -33,6 +33,7 @@ from coremill.checkpoint.manifest import (
     step_of,
     survey,
 )
+from coremill.files import sync_folder
 
 PARTIAL_PREFIX = ".partial-"
 DISCARDED_PREFIX = ".discarded-"
@@ -142,7 +143,7 @@ class Store:
         for name, text in ((STATE_FILE, state_text), (MANIFEST_FILE, manifest_text)):
             with HashedFile(partial / name) as file:
                 file.write(memoryview(text))
-        _sync_folder(partial)
+        sync_folder(partial)
         target = self.folder / step_folder_name(step)
         may_rename()
         # An unusable one, or one that was passed over: this step was done again.
@@ -153,7 +154,7 @@ class Store:
             if replaced is not None:
                 replaced.rename(target)
             raise
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         if replaced is not None:
             self._remove(replaced)
         return target
@@ -312,11 +313,3 @@ class HashedFile(SteadyFile):
                 self.sync()
         finally:
             self.close()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from coremill.config.document import Flaw, KeyPath, dotted_key, read_document
 from coremill.config.keys import TOP, keys, names_in, sections
-from coremill.config.unknown_keys import explain_stranger
+from coremill.config.unknown_keys import explain_unknown_key
 from coremill.errors import InputError
 
 
@@ -131,10 +131,8 @@ class Settings:
             parent, own = TOP, path[:1]
         known = dotted_key(own)
         if own[-1] not in names_in(parent):
-            stranger = explain_stranger(parent, str(own[-1]))
-            self._report(
-                stranger.what, origin_of(own), known, why=stranger.why, do=stranger.do, doubtful=stranger.targets
-            )
+            unknown = explain_unknown_key(parent, str(own[-1]))
+            self._report(unknown.what, origin_of(own), known, why=unknown.why, do=unknown.do, doubtful=unknown.targets)
         elif len(path) > len(own) and "object" not in keys()[known].kinds:
             self._report(
                 f"unknown key {dotted_key(path)}",

@@ -59,6 +59,11 @@ class ModelSection(Section):
         None, description="a Hugging Face config (model_type, hidden_size, ...) to start from scratch without a folder"
     )
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="attention implementation in transformers")
+    fused: bool = Field(
+        True,
+        description="false: compute as transformers wrote it (whole logits, no fused norms and MLPs), slower and with"
+        " more memory; to find out whether one of coremill's own forms is at fault",
+    )
 
 
 class DataSection(Section):
@@ -133,8 +138,8 @@ class ParallelSection(Section):
     wire_dtype: Literal["auto", "fp32", "bf16"] = Field(
         AUTO,
         description="what travels between ranks; fp32: all exact, auto's choice on one machine; between machines auto"
-        " sends gradients in 16 bits (roots at fp32 arithmetic, bf16 at bf16) with fp32 sums and weights in the compute"
-        " dtype; bf16: both",
+        " sends gradients in 16 bits (square roots at fp32 arithmetic, bf16 at bf16) with fp32 sums and weights in the"
+        " compute dtype; bf16: both",
     )
     keep_gathered: Literal["auto"] | bool = Field(
         AUTO, description="shard: keep gathered weights through backward and accumulation: fewer bytes, more memory"

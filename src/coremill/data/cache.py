@@ -11,18 +11,15 @@ import errno
 import fcntl
 import os
 import shutil
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from coremill.errors import InputError, StorageError
+from coremill.files import locked, sync_folder
 
-LOCK_POLL_SECONDS = 0.1
 _IN_USE: dict[Path, IO[bytes]] = {}  # locks that this process holds until it ends
-# Some shared filesystems have no locks (Lustre mounted without flock): work may then be done twice, never wrongly.
-NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def build_once(
@@ -30,17 +27,18 @@ def build_once(
     *,
     is_whole: Callable[[Path], bool],
     build: Callable[[Path], None],
-    on_wait: Callable[[], None] | None = None,
+    on_wait: Callable[[], None],
 ) -> bool:
     """Make sure `final` is there and whole; True where it was already, False where `build` has made it now."""
     if is_whole(final):
         return True
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(final, on_wait) as locked:
+        # Without locks work may be done twice, never wrongly.
+        with locked(final.with_name(f".{final.name}.lock"), on_wait) as has_lock:
             if is_whole(final):  # the process we waited for has made it
                 return True
-            if locked:
+            if has_lock:
                 _remove_leftovers(final)
             _build(final, build, is_whole)
             return False
@@ -84,7 +82,7 @@ def _build(final: Path, build: Callable[[Path], None], is_whole: Callable[[Path]
     partial.mkdir()
     try:
         build(partial)
-        _sync_folder(partial)
+        sync_folder(partial)
         if final.exists() and not is_whole(final):
             shutil.rmtree(final)
         try:
@@ -92,45 +90,15 @@ def _build(final: Path, build: Callable[[Path], None], is_whole: Callable[[Path]
         except OSError:
             if not is_whole(final):  # else another process without a lock was quicker
                 raise
-        _sync_folder(final.parent)
+        sync_folder(final.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _lock(final: Path, on_wait: Callable[[], None] | None) -> Iterator[bool]:
-    with final.with_name(f".{final.name}.lock").open("wb") as stream:
-        told = False
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                locked = True
-                break
-            except BlockingIOError:
-                if not told and on_wait is not None:
-                    on_wait()
-                told = True
-                time.sleep(LOCK_POLL_SECONDS)
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise
-                locked = False
-                break
-        yield locked
 
 
 def _remove_leftovers(final: Path) -> None:
     """What a killed process left: nobody else builds while we hold the lock."""
     for leftover in final.parent.glob(f".{final.name}.partial-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _storage_problem(error: OSError, final: Path) -> InputError | StorageError:

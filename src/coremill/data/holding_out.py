@@ -7,7 +7,6 @@ the tokenising process.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +18,7 @@ from coremill.data.order import order_key, shuffled
 from coremill.data.packed import DOCUMENTS_FILE, TOKENS_FILE, PackedManifest, Progress, read_manifest
 from coremill.data.packing import write_boundaries
 from coremill.errors import InputError, StorageError
+from coremill.files import sync_file
 
 HOLD_OUT_ORDER = 1  # purpose of an order; the loader's epochs have 2
 COPY_TOKENS = 1 << 22
@@ -55,8 +55,7 @@ def hold_out(
         chosen = held == bool(side)
         with (folder / TOKENS_FILE).open("wb") as stream:
             count = _copy(tokens, ends, chosen, stream, shared, on_copied)
-            stream.flush()
-            os.fsync(stream.fileno())
+            sync_file(stream)
         rows, left_over = divmod(count, manifest.sequence_length)
         write_boundaries(
             folder, manifest.dtype, rows, manifest.sequence_length, None if shared is not None else manifest.eos_id
@@ -153,7 +152,7 @@ def _copy(
     shared: int | None,
     on_copied: Callable[[int], None],
 ) -> int:
-    """Append the chosen documents, neighbours in one go; how many tokens that are.
+    """Append the chosen documents, adjacent ones in one go; how many tokens that are.
 
     The token that a document shares with the one before it is not its own: the first of a side is given it.
     """

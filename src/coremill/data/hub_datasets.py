@@ -10,27 +10,22 @@ from __future__ import annotations
 
 import glob
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from coremill import hub
 from coremill.data.bad_rows import BadRows
 from coremill.data.files import missing_column, pieces_of_arrow, require_text_type
 from coremill.data.pieces import Piece
 from coremill.errors import InputError
-from coremill.redaction import BLOT, redact
 
 PREFIX = "hf://"
-REQUEST_SECONDS = 8.0
-DEADLINE_SECONDS = 20.0  # name resolution has no time-out of its own
 BATCH_ROWS = 1024
-T = TypeVar("T")
 
 _NAME = re.compile(r"hf://(?P<repository>[^:@]+?)(?::(?P<config>[^@]+))?(?:@(?P<revision>.+))?")
 _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,40}")
-_TOKEN = re.compile(r"hf_[A-Za-z0-9]{4,}|(?<=//)[^/@\s]+(?=@)|(?<=[Bb]earer )\S+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +65,7 @@ def resolve_dataset(name: str, *, split: str, setting: str) -> Dataset:
     try:
         commit, offline = _commit_on_hub(repository, revision), False
     except Exception as error:
-        problem = _explain(error, repository, revision, where)
+        problem = hub.explain(error, "dataset", repository, revision, where)
         if problem is not None:
             raise problem from None
         here = _commits_in_cache(repository)
@@ -115,20 +110,18 @@ def _rows(texts: Any, column: str, label: str, bytes_per_row: float, bad: BadRow
 
 def _commit_on_hub(repository: str, revision: str | None) -> str:
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # no hints to log in: what fails is said by us, once
+    hub.quieten(bars=True)
 
     def ask() -> str:
         api = HfApi()
-        info = api.dataset_info(repository, revision=revision, timeout=REQUEST_SECONDS)
+        info = api.dataset_info(repository, revision=revision, timeout=hub.REQUEST_SECONDS)
         if info.gated:
-            api.auth_check(
-                repository, repo_type="dataset"
-            )  # what a gated dataset is may be read by all, its files may not
+            # What a gated dataset is may be read by all, its files may not.
+            api.auth_check(repository, repo_type="dataset")
         return str(info.sha)
 
-    return _within(DEADLINE_SECONDS, ask)
+    return hub.within(hub.DEADLINE_SECONDS, ask)
 
 
 def _commits_in_cache(repository: str) -> dict[str, frozenset[str]]:
@@ -178,73 +171,6 @@ def _prepared_earlier(dataset: Dataset, where: str) -> Any:
     return builder.as_dataset(split=dataset.split)
 
 
-def _within(seconds: float, call: Callable[[], T]) -> T:
-    """`call()`, or TimeoutError: the thread is left to die with the process."""
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:  # handed to the caller below
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="hub request", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError(f"no answer in {seconds:.0f} s")
-    return results[0]
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__
-
-
-def _explain(error: Exception, repository: str, revision: str | None, where: str) -> InputError | None:
-    """What the hub answered, in our words; None where it did not answer."""
-    from huggingface_hub import errors
-
-    for link in _chain(error):
-        if isinstance(link, errors.GatedRepoError):
-            return InputError(
-                f"the dataset {repository} is gated",
-                where=where,
-                why="the hub asks you to log in with an account that was granted access",
-                do=f"ask for access at https://huggingface.co/datasets/{repository}, then run: hf auth login",
-            )
-        if isinstance(link, errors.RevisionNotFoundError):
-            return InputError(
-                f"the dataset {repository} has no revision '{revision}'",
-                where=where,
-                do=f"leave @{revision} out, or see https://huggingface.co/datasets/{repository}/tree/main ",
-            )
-        if isinstance(link, errors.RepositoryNotFoundError):
-            return InputError(
-                f"the hub has no dataset {repository}",
-                where=where,
-                why="the name is wrong, or it is private and this machine is not logged in",
-                do="check the spelling of [owner/]name; for a private dataset run: hf auth login",
-            )
-        if isinstance(link, errors.HFValidationError):
-            return InputError(f"'{repository}' cannot be the name of a dataset", where=where, why=_plain(link))
-        if isinstance(link, errors.HfHubHTTPError) and 400 <= link.response.status_code < 500:
-            return InputError(
-                f"the hub refused the dataset {repository}",
-                where=where,
-                why=f"HTTP status {link.response.status_code}",
-                do="run: hf auth login" if link.response.status_code in (401, 403) else "try again later",
-            )
-    return None
-
-
 def _unreachable(
     error: Exception, repository: str, where: str, revision: str | None = None, here: Sequence[str] = ()
 ) -> InputError:
@@ -258,7 +184,7 @@ def _unreachable(
         why = f"HF_HUB_OFFLINE is set, and {missing}"
         do = "unset HF_HUB_OFFLINE, or download the dataset first"
     else:
-        why = f"{type(error).__name__}: {_plain(error)}; and {missing}"
+        why = f"{type(error).__name__}: {hub.plain(error)}; and {missing}"
         do = "check the network and its proxy, or use local files: data.source: texts/*.jsonl"
     if revision is not None:
         do = f"{do}, or name a whole commit after @"
@@ -268,10 +194,10 @@ def _unreachable(
 def _load_problem(error: Exception, dataset: Dataset, where: str) -> InputError:
     from datasets import exceptions
 
-    known = _explain(error, dataset.repository, dataset.commit, where)
+    known = hub.explain(error, "dataset", dataset.repository, dataset.commit, where)
     if known is not None:
         return known
-    text = _plain(error)
+    text = hub.plain(error)
     if dataset.offline and isinstance(error, (ConnectionError, FileNotFoundError)):
         return _unreachable(error, dataset.repository, where)
     if isinstance(error, ValueError) and "split" in text.lower():
@@ -306,8 +232,3 @@ def _load_problem(error: Exception, dataset: Dataset, where: str) -> InputError:
     return InputError(
         f"the dataset {dataset.repository} cannot be read", where=where, why=f"{type(error).__name__}: {text}"
     )
-
-
-def _plain(error: BaseException) -> str:
-    """The message on one line, with anything that could be a secret taken out."""
-    return _TOKEN.sub(BLOT, redact(" ".join(str(error).split())))[:400]

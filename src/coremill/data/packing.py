@@ -8,7 +8,6 @@ begin token is the end token, one stands between two documents.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -22,6 +21,7 @@ from coremill.data.pieces import Piece
 from coremill.data.sources import OpenedText
 from coremill.data.tokenizer_files import SpecialIds, TextTokenizer
 from coremill.errors import InputError
+from coremill.files import sync_file
 
 # The tokenizers library holds about 150 bytes per token while a batch is encoded: 2 MiB of text is some 80 MB.
 BATCH_CHARACTERS = 1 << 21
@@ -62,8 +62,7 @@ def pack_text(
                 do=f"add text, or set data.sequence_length to {writer.tokens} or less",
             )
         for file in (stream, document_ends):
-            file.flush()
-            os.fsync(file.fileno())
+            sync_file(file)
     write_boundaries(destination, dtype, rows, sequence_length, None if writer.end_begins_next else tokenizer.eos_id)
     text.bad.write(destination)
     return {
@@ -194,5 +193,4 @@ def write_boundaries(destination: Path, dtype: str, rows: int, sequence_length: 
             block = tokens[first : first + block_rows, :-1]
             lost = np.zeros(len(block)) if eos_id is None else np.count_nonzero(block == eos_id, axis=1)
             stream.write(lost.astype(np.uint32).tobytes())
-        stream.flush()
-        os.fsync(stream.fileno())
+        sync_file(stream)

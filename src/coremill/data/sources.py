@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coremill.config.schema import BUILT_IN
-from coremill.data import hub_datasets as hub
 from coremill.data.bad_rows import BadRows, OnBadRows
 from coremill.data.built_in_corpus import built_in_files
 from coremill.data.files import read_jsonl, read_parquet, read_txt
+from coremill.data.hub_datasets import PREFIX, Dataset, open_dataset, resolve_dataset
 from coremill.data.pieces import Piece
 from coremill.errors import InputError
 
@@ -39,23 +39,20 @@ class TextSource:
     kind: Literal["txt", "jsonl", "parquet", "hub", "built-in"]
     column: str
     files: tuple[str, ...] = ()
-    dataset: hub.Dataset | None = None
+    dataset: Dataset | None = None
     on_bad_rows: OnBadRows = "stop"
 
     @property
     def where(self) -> str:
-        """For messages."""
         return f"{self.setting}: {self.name}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> TextSource:
-        """The inverse of `to_json`."""
         dataset = document["dataset"]
-        found = None if dataset is None else hub.Dataset(**dataset)
+        found = None if dataset is None else Dataset(**dataset)
         return cls(**{**document, "files": tuple(document["files"]), "dataset": found})
 
 
@@ -76,8 +73,8 @@ def resolve_source(
     if name == BUILT_IN:
         files = tuple(str(path) for path in built_in_files())
         return TextSource(kind="built-in", files=files, **how)
-    if name.startswith(hub.PREFIX):
-        dataset = hub.resolve_dataset(name, split=split, setting=setting)
+    if name.startswith(PREFIX):
+        dataset = resolve_dataset(name, split=split, setting=setting)
         return TextSource(kind="hub", dataset=dataset, **how)
     if "://" in name:
         raise InputError(
@@ -115,7 +112,7 @@ def open_text(source: TextSource) -> OpenedText:
     """The documents of a source, in order of file and row."""
     bad = BadRows(source.on_bad_rows)
     if source.dataset is not None:
-        pieces, bytes_total = hub.open_dataset(source.dataset, column=source.column, where=source.where, bad=bad)
+        pieces, bytes_total = open_dataset(source.dataset, column=source.column, where=source.where, bad=bad)
         return OpenedText(pieces, bytes_total, bad)
     return OpenedText(_read_files(source, bad), sum(Path(file).stat().st_size for file in source.files), bad)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -14,11 +13,11 @@ import traceback
 from pathlib import Path
 from typing import IO, Any
 
+from coremill.child import die_with_parent, read_line
 from coremill.data.packed import Progress
 from coremill.errors import CoremillError, InputError, StorageError
 from coremill.remote_code import remove_copies
 
-PR_SET_PDEATHSIG = 1
 PROGRESS_SECONDS = 0.1
 
 
@@ -30,7 +29,6 @@ class Speaker:
         self._last_progress = 0.0
 
     def say(self, kind: str, **fields: Any) -> None:
-        """One message."""
         self._stream.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
         self._stream.flush()
 
@@ -56,9 +54,8 @@ class Speaker:
 
 def tie_to_parent(parent_pid: int) -> None:
     """End with the parent, whatever ends it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the line above
+    die_with_parent(parent_pid)
+    if os.getppid() != parent_pid:  # not Linux
         os._exit(1)
 
     def watch() -> None:
@@ -120,7 +117,10 @@ def main() -> int:
     """Read the job, do it, say how it went."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent got the same Ctrl-C and decides
     speaker = Speaker(private_stdout())
-    job = json.loads(_read_line(0))
+    line = read_line(0)  # unbuffered: the watcher reads the same pipe
+    if not line.endswith(b"\n"):
+        return 1  # the parent is gone already
+    job = json.loads(line)
     tie_to_parent(job["parent_pid"])
     # Read by the libraries when they are imported, so set before.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -137,17 +137,6 @@ def main() -> int:
         return 1
     speaker.say("result", **result)
     return 0
-
-
-def _read_line(descriptor: int) -> bytes:
-    """Up to the first line end, and not one byte more: the watcher reads the same pipe, unbuffered."""
-    data = bytearray()
-    while not data.endswith(b"\n"):
-        block = os.read(descriptor, 1)
-        if not block:
-            os._exit(1)
-        data += block
-    return bytes(data)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def diagnose(
             problems.append(str(error))
     if with_self_test:
         say("self-test: starting two ranks")
-        tested = self_test(node, environ)
+        tested = self_test(node, environ, calibration)
     return assemble(
         node,
         calibration,

@@ -1,13 +1,15 @@
-"""The self-test: two real ranks on this machine add numbers over gloo and do one training step.
+"""The self-test: two real ranks on this machine add numbers over gloo and train with each of coremill's engines.
 
-It answers the question that no probe can: does the installed stack (torch, gloo, transformers) work here. Both ranks
-are ended before this returns, whatever happens; should the doctor itself be killed, the kernel ends them (Linux).
+It answers the question that no probe can: does what a run is made of (torch, gloo, transformers, the engines in the
+form that the plan gives them here) work on this machine. Both ranks are ended before this returns, whatever happens;
+should the doctor itself be killed, the kernel ends them (Linux).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -20,11 +22,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from coremill.config.schema import DataSection, ParallelSection, RunConfig, TrainSection
 from coremill.hardware.calibrate import child_environment
-from coremill.hardware.facts import NodeFacts
+from coremill.hardware.facts import Calibration, NodeFacts
+from coremill.hardware.instances import this_machine
+from coremill.plan.card import read_card
+from coremill.plan.engine_cost import engines_for_auto
+from coremill.plan.planner import make_plan
+from coremill.plan.types import Plan
 from coremill.report.terminal import format_bytes, format_seconds
 
 WORLD_SIZE = 2
+TINY_LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+# Where measuring failed: the plan's rates do not matter here, and fp32 is asked for.
+_NOT_MEASURED = Calibration(
+    source="assumed",
+    origin="not measured",
+    threads=1,
+    fp32_matmul_flops_per_second=1e10,
+    bf16_matmul_flops_per_second=None,
+    copy_bytes_per_second=1e9,
+    base_rss_bytes=400_000_000,
+    torch_version="",
+)
+# Engines add gradients up in different orders: by how much their losses may differ, of one.
+_SAME_LOSS = {"fp32": 1e-4, "bf16": 1e-2}
+_THROUGH = {"memory": "through memory", "wire": "over gloo"}
 TIMEOUT_SECONDS = 120.0  # imports take 5 to 10 s, the rest one: more than ten times that is stuck
 _GRACE_SECONDS = 5.0  # for the other rank to notice and say so, once one has failed
 
@@ -65,6 +97,7 @@ class _Ended:
 def self_test(
     node: NodeFacts,
     environ: Mapping[str, str],
+    calibration: Calibration | None = None,
     *,
     timeout_seconds: float = TIMEOUT_SECONDS,
     command: Sequence[str] | None = None,
@@ -72,8 +105,12 @@ def self_test(
     """Starts two ranks on loopback and judges what they report (`command` replaces the rank program)."""
     started = time.monotonic()
     argv = list(command or [sys.executable, "-m", "coremill.doctor.rank_program"])
-    with tempfile.TemporaryDirectory(prefix="coremill-self-test-") as folder:
-        ranks = _run_ranks(argv, _environments(node, environ, timeout_seconds), Path(folder), timeout_seconds)
+    with tempfile.TemporaryDirectory(prefix="coremill-self-test-") as name:
+        folder = Path(name)
+        plans = [plan.to_json() for plan in plans_here(node, calibration)]
+        (folder / "plans.json").write_text(json.dumps(plans), encoding="utf-8")
+        (folder / "config.json").write_text(json.dumps(TINY_LLAMA), encoding="utf-8")
+        ranks = _run_ranks(argv, _environments(node, environ, folder, timeout_seconds), folder, timeout_seconds)
     seconds = time.monotonic() - started
     failures = [failure for ended in _culprits(ranks) if (failure := _failure_of(ended, timeout_seconds))]
     if failures:
@@ -81,15 +118,40 @@ def self_test(
         return SelfTest(checks=(Check(name="two ranks", passed=False, detail=detail),), seconds=seconds)
     results: list[dict[str, Any]] = [json.loads(ended.stdout.strip().splitlines()[-1]) for ended in ranks]
     rate = min(float(result["all_reduce_bytes_per_second"]) for result in results)
-    return SelfTest(checks=_judge(results, rate), seconds=seconds, all_reduce_bytes_per_second=rate)
+    return SelfTest(checks=judge(results, rate), seconds=seconds, all_reduce_bytes_per_second=rate)
 
 
-def _judge(results: Sequence[Mapping[str, Any]], rate: float) -> tuple[Check, ...]:
-    losses = " and ".join(f"{result['loss']:.4f}" for result in results)
-    step_seconds = max(float(result["step_seconds"]) for result in results)
+def plans_here(node: NodeFacts, calibration: Calibration | None) -> list[Plan]:
+    """Of two ranks on this machine with each engine that a plan may choose, else as it chooses."""
+    fleet = this_machine(node, calibration or _NOT_MEASURED)
+    card = read_card(config=TINY_LLAMA, name="a tiny Llama")
+    dtype: Any = "fp32" if calibration is None else "auto"
+    configs = [
+        RunConfig(
+            data=DataSection(sequence_length=64),
+            train=TrainSection(steps=2, tokens_per_step=256),
+            parallel=ParallelSection(engine=engine, dtype=dtype, ranks_per_node=WORLD_SIZE),  # type: ignore[arg-type]
+        )
+        for engine in engines_for_auto(WORLD_SIZE)
+    ]
+    return [make_plan(config, fleet, card, with_remedies=False) for config in configs]
+
+
+def judge(results: Sequence[Mapping[str, Any]], rate: float) -> tuple[Check, ...]:
+    """Of what the ranks reported (rank_program.py)."""
+    engines: list[Mapping[str, Any]] = results[0]["engines"]  # losses are those of both ranks
+    found = [engine for result in results for engine in result["engines"]]
+    forms = " and ".join(f"{engine['engine']} {_THROUGH[engine['exchange']]}" for engine in engines)
+    losses = " then ".join(f"{loss:.4f}" for loss in engines[0]["losses"])
+    step_seconds = max(float(engine["step_seconds"]) for engine in found)
     sums_right = all(result["all_reduce_is_right"] for result in results)
-    finite = all(result["loss_is_finite"] and result["weights_moved"] for result in results)
-    equal = all(result["weights_are_equal"] for result in results)
+    finite = all(engine["weights_moved"] and all(map(math.isfinite, engine["losses"])) for engine in found)
+    equal = all(engine["weights_are_equal"] for engine in found)
+    alike = all(
+        math.isclose(loss, first, rel_tol=_SAME_LOSS[engine["dtype"]])
+        for engine in engines
+        for loss, first in zip(engine["losses"], engines[0]["losses"], strict=True)
+    )
     kept_onednn = not any(result["onednn_was_lost"] for result in results)
     return (
         Check(
@@ -101,39 +163,38 @@ def _judge(results: Sequence[Mapping[str, Any]], rate: float) -> tuple[Check, ..
         Check(
             name="training step",
             passed=finite,
-            detail=f"one step of a tiny Llama in {format_seconds(step_seconds)}, losses {losses}"
-            + ("" if finite else ": not finite, or the weights did not move"),
+            detail=f"two steps of a tiny Llama in {engines[0]['dtype']} with {forms}, {format_seconds(step_seconds)} or"
+            f" less each, loss {losses}" + ("" if finite else ": not finite, or the weights did not move"),
         ),
         Check(
             name="equal weights",
-            passed=equal,
-            detail=f"both ranks hold {'the same' if equal else 'DIFFERENT'} weights after the step",
+            passed=equal and alike,
+            detail=f"both ranks hold {'the same' if equal else 'DIFFERENT'} weights after the steps, and the engines"
+            f" come to {'the same' if alike else 'DIFFERENT'} losses",
         ),
         Check(
             name="oneDNN",
             passed=kept_onednn,
-            detail="not switched off by the step"
+            detail="not switched off by the steps"
             if kept_onednn
-            else "switched itself off during the step: products are slow",
+            else "switched itself off during the steps: products are slow",
         ),
     )
 
 
-def _environments(node: NodeFacts, environ: Mapping[str, str], timeout_seconds: float) -> list[dict[str, str]]:
-    """One environment per rank: what a launcher sets, on the loopback interface."""
+def _environments(
+    node: NodeFacts, environ: Mapping[str, str], folder: Path, timeout_seconds: float
+) -> list[dict[str, str]]:
+    """One environment per rank: which one it is, and where its orders lie."""
     threads = max(1, node.usable_cores // WORLD_SIZE)
-    loopback = next((interface.name for interface in node.interfaces if interface.is_loopback), "lo")
     port = _free_port()
     return [
         {
             **child_environment(environ, threads),
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(WORLD_SIZE),
-            "LOCAL_WORLD_SIZE": str(WORLD_SIZE),
-            "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": loopback,
+            "COREMILL_SELF_TEST_FOLDER": str(folder),
             "COREMILL_SELF_TEST_SECONDS": str(timeout_seconds / 2),
         }
         for rank in range(WORLD_SIZE)

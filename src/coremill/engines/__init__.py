@@ -26,9 +26,17 @@ class EngineKind(Protocol):
     modules: tuple[str, ...]  # what a rank imports for it: the fork server does that ahead
 
     def make(
-        self, plan: Plan, world: World, settings: TrainSection, *, head_in_backward: bool, through_memory: bool
+        self,
+        plan: Plan,
+        world: World,
+        settings: TrainSection,
+        *,
+        head_in_backward: bool,
+        through_memory: bool,
+        named_rows: bool,
     ) -> Engine:
-        """`through_memory=False` has ranks of one host talk like those of several."""
+        """`through_memory=False` has ranks of one host talk like those of several; `named_rows=False` leaves lookups as
+        they are: their tables and gradients travel whole (model/changes.py)."""
 
 
 def engine_kind(name: str) -> EngineKind:
@@ -38,9 +46,20 @@ def engine_kind(name: str) -> EngineKind:
 
 
 def make_engine(
-    plan: Plan, world: World, settings: TrainSection, *, head_in_backward: bool, through_memory: bool = True
+    plan: Plan,
+    world: World,
+    settings: TrainSection,
+    *,
+    head_in_backward: bool,
+    through_memory: bool = True,
+    named_rows: bool = True,
 ) -> Engine:
     """The engine the plan chose."""
     return engine_kind(plan.engine.value).make(
-        plan, world, settings, head_in_backward=head_in_backward, through_memory=through_memory
+        plan,
+        world,
+        settings,
+        head_in_backward=head_in_backward,
+        through_memory=through_memory,
+        named_rows=named_rows,
     )

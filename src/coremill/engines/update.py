@@ -12,7 +12,7 @@ from torch import nn
 from coremill.config.schema import TrainSection
 from coremill.engines.base import ParameterState
 from coremill.engines.optimizers import make_optimizer
-from coremill.engines.optimizers.cost import COSTS
+from coremill.engines.optimizers.cost import COSTS, WEIGHT_BYTES
 from coremill.model.slices import RowSlice
 
 
@@ -70,5 +70,6 @@ class OptimizerUpdate(ABC):
         """fp32 weights, and the optimizer's of those that are trained."""
         beside = COSTS[self._settings.optimizer].state_bytes
         return sum(
-            math.prod(piece.shape) * (4 + (beside if piece.local.requires_grad else 0)) for piece in self.slices()
+            math.prod(piece.shape) * (WEIGHT_BYTES + (beside if piece.local.requires_grad else 0))
+            for piece in self.slices()
         )

@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,8 @@ from typing import Any, Protocol
 
 import coremill
 from coremill.errors import CoremillError
+from coremill.files import locked, write_atomically
+from coremill.hardware.calibrate_child import COPY_BYTES
 from coremill.hardware.facts import Calibration, NodeFacts, Observation
 from coremill.hardware.learned import add_observation, read_observations
 from coremill.hardware.probe import environment_snapshot
@@ -84,7 +85,7 @@ def calibration_of(
     entry = None if refresh else _read_entry(node, cache_folder)
     if entry is not None and not _is_stale(entry, clock()):
         return entry.calibration
-    with _lock(_file_of(node, cache_folder), say):
+    with _one_at_a_time(_file_of(node, cache_folder), say):
         if not refresh:  # another process may have measured while this one waited
             entry = _read_entry(node, cache_folder)
             if entry is not None and not _is_stale(entry, clock()):
@@ -158,7 +159,7 @@ def _sum(rates: Sequence[Mapping[str, Any]], name: str) -> float:
 def _rate_parts(node: NodeFacts) -> list[Part]:
     """One part per NUMA node, on the first hardware thread of each core.
 
-    Under a CPU quota fewer threads run, on all those cores: the kernel finds free ones, where neighbours that all start
+    Under a CPU quota fewer threads run, on all those cores: the kernel finds free ones, where others that all start
     counting at cpu 0 would meet.
     """
     parts = []
@@ -166,7 +167,7 @@ def _rate_parts(node: NodeFacts) -> list[Part]:
         cpus = tuple(core.cpus[0] for core in node.cores if core.numa_node == numa_node)
         threads = max(1, node.usable_cores * len(cpus) // len(node.cores))
         # Two arrays; together at most a quarter of what is free.
-        copy_bytes = min(512 * 2**20, node.memory_available_bytes // (8 * len(node.numa_nodes)))
+        copy_bytes = min(COPY_BYTES, node.memory_available_bytes // (8 * len(node.numa_nodes)))
         parts.append(
             Part(
                 name="rates",
@@ -286,43 +287,29 @@ def _read_entry(node: NodeFacts, cache_folder: Path) -> _Entry | None:
 
 
 def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, now: float, say: Progress) -> None:
-    """Written beside and renamed, so that a reader sees a whole file or none."""
     file = _file_of(node, cache_folder)
     document = {"key": _key(node), "taken_at": now, "calibration": asdict(replace(calibration, learned=()))}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, suffix=".part", delete=False) as part:
-            json.dump(document, part, indent=1)
-        Path(part.name).replace(file)
+        write_atomically(file, json.dumps(document, indent=1))
     except OSError as error:
         say(f"the measurement could not be kept for next time in {file.parent}: {error.strerror}")
 
 
 @contextlib.contextmanager
-def _lock(file: Path, say: Progress) -> Iterator[None]:
+def _one_at_a_time(file: Path, say: Progress) -> Iterator[None]:
     """One process at a time measures: two side by side would each see half a machine.
 
     Waits at most as long as a measurement may take. Where locks do not work the measurement goes on without.
     """
-    try:
-        import fcntl
-
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle = file.with_suffix(".lock").open("w")
-    except (ImportError, OSError):
-        yield
-        return
-    with handle:
-        deadline, told = time.monotonic() + 3 * PART_TIMEOUT_SECONDS, False
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not told:
-                    say("another process is measuring this machine; waiting for it")
-                told = True
-                time.sleep(0.2)
-            except OSError:
-                break
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(
+                locked(
+                    file.with_suffix(".lock"),
+                    lambda: say("another process is measuring this machine; waiting for it"),
+                    most_seconds=3 * PART_TIMEOUT_SECONDS,
+                )
+            )
         yield

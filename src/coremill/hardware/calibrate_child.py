@@ -14,10 +14,8 @@ a fresh start:
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from coremill.child import die_with_parent
 from coremill.hardware.probe import BusyWatch, affinity_mask, busy_fraction
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES, own_bytes
 from coremill.hardware.topology import read_cores
@@ -40,14 +39,11 @@ QUICK_SHAPES = ((256, 256, 256),)
 # Larger than the last-level cache of any server, so that the copy runs from memory.
 COPY_BYTES = 512 * 2**20
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Measures the part asked for; the last line on stdout is the result."""
     options = _parse(arguments)
-    if sys.platform == "linux":  # ended by the kernel should the parent die; the launcher's own helper is a later stage
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     wanted = {int(cpu) for cpu in options.cpus.split(",")} if options.cpus else affinity_mask()
     # With their other hardware threads, as far as they are ours: others that use those disturb as well.
     options.cores = [core for core in read_cores(affinity_mask()) if core.cpus[0] in wanted]

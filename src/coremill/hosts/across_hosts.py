@@ -1,6 +1,6 @@
-"""Runs one command per host, each under a keeper, until all have ended; if one fails or we are stopped, ends them all.
+"""Runs one command per host, each under an agent, until all have ended; if one fails or we are stopped, ends them all.
 
-The keepers hang on our end of their standard input: a word on it asks what they keep to end, and closing it, or our
+The agents hang on our end of their standard input: a word on it asks what they run to end, and closing it, or our
 death, ends it at once. So nothing is left on any host, whichever way this process ends.
 """
 
@@ -27,9 +27,9 @@ from coremill.supervise.output import Failure, Prefixer, first_failure, write_li
 from coremill.world.stop import StopSignals
 
 BLAME_SECONDS = 3.0  # a host whose ranks only lost their peers may end before the one that failed
-# For a command that ends itself, and whose keeper sees where it hangs: only a keeper that hangs takes so long.
+# For a command that ends itself, and whose agent sees where it hangs: only an agent that hangs takes so long.
 LONGEST_STOP_SECONDS = 24 * 3600.0
-_KEEPER_SECONDS = 4.0  # for the keeper to do its work
+_AGENT_SECONDS = 4.0  # for the agent to do its work
 _POLL_SECONDS = 0.1
 _SSH_FAILED = 255
 
@@ -70,12 +70,12 @@ def run_on_hosts(commands: Sequence[HostCommand], remote: Remote) -> HostsOutcom
 
 
 class HostRun:
-    """One keeper, here or behind ssh, and what it says."""
+    """One host agent, here or behind ssh, and what it says."""
 
     def __init__(self, command: HostCommand, remote: Remote) -> None:
         self.host = command.host
         self._command = command
-        self.grace_seconds = LONGEST_STOP_SECONDS if command.ends_itself else command.grace_seconds + _KEEPER_SECONDS
+        self.grace_seconds = LONGEST_STOP_SECONDS if command.ends_itself else command.grace_seconds + _AGENT_SECONDS
         self.failures: list[Failure] = []
         self.was_asked_to_end = False
         self.process = subprocess.Popen(
@@ -124,14 +124,14 @@ class HostRun:
     def hurry(self) -> None:
         """Take back the time it was given: it ends at once."""
         self.ask_to_end()
-        self.grace_seconds = AT_ONCE_SECONDS + _KEEPER_SECONDS
+        self.grace_seconds = AT_ONCE_SECONDS + _AGENT_SECONDS
         self._send(AT_ONCE_WORD + b"\n")
 
     def let_go(self) -> None:
         """Leave it alone: what it keeps is ended at once, unless it was asked to end before."""
         if self.process.poll() is None and not self.was_asked_to_end:
             self.was_asked_to_end = True
-            self.grace_seconds = self._command.grace_seconds + _KEEPER_SECONDS  # it does not save
+            self.grace_seconds = self._command.grace_seconds + _AGENT_SECONDS  # it does not save
             assert self.process.stdin is not None
             with contextlib.suppress(OSError):
                 self.process.stdin.close()

@@ -2,7 +2,7 @@
 
     ssh HOST python -m coremill.hosts.agent       first line of stdin: {"argv", "folder", "environ", "grace_seconds"}
 
-ssh leaves a remote command alone when it is killed here. So the keeper watches its standard input, which the launcher
+ssh leaves a remote command alone when it is killed here. So the agent watches its standard input, which the launcher
 holds open. The environment comes on the same way, off the command line: other users of the host read that.
 
     the stop word           the command is asked to end (SIGTERM), and has the time for it that the order gives; where
@@ -29,9 +29,9 @@ import sys
 import time
 from pathlib import Path
 
+from coremill.child import read_line, wrapped
 from coremill.hardware.probe import environment_snapshot
 from coremill.supervise.descendants import adopt_orphans, end_descendants
-from coremill.supervise.process import wrapped
 from coremill.supervise.waiting import end_of
 from coremill.world.stop import SAME_PRESS_SECONDS
 
@@ -44,7 +44,7 @@ _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.5  # for signals and silence; the rest wakes it
 
 
-def keep(
+def run_command(
     argv: list[str],
     folder: str,
     environ: dict[str, str],
@@ -152,27 +152,16 @@ def _sleeps_of(pid: int) -> float:
     return time.monotonic()
 
 
-def _read_line(descriptor: int) -> bytes:
-    """One line, and not a byte more: what follows tells when the launcher is gone."""
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = os.read(descriptor, 1)
-        if not byte:
-            break
-        line += byte
-    return bytes(line)
-
-
 def main() -> int:
     """Read the order from standard input and carry it out; the end of that input is how we learn of our parent's."""
-    line = _read_line(0)
+    line = read_line(0)
     if not line.strip():
         return 0  # the launcher is gone already
     order = json.loads(line)
     environ = environment_snapshot()
     environ.update(order["environ"])
     silence, ends_itself = order.get("silence_seconds"), bool(order.get("ends_itself"))
-    return keep(order["argv"], order["folder"], environ, 0, float(order["grace_seconds"]), silence, ends_itself)
+    return run_command(order["argv"], order["folder"], environ, 0, float(order["grace_seconds"]), silence, ends_itself)
 
 
 if __name__ == "__main__":

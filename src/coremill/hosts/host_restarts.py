@@ -1,7 +1,7 @@
 """One coremill launcher per host for `train --hostfile`, kept going: a host that is lost is started on again.
 
 Each host's launcher watches its own ranks and starts them again after a fault; the ranks meet anew at rank 0's store.
-What is left for the head, which runs here: a host's launcher, keeper or connection that is gone. It is started again
+What is left for the head, which runs here: a host's launcher, agent or connection that is gone. It is started again
 with growing pauses until `wait_seconds` are over; then, where the config allows, on fewer hosts. A launcher that ends
 by its own decision says so in a line (`Failure`), and that is the end of all.
 """
@@ -56,7 +56,6 @@ class HostState:
         self.pause_seconds = min(2 * self.pause_seconds, LONGEST_PAUSE_SECONDS)
 
     def start(self, now: float) -> None:
-        """It is being started."""
         self.start_at, self.started_at = None, now
 
     def is_given_up(self, now: float, wait_seconds: float) -> bool:

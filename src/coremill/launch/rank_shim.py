@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from coremill.child import die_with_parent, wrapped
 from coremill.errors import CoremillError, PeerLost, Stopped
 from coremill.hardware.probe import affinity_mask, environment_snapshot, probe_node
 from coremill.hardware.topology import parse_cpu_list
@@ -39,10 +40,9 @@ from coremill.plan.layout import lay_out
 from coremill.plan.types import Choice
 from coremill.supervise.descendants import adopt_orphans, end_descendants
 from coremill.supervise.output import Failure, Prefixer, Tail, write_lines
-from coremill.supervise.process import die_with_parent, wrapped
 from coremill.supervise.rank_environment import Setting, cpus_for_rank
-from coremill.world.followers import is_follower
 from coremill.world.identity import RankIdentity, identify
+from coremill.world.lost_peers import is_follower
 from coremill.world.stop import is_same_press
 
 SHIM = "COREMILL_SHIM"
@@ -73,7 +73,7 @@ class ShimOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankStart:
+class ScriptStart:
     """How one rank starts: its environment and its cores."""
 
     environ: dict[str, str]
@@ -89,7 +89,7 @@ def start_of_rank(
     inherited: frozenset[int],
     is_bound: bool,
     may_pin: bool = True,
-) -> RankStart:
+) -> ScriptStart:
     """Cores and environment of this rank on this host.
 
     `is_bound`: the launcher gave this rank a mask of its own. Without `may_pin` a shared mask is left alone too, and
@@ -121,7 +121,7 @@ def start_of_rank(
         MASTER_PORT=str(identity.master_port),
     )
     cpus = None if is_bound or not may_pin else cpus_for_rank(layout, identity.local_rank, inherited)
-    return RankStart(environ=environ, cpus=cpus, settings=settings)
+    return ScriptStart(environ=environ, cpus=cpus, settings=settings)
 
 
 def is_bound_by_parent(inherited: frozenset[int]) -> bool:
@@ -139,7 +139,7 @@ def _interface(identity: RankIdentity, order: ShimOrder) -> Choice[str] | None:
     return choose_interface(order.interface, master, identity.size // identity.local_size)
 
 
-def run_rank(argv: list[str], start: RankStart, rank: int, order: ShimOrder) -> int:
+def run_rank(argv: list[str], start: ScriptStart, rank: int, order: ShimOrder) -> int:
     """Run the script as this rank; returns its exit code. Nothing it started is left."""
     adopt_orphans()
     asked: list[int] = []

@@ -44,13 +44,13 @@ def fuse_layers(model: nn.Module) -> Choice[str]:
     if not taken:
         return Choice("as they are", f"no RMS norms and gated MLPs of a known form{others}")
     counts = " and ".join(f"{taken[kind]} {kind}" for kind in ("RMS norms", "gated MLPs"))
-    return Choice("lean", f"{counts} keep less for backward, computing the same{others}")
+    return Choice("fused", f"{counts} keep less for backward, computing the same{others}")
 
 
 # -- RMS norms
 
 
-class _LeanNorm(torch.autograd.Function):
+class _FusedNorm(torch.autograd.Function):
     """x / rms(x) * (offset + weight); all sums in fp32, rounded once."""
 
     @staticmethod
@@ -91,9 +91,9 @@ class _LeanNorm(torch.autograd.Function):
         return gradient.view(x.shape), weight_gradient.to(weight.dtype), None, None
 
 
-def lean_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, offset: float = 0.0) -> torch.Tensor:
+def fused_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, offset: float = 0.0) -> torch.Tensor:
     """RMS norm over the last dimension, times weight + offset (Gemma's weights are kept less one)."""
-    result: torch.Tensor = _LeanNorm.apply(x, weight, epsilon, offset)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _FusedNorm.apply(x, weight, epsilon, offset)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -102,7 +102,7 @@ def _looks_like_a_norm(module: nn.Module) -> bool:
 
 
 def _take_over_norm(module: nn.Module) -> str | None:
-    """Put the lean form in place of this module's forward, or say why not."""
+    """Put the fused form in place of this module's forward, or say why not."""
     form = find_known(module, KNOWN_NORMS)
     if isinstance(form, str):
         return form
@@ -119,7 +119,7 @@ def _take_over_norm(module: nn.Module) -> str | None:
         if x.dtype != weight.dtype or x.shape[-1] != weight.shape[0]:
             result: torch.Tensor = own(x)  # which dtype comes out is for the module to say
             return result
-        return lean_norm(x, weight, epsilon, offset)
+        return fused_norm(x, weight, epsilon, offset)
 
     module.forward = forward
     return None
@@ -135,7 +135,7 @@ GATES: dict[str, tuple[Any, Any, dict[str, str]]] = {
 }
 
 
-class _LeanGate(torch.autograd.Function):
+class _FusedGate(torch.autograd.Function):
     """activation(gate) * up, operation by operation what the modules do, so the same bits."""
 
     @staticmethod
@@ -163,9 +163,9 @@ class _LeanGate(torch.autograd.Function):
         return gate_gradient.view(gate.shape), up_gradient.view(gate.shape), None
 
 
-def lean_gate(gate: torch.Tensor, up: torch.Tensor, name: str) -> torch.Tensor:
+def fused_gate(gate: torch.Tensor, up: torch.Tensor, name: str) -> torch.Tensor:
     """The activation of that name of `gate`, times `up`."""
-    result: torch.Tensor = _LeanGate.apply(gate, up, name)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _FusedGate.apply(gate, up, name)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -175,7 +175,7 @@ def _looks_like_a_gated_mlp(module: nn.Module) -> bool:
 
 
 def _take_over_mlp(module: nn.Module) -> str | None:
-    """Put the lean form in place of this module's forward, or say why not."""
+    """Put the fused form in place of this module's forward, or say why not."""
     form = find_known(module, KNOWN_MLPS)
     if isinstance(form, str):
         return form
@@ -186,11 +186,11 @@ def _take_over_mlp(module: nn.Module) -> str | None:
     mlp: Any = module  # its projections are looked up when they are called: they may have been replaced meanwhile
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        if form.fused:
+        if form.merged:
             gate, up = mlp.gate_up_proj(x).chunk(2, dim=-1)
         else:
             gate, up = mlp.gate_proj(x), mlp.up_proj(x)
-        result: torch.Tensor = mlp.down_proj(lean_gate(gate, up, gate_name))
+        result: torch.Tensor = mlp.down_proj(fused_gate(gate, up, gate_name))
         return result
 
     mlp.forward = forward

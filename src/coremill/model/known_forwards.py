@@ -1,4 +1,4 @@
-"""Forwards that the lean layers (fused_layers.py) are known to equal, as models write them, and which module has one.
+"""Forwards that the fused layers (fused_layers.py) are known to equal, as models write them, and which module has one.
 
 A module's forward is held against these by its code, as it was compiled: the same operations on the same attributes in
 the same order, with the same global names. Names of local variables, annotations and comments play no part. Numbers
@@ -44,7 +44,7 @@ class KnownMlp(KnownForward):
     """down_proj(activation(gate) * up)."""
 
     activation: str = "act_fn"  # where a module keeps it
-    fused: bool = False  # gate and up are the halves of one product
+    merged: bool = False  # gate and up are the halves of one product
 
 
 Known = TypeVar("Known", bound=KnownForward)
@@ -251,7 +251,7 @@ def _mlp_of_falcon_h1(self: Any, x: Any) -> Any:
 KNOWN_MLPS = (
     KnownMlp(forward=_mlp_of_llama),
     KnownMlp(forward=_mlp_of_llama4, activation="activation_fn"),
-    KnownMlp(forward=_mlp_of_phi3, activation="activation_fn", fused=True),
+    KnownMlp(forward=_mlp_of_phi3, activation="activation_fn", merged=True),
     KnownMlp(forward=_mlp_of_gemma3n, when={"activation_sparsity": 0.0}),
     KnownMlp(forward=_mlp_of_recurrent_gemma),
     KnownMlp(forward=_mlp_of_falcon_h1, when={"gate_multiplier": 1.0, "down_multiplier": 1.0}),
@@ -270,7 +270,7 @@ def _act(self: Any, input: Any) -> Any:
 
 
 def gate_of(activation: Any) -> str | None:
-    """Under which name lean_gate has this activation; None where it has not."""
+    """Under which name fused_gate has this activation; None where it has not."""
     if not isinstance(activation, nn.Module):
         return "silu" if activation is nn.functional.silu else None
     if type(activation) is nn.GELU:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +18,8 @@ from coremill.data.built_in_tokenizer import built_in_tokenizer
 from coremill.data.packed import Progress as TrainingProgress
 from coremill.data.tokenizer_files import TOKENIZER_FILES
 from coremill.errors import InputError
-from coremill.model import hub_models as hub
+from coremill.files import write_atomically
+from coremill.model.hub_models import download
 from coremill.plan.headers import read_headers
 from coremill.remote_code import is_folder, pin_problem, require_checked_code
 from coremill.tasks.base import Task
@@ -103,7 +102,7 @@ def _find_model(section: ModelSection, model_class: str, cache: Path, progress: 
         folder = Path(section.name).expanduser()
         description = str(folder)
     else:
-        folder = hub.download(
+        folder = download(
             section.name,
             revision=section.revision,
             weights=wants_weights,
@@ -147,7 +146,7 @@ def resolve_tokenizer(
                 why=f"none of {', '.join(TOKENIZER_FILES[:3])} is there",
             )
         return folder
-    folder = hub.download(name, revision=None, weights=False, progress=progress, setting="tokenizer")
+    folder = download(name, revision=None, weights=False, progress=progress, setting="tokenizer")
     if not has_tokenizer(folder):
         raise InputError(f"{name} on the hub has no tokenizer files", where="tokenizer", do="name another one")
     return folder
@@ -192,10 +191,7 @@ def _write_config(config: dict[str, Any], cache: Path, name: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "config.json").is_file():
-            descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".config-")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            Path(temporary).replace(folder / "config.json")
+            write_atomically(folder / "config.json", text)
     except OSError as error:
         raise InputError(f"cannot write the model's config to the cache: {error.strerror}", where=str(folder)) from None
     return folder

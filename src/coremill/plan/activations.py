@@ -72,6 +72,8 @@ def ends_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
 
 def _norm_bytes(card: ModelCard, compute: int) -> int:
     """Input, statistics, and output of one norm; a fused RMS norm has one number per row, in fp32."""
+    if card.block.norm == "unfused rms":
+        return 8 * card.hidden + 4 + compute * card.hidden  # input and normalised rows, both in fp32
     statistics = 2 * compute if card.block.norm == "layer" else 4
     return compute * card.hidden + statistics + compute * card.hidden
 
@@ -120,7 +122,7 @@ def _attention_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     head_norms = 0
     if block.qk_norm or block.whole_qk_norm:
         statistics = 2 * compute if block.norm == "layer" else 4
-        head_norms = compute * (width + kv_width)
+        head_norms = (8 if block.norm == "unfused rms" else compute) * (width + kv_width)
         head_norms += statistics * (2 if block.whole_qk_norm else card.heads + card.kv_heads)
     if uses_flash(card, arrangement):
         outputs = 2 * width if block.copies_attention_output else width

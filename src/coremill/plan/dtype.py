@@ -69,5 +69,5 @@ def choose_wire_dtype(asked: WireDtype, dtype: Dtype, *, nodes: int, world_size:
         return Choice("fp32", "one rank: nothing travels")
     if nodes == 1:
         return Choice("fp32", "ranks share a machine: rounding would save no time, and losses stay those of one rank")
-    form = "roots of 16 bits" if gradient_form(asked, dtype) == "roots" else "bf16"
+    form = "roots of 16 bits" if gradient_form(asked, dtype) == "sqrt16" else "bf16"
     return Choice("auto", f"gradients as {form}, summed in fp32: half the bytes between machines; weights in {dtype}")

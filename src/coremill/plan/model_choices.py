@@ -10,9 +10,13 @@ from coremill.plan.families import FAMILIES
 from coremill.plan.types import Arrangement, Choice
 from coremill.plan.words import plural, size
 
+NOT_FUSED = "off: model.fused is false"
+
 
 def activations_choice(card: ModelCard) -> Choice[Literal["counted", "estimated"]]:
     """How what layers keep for backward was found."""
+    if card.block.norm == "unfused rms" and card.estimated_numbers is None:
+        return Choice("estimated", "model.fused is false: as norms and MLPs of most families keep it, rather too much")
     if card.estimated_numbers is None:
         return Choice("counted", f"{card.family} is a known family: tests hold the plan to what its layers keep")
     what = f"{card.family} is a family that the plan does not know"
@@ -44,15 +48,17 @@ def attention_choice(card: ModelCard, arrangement: Arrangement) -> Choice[Litera
     return Choice("sdpa", f"{apart}: {plural(masked, 'layer')} of {card.layers} keep {kept} for a mask each")
 
 
-def logits_choice(card: ModelCard, arrangement: Arrangement) -> Choice[Literal["chunked", "whole", "none"]]:
+def logits_choice(
+    card: ModelCard, arrangement: Arrangement, *, fused: bool
+) -> Choice[Literal["chunked", "whole", "none"]]:
     """Whether the loss needs all logits at once."""
     if not arrangement.vocabulary_logits:
         return Choice("none", "the task's loss is not made of words")
     if card.block.plain_logits:
         return Choice("chunked", "made and used a chunk at a time")
-    what = "caps" if card.block.capped_logits else "scales"
+    what = f"{card.family} {'caps' if card.block.capped_logits else 'scales'} its logits after the head"
     return Choice(
         "whole",
-        f"{card.family} {what} its logits after the head: {arrangement.tokens_per_forward} x {card.vocabulary_rows} of"
+        f"{what if fused else NOT_FUSED}: {arrangement.tokens_per_forward} x {card.vocabulary_rows} of"
         " them at once, with their gradients",
     )

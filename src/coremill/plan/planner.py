@@ -16,7 +16,7 @@ from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
 from coremill.plan.allocator import habits_of
-from coremill.plan.card import ModelCard
+from coremill.plan.card import ModelCard, as_written, require_positions
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
 from coremill.plan.engine_cost import WORTH_KEEPING, AutoChoice, cost_of, engines_for_auto
 from coremill.plan.layout import Layout, lay_out
@@ -40,8 +40,8 @@ MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
 # through memory.
 MUCH_SLOWER = 1.1
 
-# Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of their template ranks no
-# longer share with it (33 MB of 280).
+# Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of the fork server ranks
+# no longer share with it (33 MB of 280).
 LAUNCHER_BYTES = 128 * 2**20
 
 NEVER = Interval()
@@ -70,6 +70,7 @@ class Candidate:
 def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies: bool = True) -> Plan:
     """Everything decided before the first rank starts."""
     check_inputs(config, card)
+    card = card if config.model.fused else as_written(card)
     fleet = _with_declared_link(config, fleet)
     layout, dtype, wire_dtype = _settled(config, fleet)
     candidates = list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
@@ -99,12 +100,12 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         keep_gathered=Choice(arrangement.keep_gathered, cost.keep_reason(arrangement, config.parallel.keep_gathered)),
         kept_activations=activations_choice(card),
         attention=attention_choice(card, arrangement),
-        logits=logits_choice(card, arrangement),
+        logits=logits_choice(card, arrangement, fused=config.model.fused),
         memory=chosen.memory,
         wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
         shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
         step_seconds=chosen.seconds,
-        save=plan_save(config, cost.saved_bytes(card), chosen.seconds.total),
+        save=plan_save(config, cost.saved_bytes(card, arrangement), chosen.seconds.total),
         tokens_per_second=rows_per_step * arrangement.sequence_length / chosen.seconds.total,
         steps=config.train.steps,
         usd_per_hour=fleet.usd_per_hour,
@@ -124,6 +125,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
 
 def candidates_of(config: RunConfig, fleet: Fleet, card: ModelCard) -> list[Candidate]:
     """Every arrangement the settings leave open, each with its price."""
+    card = card if config.model.fused else as_written(card)
     fleet = _with_declared_link(config, fleet)
     layout, dtype, wire_dtype = _settled(config, fleet)
     return list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
@@ -148,12 +150,7 @@ def _settled(config: RunConfig, fleet: Fleet) -> tuple[Layout, Choice[Dtype], Ch
 def check_inputs(config: RunConfig, card: ModelCard) -> None:
     """What no arrangement can make right."""
     length = config.data.sequence_length
-    if card.max_positions is not None and length > card.max_positions:
-        raise InputError(
-            f"rows of {length} tokens, but {card.name} has {card.max_positions} positions",
-            where="data.sequence_length",
-            do=f"set data.sequence_length to at most {card.max_positions}",
-        )
+    require_positions(length, card.max_positions)
     if config.train.tokens_per_step < length:
         raise InputError(
             f"{config.train.tokens_per_step} tokens per step are less than one row of {length}",
@@ -188,6 +185,7 @@ def _candidates(
             for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens):
                 arrangement = Arrangement(
                     engine=engine,
+                    optimizer=config.train.optimizer,
                     dtype=dtype,
                     wire_dtype=wire_dtype,
                     nodes=fleet.nodes,
@@ -341,9 +339,8 @@ def _checkpointing_reason(config: RunConfig, chosen: Candidate, candidates: list
 
 
 def _assumptions(fleet: Fleet, arrangement: Arrangement, card: ModelCard) -> tuple[str, ...]:
-    notes = (
-        [] if card.estimated_numbers is None else [f"what layers keep for backward: {activations_choice(card).reason}"]
-    )
+    kept = activations_choice(card)
+    notes = [f"what layers keep for backward: {kept.reason}"] if kept.value == "estimated" else []
     notes += [f"how far attention reaches: {words}" for words in card.unread]
     learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
     if learned.runs:

@@ -75,7 +75,7 @@ class ModelShape:
 class BlockShape:
     """What decides how much a decoder layer keeps for backward."""
 
-    norm: Literal["rms", "layer"]
+    norm: Literal["rms", "layer", "unfused rms"]
     norms_into_matmul: int
     norms_into_residual: int
     shared_norm_input: bool  # both norms of a layer read the same tensor

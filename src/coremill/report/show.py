@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rich.console import Console
 
-from coremill.report.page import render_page
-from coremill.report.summary import summarise, write_whole
+from coremill.files import write_whole
+from coremill.report.readers.page import render_page
+from coremill.report.readers.report_json import summary_text
+from coremill.report.summary import summarise
 from coremill.report.summary_screen import render_summary
 
 
@@ -19,6 +20,6 @@ def show_report(run: Path, *, as_json: bool, html: Path | None, console: Console
         html.parent.mkdir(parents=True, exist_ok=True)
         write_whole(html, render_page(summary))
     if as_json:
-        print(json.dumps(summary, indent=1, allow_nan=False, ensure_ascii=False))
+        print(summary_text(summary))
     else:
         render_summary(summary, console)

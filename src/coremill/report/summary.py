@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coremill.errors import InputError, StorageError
+from coremill.errors import InputError
 from coremill.redaction import redact
 from coremill.report.events import Event, events_folder, iter_events
 from coremill.report.metrics import metric_names
-from coremill.report.page import render_page
 from coremill.report.spikes import loss_spikes
 from coremill.report.state import state_of
-from coremill.report.summary_screen import render_summary
 from coremill.report.tally import COLLECTIVE_FIGURES, SPLIT, RankTally, RunTally
 from coremill.report.timeline import timeline
 from coremill.report.weights import weight_findings
-
-__all__ = ["render_summary", "summarise", "write_report", "write_whole"]
 
 MEMORY_PHASES = {  # of the plan, and what ranks call them
     "load": "load",
@@ -80,31 +75,6 @@ def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[s
     }
     cleaned: dict[str, Any] = _json_ready(document)
     return cleaned
-
-
-def write_report(run_folder: Path | str, *, exit_code: int | None = None) -> dict[str, Any]:
-    """Write report.json and report.html, each whole or not at all; the summary comes back."""
-    folder = Path(run_folder)
-    summary = summarise(folder, exit_code=exit_code)
-    write_whole(folder / "report.json", json.dumps(summary, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-    write_whole(folder / "report.html", render_page(summary))
-    return summary
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Put a file in place in one move, so that a reader never sees half of it."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with fresh.open("w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise StorageError(
-            f"cannot write {path}: {error.strerror or error}", do="free space or check permissions"
-        ) from error
 
 
 def _figures(tally: RunTally) -> dict[str, Any]:

@@ -16,28 +16,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-
 from coremill.checkpoint.continuation import checkpoint_folder
 from coremill.checkpoint.manifest import Checkpoint, survey
 from coremill.config.durations import seconds_of
 from coremill.config.schema import AUTO, RunConfig
 from coremill.plan.saving import GRACE_SECONDS, STANDING_SECONDS
 from coremill.plan.types import Plan
-from coremill.report.console import RunConsole
 from coremill.report.events import Event, EventFollower, EventWriter, read_events
+from coremill.report.readers.base import Readers
 from coremill.report.terminal import format_bytes
 from coremill.run.folder import RunFolder
 from coremill.run.prepare import Orders
-from coremill.supervise.fork_client import RankTemplate, why_no_template
+from coremill.supervise.fork_client import ForkServer, why_no_fork_server
 from coremill.supervise.hang_detector import HangDetector
 from coremill.supervise.memory_kills import memory_note
-from coremill.supervise.rank_environment import Setting, node_of_launcher, shared_settings, template_environment
+from coremill.supervise.rank_environment import Setting, fork_server_environment, node_of_launcher, shared_settings
 from coremill.supervise.ranks import Outcome, run_local_ranks
 from coremill.supervise.restarts import Decision, RestartBudget, cause_of, is_worth_a_restart, supervise
 from coremill.supervise.spot import spot_notices
 from coremill.supervise.stuck import Limits
-from coremill.world.heartbeat import PulseBoard
+from coremill.world.heartbeat import HeartbeatBoard
 from coremill.world.identity import NodeIdentity
 from coremill.world.run_lock import OWNED
 
@@ -56,7 +54,7 @@ def watch_ranks(
     folder: RunFolder,
     environ: Mapping[str, str],
     node_identity: NodeIdentity | None,
-    console: Console,
+    readers: Readers,
 ) -> Ending:
     """Start this node's ranks, show their events until they end, and start them again where that is worth it."""
     wanted = config.supervise
@@ -69,46 +67,46 @@ def watch_ranks(
     )
     settings = shared_settings(orders.plan, environ, node_of_launcher(orders.plan, node_identity, port=0))
     with (
-        PulseBoard(orders.plan.ranks_per_node.value) as board,
-        RunConsole(orders.steps, orders.plan.to_json(), console) as screen,
-        _template(config, orders, folder, environ, settings, node_identity, screen) as template,
+        HeartbeatBoard(orders.plan.ranks_per_node.value) as board,
+        readers,
+        _fork_server(config, orders, folder, environ, settings, node_identity, readers) as fork_server,
     ):
         watched = _Watched(
-            config, orders, folder, environ, settings, template, node_identity, screen, follower, board
+            config, orders, folder, environ, settings, fork_server, node_identity, readers, follower, board
         )  # fmt: skip
         with spot_notices(config.checkpoint.spot_notices, environ, watched.on_notice):
             outcome = supervise(watched, budget, lambda: committed_step(config, folder.path), watched.on_fault)
-        screen.update(follower.poll())
+        readers.take(follower.poll())
     return Ending(outcome, watched.since)
 
 
 @contextlib.contextmanager
-def _template(
+def _fork_server(
     config: RunConfig,
     orders: Orders,
     folder: RunFolder,
     environ: Mapping[str, str],
     settings: tuple[Setting, ...],
     node_identity: NodeIdentity | None,
-    screen: RunConsole,
-) -> Iterator[RankTemplate | None]:
+    readers: Readers,
+) -> Iterator[ForkServer | None]:
     """What this node's ranks are forked from, already importing; None where they are to be started afresh."""
-    reason = why_no_template(environ)
+    reason = why_no_fork_server(environ)
     if reason is not None and config.supervise.fork_ranks:
-        screen.note(f"{reason}: ranks are started afresh, and a restart takes seconds longer")
+        readers.note(f"{reason}: ranks are started afresh, and a restart takes seconds longer")
     if reason is not None or not config.supervise.fork_ranks:
         yield None
         return
     node_rank = 0 if node_identity is None else node_identity.node_rank
     needs = [str(orders.model.config["model_type"]), orders.task, orders.plan.engine.value]
-    with RankTemplate(
+    with ForkServer(
         [sys.executable, "-m", "coremill.forked_rank", *needs],
-        template_environment(environ, settings),
+        fork_server_environment(environ, settings),
         folder.logs / f"template-{node_rank:05d}.log",
-        screen.note,
-    ) as template:
-        template.start()
-        yield template
+        readers.note,
+    ) as fork_server:
+        fork_server.start()
+        yield fork_server
 
 
 def committed_step(config: RunConfig, run_folder: Path) -> int:
@@ -190,32 +188,32 @@ class _Watched:
         folder: RunFolder,
         environ: Mapping[str, str],
         settings: tuple[Setting, ...],
-        template: RankTemplate | None,
+        fork_server: ForkServer | None,
         node_identity: NodeIdentity | None,
-        screen: RunConsole,
+        readers: Readers,
         follower: EventFollower,
-        board: PulseBoard,
+        board: HeartbeatBoard,
     ) -> None:
         self._config, self._orders, self._folder, self._environ = config, orders, folder, environ
-        self._settings, self._template = settings, template
-        self._node_identity, self._screen, self._follower, self._board = node_identity, screen, follower, board
+        self._settings, self._fork_server = settings, fork_server
+        self._node_identity, self._readers, self._follower, self._board = node_identity, readers, follower, board
         self._limits = limits_of(config, _nodes(node_identity), orders.plan.step_seconds.total)
         self._attempt = 0
         self._fault: _Fault | None = None
         self._steps_done = 0  # in any attempt
         self._notice: str | None = None
         self._first_rank = 0 if node_identity is None else node_identity.node_rank * board.ranks
-        self._sentry = self._new_sentry()
+        self._hang_detector = self._new_hang_detector()
         self.since = time.time()
 
-    def _new_sentry(self) -> HangDetector:
+    def _new_hang_detector(self) -> HangDetector:
         planned = self._orders.plan.save
         return HangDetector(self._board, self._limits, self._slow_save, 0.0 if planned is None else planned.seconds)
 
     @property
     def has_met(self) -> bool:
         """Whether the ranks of the last attempt found each other."""
-        return self._sentry.has_met
+        return self._hang_detector.has_met
 
     @property
     def has_trained(self) -> bool:
@@ -226,7 +224,7 @@ class _Watched:
         """One attempt."""
         OWNED.check_now()
         self._attempt = number
-        self._sentry = self._new_sentry()
+        self._hang_detector = self._new_hang_detector()
         self.since = time.time()
         outcome = run_local_ranks(
             argv=[sys.executable, "-m", "coremill", "train", str(self._folder.config)],
@@ -239,10 +237,10 @@ class _Watched:
             grace_may_grow=self._config.checkpoint.grace == AUTO,
             on_stop=self._on_stop,
             settings=self._settings,
-            sentry=self._sentry,
+            hang_detector=self._hang_detector,
             ends_at_once=is_worth_a_restart,
             append_logs=number > 0,
-            template=self._template,
+            fork_server=self._fork_server,
         )
         self._tick()
         return self._with_memory(outcome)
@@ -255,14 +253,14 @@ class _Watched:
 
     def _on_stop(self, request: str) -> None:
         again = " again" if request == "Ctrl-C" else ""
-        self._screen.note(f"{self._notice or request}: saving, then stopping; Ctrl-C{again} ends at once")
+        self._readers.note(f"{self._notice or request}: saving, then stopping; Ctrl-C{again} ends at once")
 
     def _with_memory(self, outcome: Outcome) -> Outcome:
         """A rank killed for lack of memory, with what it had reached and what was planned for it."""
         rank = outcome.failed_rank
         if rank is None or not outcome.is_out_of_memory:
             return outcome
-        tally = self._screen.tally.ranks.get(rank)
+        tally = self._readers.tally.ranks.get(rank)
         note = memory_note(
             outcome.memory_kills,
             rank_peak_bytes=None if tally is None else tally.peak_rss_bytes,
@@ -272,11 +270,11 @@ class _Watched:
 
     def _tick(self) -> None:
         OWNED.check()
-        self._screen.take_work(self._sentry.readings)
-        self._screen.update(self._follower.poll())
-        self._steps_done = max(self._steps_done, self._sentry.steps_done)
-        if self._fault is not None and self._sentry.first_step_done_at is not None:
-            self._say_resumed(self._fault, self._sentry.first_step_done_at)
+        self._readers.take_work(self._hang_detector.readings)
+        self._readers.take(self._follower.poll())
+        self._steps_done = max(self._steps_done, self._hang_detector.steps_done)
+        if self._fault is not None and self._hang_detector.first_step_done_at is not None:
+            self._say_resumed(self._fault, self._hang_detector.first_step_done_at)
             self._fault = None
 
     def on_fault(self, outcome: Outcome, decision: Decision, committed: int) -> None:
@@ -303,10 +301,10 @@ class _Watched:
             )
         if decision.restart:
             where = origin_in_words(self._config, self._folder.path, _nodes(self._node_identity))
-            self._screen.note(f"{text}: all ranks start again from {where} (restart {decision.number})")
+            self._readers.note(f"{text}: all ranks start again from {where} (restart {decision.number})")
             self._fault = _Fault(outcome, rank, self._steps_done)
         elif decision.why_not and decision.number:
-            self._screen.note(f"{text}: the run ends, {decision.why_not}")
+            self._readers.note(f"{text}: the run ends, {decision.why_not}")
 
     def _in_words(self, outcome: Outcome, rank: int) -> str:
         """The rank's own first line where it left one, else what was seen of its end."""
@@ -316,7 +314,7 @@ class _Watched:
         return outcome.message
 
     def _say_resumed(self, fault: _Fault, at: float) -> None:
-        origin = self._sentry.origin_step or 0
+        origin = self._hang_detector.origin_step or 0
         lost, seconds = max(0, fault.step - origin), at - fault.outcome.failed_at
         with EventWriter(self._folder.path, fault.rank) as events:
             events.write(
@@ -328,11 +326,11 @@ class _Watched:
                 resumed_seconds=seconds,
             )
         steps = "no step" if not lost else "1 step" if lost == 1 else f"{lost} steps"
-        self._screen.note(f"training again after {seconds:.1f} s from step {origin}: {steps} repeated")
+        self._readers.note(f"training again after {seconds:.1f} s from step {origin}: {steps} repeated")
 
     def _slow_save(self, local_rank: int, seconds: float) -> None:
         rank = self._first_rank + local_rank
-        deadline, reading = _save_deadline(self._config), self._sentry.readings[local_rank]
+        deadline, reading = _save_deadline(self._config), self._hang_detector.readings[local_rank]
         with EventWriter(self._folder.path, rank) as events:
             events.write(
                 "slow_save",
@@ -343,7 +341,7 @@ class _Watched:
             )
         far = f"{format_bytes(reading.saved_bytes)} of {format_bytes(reading.save_total_bytes)}"
         limit = f"after {deadline:.0f} s" + (" without a byte" if self._limits.save_may_get_on else "")
-        self._screen.note(
+        self._readers.note(
             f"rank {rank} has been writing a checkpoint for {seconds:.0f} s ({far}): storage is slow or hangs;"
             f" training goes on, and the save is given up {limit}"
         )

@@ -13,9 +13,9 @@ from rich.console import Console
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError, Interrupted, PeerLost, Stopped
 from coremill.hardware.probe import environment_snapshot
-from coremill.report.console import show_error
 from coremill.report.events import EventWriter, read_events
-from coremill.report.summary import write_report
+from coremill.report.progress import show_error
+from coremill.report.readers.base import Readers
 from coremill.report.summary_screen import render_summary
 from coremill.run.attempts import Ending, errors_of
 from coremill.run.folder import RunFolder
@@ -29,7 +29,9 @@ from coremill.world.run_lock import OWNED
 from coremill.world.stop import REQUESTS
 
 
-def leave_report(config: RunConfig, orders: Orders, folder: RunFolder, exit_code: int) -> dict[str, Any]:
+def leave_report(
+    config: RunConfig, orders: Orders, folder: RunFolder, readers: Readers, exit_code: int
+) -> dict[str, Any]:
     """Sample and report, by the one process that speaks for the run; gives what the report says."""
     OWNED.check_now()  # what follows is written over another run's, where one has begun here
     if exit_code == 0 and config.run.export:
@@ -39,11 +41,18 @@ def leave_report(config: RunConfig, orders: Orders, folder: RunFolder, exit_code
             with EventWriter(folder.path, 0) as events:
                 events.write("sample", **sample)
             OWNED.check_now()  # a sample takes its time
-    return write_report(folder.path, exit_code=exit_code)
+    return readers.sum_up(exit_code)
 
 
 def close_launcher(
-    config: RunConfig, orders: Orders, folder: RunFolder, ending: Ending, console: Console, *, leads: bool
+    config: RunConfig,
+    orders: Orders,
+    folder: RunFolder,
+    ending: Ending,
+    readers: Readers,
+    console: Console,
+    *,
+    leads: bool,
 ) -> int:
     """After the last attempt; the exit code is the one that stands in the report. One node of several `leads`."""
     outcome = ending.outcome
@@ -56,7 +65,7 @@ def close_launcher(
     exit_code = outcome.exit_code
     if leads:
         record_stop(outcome, folder, since=ending.since)
-        summary = leave_report(config, orders, folder, exit_code)
+        summary = leave_report(config, orders, folder, readers, exit_code)
         exit_code = int(summary["exit_code"])  # what the screen says and what the command ends with are one value
         if exit_code == 0:
             render_summary(summary, console)
@@ -69,11 +78,11 @@ def close_launcher(
     return exit_code
 
 
-def close_rank(config: RunConfig, orders: Orders, world: World, folder: RunFolder) -> int:
+def close_rank(config: RunConfig, orders: Orders, world: World, folder: RunFolder, readers: Readers) -> int:
     """A rank that came to its end; under a foreign launcher rank 0 leaves the report, which else the launcher does."""
     if world.identity.launcher == "coremill" or world.rank != 0:
         return 0
-    summary = leave_report(config, orders, folder, 0)
+    summary = leave_report(config, orders, folder, readers, 0)
     render_summary(summary, Console(force_terminal=False))
     return int(summary["exit_code"])
 

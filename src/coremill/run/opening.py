@@ -22,9 +22,10 @@ from coremill.config.load import LoadedConfig, load_config
 from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
 from coremill.errors import InputError
+from coremill.files import write_whole
 from coremill.hardware.probe import environment_snapshot, probe_node
 from coremill.report.events import reset_events
-from coremill.report.summary import summarise, write_whole
+from coremill.report.summary import summarise
 from coremill.run.folder import RunFolder
 from coremill.run.machines import Place
 from coremill.run.prepare import Orders, say

@@ -19,6 +19,7 @@ from rich.console import Console
 from coremill.config.load import LoadedConfig, load_config
 from coremill.engines import engine_kind
 from coremill.errors import InputError
+from coremill.files import write_whole
 from coremill.hardware.probe import affinity_mask
 from coremill.hosts.fingerprint import (
     Fact,
@@ -31,7 +32,6 @@ from coremill.hosts.fingerprint import (
 )
 from coremill.plan.stored import plan_from_json
 from coremill.plan.time import LINK_SHARE
-from coremill.report.summary import write_whole
 from coremill.run.folder import RunFolder
 from coremill.run.machines import Place, measured_fleet
 from coremill.run.opening import Options, already_finished, own_run, say_basis, say_dry_run, write_orders

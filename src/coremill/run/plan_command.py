@@ -16,6 +16,7 @@ from coremill.hardware.calibrate import remember
 from coremill.hardware.instances import find_instances, live_instances, table
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
+from coremill.plan.card import as_written
 from coremill.plan.cost import compare_fleets, usd_per_million_tokens
 from coremill.plan.learn import observe, without_learning
 from coremill.plan.planner import make_plan, price, step_counts
@@ -97,7 +98,9 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
             f"the run in {run} was planned for {plan.fleet}", do="learn on one of the machines that it ran on"
         )
     fleet = without_learning(measured_fleet(Place(nodes=plan.nodes), lambda text: None))
-    planned = price(card_without_weights(config), _arrangement_of(plan, config), fleet, plan.memory.limit)
+    card = card_without_weights(config)
+    card = card if config.model.fused else as_written(card)
+    planned = price(card, _arrangement_of(plan, config), fleet, plan.memory.limit)
     observation = observe(
         run=str(run.resolve()),
         engine=plan.engine.value,
@@ -132,6 +135,7 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
 def _arrangement_of(plan: Plan, config: RunConfig) -> Arrangement:
     return Arrangement(
         engine=plan.engine.value,
+        optimizer=config.train.optimizer,
         dtype=plan.dtype.value,
         wire_dtype=plan.wire_dtype.value,
         nodes=plan.nodes,

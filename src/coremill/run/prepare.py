@@ -41,8 +41,8 @@ from coremill.plan.planner import make_plan
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Choice, Plan
 from coremill.remote_code import is_folder
-from coremill.report.console import AmountProgress
 from coremill.report.plan_screen import render_plan_short
+from coremill.report.progress import AmountProgress
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.ranks import describe_layout
 from coremill.tasks.base import Rows, make_task, rows_from_json

@@ -8,13 +8,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-
 from coremill.config.load import LoadedConfig
 from coremill.errors import CoremillError, InputError, Interrupted, Stopped
 from coremill.hardware.probe import affinity_mask, environment_snapshot
-from coremill.report.console import RunConsole
 from coremill.report.events import EventFollower, EventWriter
+from coremill.report.readers.base import Readers
 from coremill.run.folder import RunFolder
 from coremill.run.prepare import Orders
 from coremill.supervise.spot import spot_notices
@@ -57,11 +55,11 @@ def failures_as_events(events: EventWriter) -> Iterator[None]:
 
 @contextmanager
 def without_launcher(
-    world: World, loaded: LoadedConfig, orders: Orders, folder: RunFolder, events: EventWriter
+    world: World, loaded: LoadedConfig, orders: Orders, folder: RunFolder, events: EventWriter, readers: Readers
 ) -> Iterator[Callable[[], None]]:
     """Under a foreign launcher ranks do what else coremill's launcher does; yields what to call after a step.
 
-    Rank 0 shows the events; the first rank of each host listens for spot notices.
+    Rank 0 has its readers follow the events; the first rank of each host listens for spot notices.
     """
     foreign = world.identity.launcher != "coremill"
     wanted = loaded.config.checkpoint.spot_notices if foreign and world.local_rank == 0 else "off"
@@ -71,28 +69,28 @@ def without_launcher(
             return
         # Ranks met a moment ago: what is older than that was said by an earlier attempt.
         follower = EventFollower(folder.path, since=time.time() - MEETING_SECONDS)
-        with RunConsole(orders.steps, orders.plan.to_json(), Console(force_terminal=False)) as screen:
+        with readers:
 
             def after_step() -> None:
-                screen.update(follower.poll())
-                if screen.tally.last_step >= orders.steps:
+                readers.take(follower.poll())
+                if readers.tally.last_step >= orders.steps:
                     OWNED.check_now()  # the export follows
                 else:
                     OWNED.check()
 
-            with _showing_own_work(screen):
+            with _showing_own_work(readers):
                 yield after_step
-            screen.update(follower.poll())
+            readers.take(follower.poll())
 
 
 @contextmanager
-def _showing_own_work(screen: RunConsole) -> Iterator[None]:
+def _showing_own_work(readers: Readers) -> Iterator[None]:
     """Rank 0 says how far its own long work is, which else its launcher sees: nobody but a thread is free to."""
     ended = threading.Event()
 
     def show() -> None:
         while not ended.wait(SHOW_WORK_SECONDS):
-            screen.take_work([HEARTBEAT.reading()])
+            readers.take_work([HEARTBEAT.reading()])
 
     thread = threading.Thread(target=show, daemon=True, name="coremill-show")
     thread.start()

@@ -21,9 +21,9 @@ from coremill.config.load import LoadedConfig
 from coremill.config.schema import RunConfig
 from coremill.hardware.probe import affinity_mask, environment_snapshot
 from coremill.hardware.process_memory import memory_now, peak_rss_bytes, reset_peak
-from coremill.plan.types import Choice
 from coremill.report.events import EventWriter
 from coremill.report.phases import phase
+from coremill.report.readers import make_readers
 from coremill.run.attempts import watch_ranks
 from coremill.run.closing import close_launcher, close_rank
 from coremill.run.folder import RunFolder
@@ -49,7 +49,7 @@ from coremill.world.stop import forget_request
 if TYPE_CHECKING:
     from torch import nn
 
-    from coremill.checkpoint.resume import Origin
+    from coremill.checkpoint.resume import ResumePoint
     from coremill.checkpoint.snapshot import Training
     from coremill.engines.base import Engine
 
@@ -81,8 +81,9 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             return 0
 
         write_orders(folder, loaded, orders, fresh=options.fresh, node=node)
-        ending = watch_ranks(loaded.config, orders, folder, environ, node, console)  # model to export, in the ranks
-        return close_launcher(loaded.config, orders, folder, ending, console, leads=leads)
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console)
+        ending = watch_ranks(loaded.config, orders, folder, environ, node, readers)  # model to export, in the ranks
+        return close_launcher(loaded.config, orders, folder, ending, readers, console, leads=leads)
 
 
 def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: RankIdentity, options: Options) -> int:
@@ -96,10 +97,12 @@ def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: Ra
             orders = prepare_together(loaded, folder, world, options)  # hardware, plan, data
         if orders is None:  # a dry run, or finished earlier
             return 0
+        # Of rank 0 under somebody else's launcher; off the terminal, for its output travels through pipes.
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), Console(force_terminal=False))
         with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
-            with without_launcher(world, loaded, orders, folder, events) as show:
+            with without_launcher(world, loaded, orders, folder, events, readers) as show:
                 train_rank(RankRun(loaded.config, orders, world, folder, events), show)
-    return close_rank(loaded.config, orders, world, folder)
+    return close_rank(loaded.config, orders, world, folder, readers)
 
 
 @dataclass(frozen=True)
@@ -150,22 +153,23 @@ def announce(run: RankRun) -> None:
 def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine]:
     """The model without weights, made quicker where that changes nothing, and the engine that shares it out."""
     from coremill.engines import make_engine
-    from coremill.model.build import attention_of, build_on_meta
-    from coremill.model.fused_layers import fuse_layers
+    from coremill.model.build import build_on_meta
+    from coremill.model.changes import apply_changes
 
     config, plan = run.config, run.orders.plan
     with phase(run.events, "build"):
         model = build_on_meta(run.orders.model, attention=config.model.attention)
-        choices: dict[str, Choice[Any]] = {
-            "attention": attention_of(model, config.model.attention),
-            "layers": fuse_layers(model),
-            "loss": task.prepare(model),
-            **task.choices(model),
-        }
+        choices = apply_changes(model, task, config)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
-        engine = make_engine(plan, run.world, config.train, head_in_backward=task.needs_head_in_backward)
+        engine = make_engine(
+            plan,
+            run.world,
+            config.train,
+            head_in_backward=task.needs_head_in_backward,
+            named_rows=config.model.fused,
+        )
         choices["exchange"] = engine.exchange
         for name, choice in choices.items():
             run.events.write("choice", name=name, value=choice.value, reason=choice.reason)
@@ -173,10 +177,10 @@ def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine
     return model, engine
 
 
-def load(run: RankRun, model: nn.Module) -> Origin:
+def load(run: RankRun, model: nn.Module) -> ResumePoint:
     """This rank's part of the weights: from the newest whole checkpoint, from the model's files, or drawn."""
     from coremill.checkpoint.continuation import checkpoint_folder
-    from coremill.checkpoint.resume import find_origin
+    from coremill.checkpoint.resume import find_resume_point
     from coremill.checkpoint.snapshot import files_needed, restore_parameters
     from coremill.model.load import fill_parameters
 
@@ -185,7 +189,7 @@ def load(run: RankRun, model: nn.Module) -> Origin:
         needs = files_needed(model, rank=world.rank, world_size=world.size)
         saving = config.checkpoint.every != "never"
         folder = checkpoint_folder(config, run.folder.path)
-        origin = find_origin(folder, world, run.events, saving=saving, needs=needs)
+        origin = find_resume_point(folder, world, run.events, saving=saving, needs=needs)
         if origin.checkpoint is not None:
             loaded = restore_parameters(model, origin.checkpoint, rank=world.rank, world_size=world.size)
         else:
@@ -195,7 +199,9 @@ def load(run: RankRun, model: nn.Module) -> Origin:
     return origin
 
 
-def resume(run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn.Module, origin: Origin) -> Training:
+def resume(
+    run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn.Module, origin: ResumePoint
+) -> Training:
     """All that has a state besides the weights, where the checkpoint left it, or at its beginning."""
     from coremill.checkpoint.snapshot import Training, restore_progress
     from coremill.train.numerics import NumericsGuard
@@ -217,7 +223,7 @@ def resume(run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn
 
 
 def train(
-    run: RankRun, task: TrainingTask[Any, Any], training: Training, origin: Origin, show: Callable[[], None]
+    run: RankRun, task: TrainingTask[Any, Any], training: Training, origin: ResumePoint, show: Callable[[], None]
 ) -> None:
     """Every step, and between steps what is due: saves, evaluations, what is shown."""
     from coremill.checkpoint.saver import Saver

@@ -1,6 +1,6 @@
 """Ending a process together with everything it started, wherever that went: other sessions, other process groups.
 
-A keeper makes itself the one whom the kernel gives orphans to. What it started then stays findable, generation by
+The parent makes itself the one whom the kernel gives orphans to. What it started then stays findable, generation by
 generation, in /proc. Standard library only.
 """
 

@@ -1,4 +1,4 @@
-"""The launcher's end of a template: a process that has imported what ranks need, and forks them (fork_server.py).
+"""The launcher's end of the fork server: a process that has imported what ranks need, and forks them (fork_server.py).
 
 It is started once per run. Found dead it is replaced, for a new one costs what ranks started afresh would; one that
 never got ready is not, and ranks are then started afresh (starting.py). Nothing here waits without an end.
@@ -19,23 +19,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from coremill.child import wrapped
 from coremill.supervise.fork_server import ForkOrder, receive, send
-from coremill.supervise.process import wrapped
 
 READY_SECONDS = 600.0  # imports from a slow disk take minutes
 ANSWER_SECONDS = 60.0  # a fork takes milliseconds; a machine that swaps takes longer
 POLL_SECONDS = 0.05
-# OpenMP places its threads when it is loaded, within the mask of that moment: the template's, which is no rank's.
+# OpenMP places its threads when it is loaded, within the mask of that moment: the fork server's, which is no rank's.
 BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 # numpy's OpenBLAS starts its threads when it is loaded, and a process with threads does not fork.
 OWN_VARIABLES = {"OPENBLAS_NUM_THREADS": "1"}
 
 
-class NoTemplate(Exception):
-    """Why a rank could not be forked; reads on after "the template of ranks "."""
+class CannotFork(Exception):
+    """Why a rank could not be forked; reads on after "the fork server "."""
 
 
-def why_no_template(environ: Mapping[str, str]) -> str | None:
+def why_no_fork_server(environ: Mapping[str, str]) -> str | None:
     """What in this environment asks for ranks started afresh; None: nothing does."""
     if sys.platform != "linux":
         return "ranks are forked on Linux only"
@@ -45,8 +45,8 @@ def why_no_template(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-class RankTemplate:
-    """A template from the first `start` until `close`; `on_loss` hears in one line why there is none."""
+class ForkServer:
+    """From the first `start` until `close`; `on_loss` hears in one line why there is none."""
 
     def __init__(
         self, argv: Sequence[str], environ: Mapping[str, str], log_file: Path, on_loss: Callable[[str], None]
@@ -95,17 +95,17 @@ class RankTemplate:
             on_tick()
 
     def fork(self, order: ForkOrder, log: IO[bytes]) -> ForkedProcess:
-        """One rank; raises NoTemplate, and has told why, where that cannot be."""
+        """One rank; raises CannotFork, and has told why, where that cannot be."""
         if self._connection is None or not self._is_ready:
-            raise NoTemplate
+            raise CannotFork
         try:
             pid = self._ask(self._connection, order, log)
             # It is ours by now, alive or not; where the kernel does not give orphans to us, it has ended itself.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except (OSError, NoTemplate) as error:
-            reason = str(error) if isinstance(error, NoTemplate) else f"is of no use: {error}"
+        except (OSError, CannotFork) as error:
+            reason = str(error) if isinstance(error, CannotFork) else f"is of no use: {error}"
             self._lose(f"{reason}: ranks are started afresh")
-            raise NoTemplate(reason) from error
+            raise CannotFork(reason) from error
         return ForkedProcess(pid)
 
     def _ask(self, connection: socket.socket, order: ForkOrder, log: IO[bytes]) -> int:
@@ -114,14 +114,14 @@ class RankTemplate:
             send(connection, asdict(order), [log.fileno(), *order.descriptors])
             answer: Any = receive(connection)
         except TimeoutError:
-            raise NoTemplate(f"did not answer for {ANSWER_SECONDS:.0f} s") from None
+            raise CannotFork(f"did not answer for {ANSWER_SECONDS:.0f} s") from None
         except ConnectionError:
             answer = None
         if answer is None:
-            raise NoTemplate(self._end())
+            raise CannotFork(self._end())
         if "error" in answer[0]:
             self._is_given_up = True  # a new one would say the same
-            raise NoTemplate(f"is of no use: {answer[0]['error']}")
+            raise CannotFork(f"is of no use: {answer[0]['error']}")
         return int(answer[0]["pid"])
 
     def _give_up(self, reason: str) -> None:
@@ -130,7 +130,7 @@ class RankTemplate:
 
     def _lose(self, reason: str) -> None:
         self.close()
-        self._on_loss(f"the template of ranks {reason}")
+        self._on_loss(f"the fork server {reason}")
 
     def _end(self) -> str:
         """In words; the process has closed its end, or is dead."""
@@ -157,7 +157,7 @@ class RankTemplate:
             self._process.wait()
         self._process, self._connection, self._is_ready = None, None, False
 
-    def __enter__(self) -> RankTemplate:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:

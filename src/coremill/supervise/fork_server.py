@@ -1,12 +1,12 @@
-"""What runs in a template process: it has imported what a rank needs, and forks a rank per order of the launcher.
+"""What runs in the fork server: it has imported what a rank needs, and forks a rank per order of the launcher.
 
-    launcher                                    template                       rank
+    launcher                                    fork server                    rank
     (length, order, descriptors)   ------>      forks twice        ------>     gets a session, cores, environment, log
     (length, {"pid": ...})         <------      child in between ends: the rank is the launcher's own child now
 
 Forked twice, because the launcher adopts orphans: so it waits for such a rank, and signals it, as for one that it
-started itself, and the template may die without anybody noticing. It has one thread: a lock that another one holds at
-the moment of a fork stays locked in the child for ever.
+started itself, and the fork server may die without anybody noticing. It has one thread: a lock that another one
+holds at the moment of a fork stays locked in the child for ever.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coremill.child import die_with_parent
 from coremill.hardware.probe import replace_environment
-from coremill.supervise.process import die_with_parent
-from coremill.world.heartbeat import PULSE_FD
+from coremill.world.heartbeat import HEARTBEAT_FD
 from coremill.world.identity import STORE_FD
 
 # Held back from before the fork until the rank listens (world/stop.py): none is lost, and none kills it unheard.
@@ -36,9 +36,10 @@ MOST_DESCRIPTORS = 8
 _LENGTH = struct.Struct("!I")
 _PR_SET_NAME = 15
 _ADOPTION_POLL_SECONDS = 0.0005
-# Of 1000, which stands for all memory. It is by a rank that memory gets short, but a young one is smaller than its
-# template: where that were killed instead, nobody would be blamed, and the next start would import everything anew.
-_RATHER_THAN_TEMPLATE = 100
+# Of 1000, which stands for all memory. It is by a rank that memory gets short, but a young one is smaller than
+# the fork server: where that were killed instead, nobody would be blamed, and the next start would import all
+# of it anew.
+_RATHER_THAN_SERVER = 100
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,6 @@ class ForkOrder:
 
 
 def send(connection: socket.socket, document: dict[str, Any], descriptors: list[int] | None = None) -> None:
-    """One message."""
     body = json.dumps(document).encode()
     socket.send_fds(connection, [_LENGTH.pack(len(body))], descriptors or [])
     connection.sendall(body)
@@ -79,9 +79,9 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 def serve(connection: socket.socket, launcher_pid: int) -> ForkOrder | None:
     """Say that this process is ready, then fork a rank per order. Returns in each rank with its order, everything in
-    place; in the template it returns None, when the launcher wants no more."""
+    place; in the fork server it returns None, when the launcher wants no more."""
     gc.freeze()  # what is there now is never looked at again: its pages stay shared with the ranks
-    gc.enable()  # the template imports without (forked_rank.py)
+    gc.enable()  # the fork server imports without (forked_rank.py)
     send(connection, {"ready": True})
     while (message := receive(connection)) is not None:
         order, (log, *descriptors) = ForkOrder(**message[0]), message[1]
@@ -108,7 +108,7 @@ def serve(connection: socket.socket, launcher_pid: int) -> ForkOrder | None:
 
 
 def _fork_twice() -> int:
-    """0 in the rank; in the template the rank's number, when it has been adopted by the launcher."""
+    """0 in the rank; in the fork server the rank's number, when it has been adopted by the launcher."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
@@ -167,13 +167,13 @@ def _offer_to_memory_killer() -> None:
     """Have the kernel take a rank first where memory is short; a process may always make itself easier prey."""
     own = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError, ValueError):
-        own.write_text(str(min(1000, int(own.read_text()) + _RATHER_THAN_TEMPLATE)))
+        own.write_text(str(min(1000, int(own.read_text()) + _RATHER_THAN_SERVER)))
 
 
 def renumbered(environ: dict[str, str], numbers: dict[int, int]) -> dict[str, str]:
     """The environment with the descriptors it names under the numbers they have in this process."""
     changed = dict(environ)
-    for name in (STORE_FD, PULSE_FD):
+    for name in (STORE_FD, HEARTBEAT_FD):
         if name in changed:
             number, colon, rest = changed[name].partition(":")
             changed[name] = f"{numbers[int(number)]}{colon}{rest}"

@@ -10,7 +10,7 @@ from coremill.hardware.cgroup import read_cgroup_limits, read_cgroup_memory
 def memory_kills(root: Path = Path("/")) -> int:
     """Processes the out-of-memory killer has ended so far, in this cgroup where it counts, else on this machine.
 
-    Ranks live in the cgroup of their launcher. The machine's own counter (since boot) also counts strangers, but is
+    Ranks live in the cgroup of their launcher. The machine's own counter (since boot) counts all processes, but is
     there where cgroups do not tell: at their root, and in version 1 before kernel 4.13.
     """
     counted = read_cgroup_memory(root).kills

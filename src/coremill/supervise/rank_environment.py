@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from coremill.plan.layout import Layout
 from coremill.plan.types import Plan
-from coremill.world.heartbeat import PULSE_FD
+from coremill.world.heartbeat import HEARTBEAT_FD
 from coremill.world.identity import LAUNCHER_PID, LOOPBACK, STORE_FD, NodeIdentity
 from coremill.world.sockets import interface_towards
 
@@ -72,8 +72,7 @@ def rank_environment(
     launcher_pid: int,
     store_fd: int | None,
 ) -> dict[str, str]:
-    """The whole environment of one rank."""
-    kept = template_environment(environ, settings)
+    kept = fork_server_environment(environ, settings)
     kept.update(
         {
             "RANK": str(node.node_rank * local_size + local_rank),
@@ -91,10 +90,10 @@ def rank_environment(
     return kept
 
 
-def template_environment(environ: Mapping[str, str], settings: tuple[Setting, ...]) -> dict[str, str]:
+def fork_server_environment(environ: Mapping[str, str], settings: tuple[Setting, ...]) -> dict[str, str]:
     """What all ranks have in common: libraries read it as they are imported."""
     # Left over from a launcher further out: that store is not ours.
-    not_ours = (STORE_FD, PULSE_FD)
+    not_ours = (STORE_FD, HEARTBEAT_FD)
     kept = {
         name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_") and name not in not_ours
     }

@@ -2,7 +2,7 @@
 
 Every rank is a session of its own (Ctrl-C on the terminal reaches the launcher only) and dies with the launcher, even
 if that is killed. A failing rank ends the others within seconds: they are asked to end (SIGTERM), then killed. With a
-sentry a rank that is stuck counts as one that failed.
+hang detector a rank that is stuck counts as one that failed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coremill.child import die_with_parent
 from coremill.errors import Stopped
 from coremill.plan.layout import Layout
 from coremill.plan.types import Plan
 from coremill.supervise.descendants import without_strays
-from coremill.supervise.fork_client import RankTemplate
+from coremill.supervise.fork_client import ForkServer
 from coremill.supervise.hang_detector import HangDetector
 from coremill.supervise.memory_kills import memory_kills
-from coremill.supervise.process import die_with_parent
 from coremill.supervise.rank_environment import (
     Setting,
     cpus_for_rank,
@@ -87,10 +87,10 @@ def run_local_ranks(
     on_stop: Callable[[str], None] = lambda reason: None,
     settings: tuple[Setting, ...] | None = None,
     serves_store: bool = True,
-    sentry: HangDetector | None = None,
+    hang_detector: HangDetector | None = None,
     ends_at_once: Callable[[int], bool] = lambda exit_code: False,
     append_logs: bool = False,
-    template: RankTemplate | None = None,
+    fork_server: ForkServer | None = None,
 ) -> Outcome:
     """Run `argv` as `plan.ranks_per_node` ranks until all have ended; no process is left whichever way this returns.
 
@@ -101,16 +101,16 @@ def run_local_ranks(
     only there can signals be caught, and ranks die with the thread that started them.
 
     `settings` replaces what a training run's ranks share. With `serves_store` false rank 0 opens MASTER_PORT itself, as
-    programs other than coremill do. `sentry` says which rank is stuck. After a failure with an exit code (128 + n: by
-    signal n) that `ends_at_once`, the other ranks get no grace: they only wait for the one that is gone. With a
-    `template` of `argv` ranks are forked from it.
+    programs other than coremill do. `hang_detector` says which rank is stuck. After a failure with an exit code (128 +
+    n: by signal n) that `ends_at_once`, the other ranks get no grace: they only wait for the one that is gone. With a
+    `fork_server` for `argv` ranks are forked by it.
     """
     kills_before = memory_kills()
     ranks: list[RankProcess] = []
     log_folder.mkdir(parents=True, exist_ok=True)
     with StopSignals() as stop:
-        if template is not None:  # it is no stray: it outlives the attempt
-            template.wait(lambda: stop.first is not None, on_tick)
+        if fork_server is not None:  # it is no stray: it outlives the attempt
+            fork_server.wait(lambda: stop.first is not None, on_tick)
             if stop.first is not None:
                 return _outcome(ranks, None, stop, settings or (), 0)
         with without_strays():
@@ -124,17 +124,17 @@ def run_local_ranks(
                     identity_base,
                     settings,
                     serves_store,
-                    sentry,
+                    hang_detector,
                     append_logs,
-                    template,
+                    fork_server,
                 )
                 stop_grace = grace_seconds if stop_grace_seconds is None else stop_grace_seconds
 
                 def grace_after(exit_code: int) -> float:
                     return 0.0 if ends_at_once(exit_code) else grace_seconds
 
-                grows = sentry is not None and grace_may_grow
-                culprit = _watch(ranks, stop, on_tick, on_stop, grace_after, stop_grace, sentry, grows)
+                grows = hang_detector is not None and grace_may_grow
+                culprit = _watch(ranks, stop, on_tick, on_stop, grace_after, stop_grace, hang_detector, grows)
             finally:
                 end_all(ranks)
     return _outcome(ranks, culprit, stop, shared, memory_kills() - kills_before)
@@ -149,9 +149,9 @@ def _start(
     identity_base: NodeIdentity | None,
     settings: tuple[Setting, ...] | None,
     serves_store: bool,
-    sentry: HangDetector | None,
+    hang_detector: HangDetector | None,
     append_logs: bool,
-    template: RankTemplate | None,
+    fork_server: ForkServer | None,
 ) -> tuple[Setting, ...]:
     """Start all ranks into `ranks`, which the caller cleans up even if this fails half-way."""
     local_size = plan.ranks_per_node.value
@@ -169,15 +169,15 @@ def _start(
             rank = node.node_rank * local_size + local_rank
             store_fd = listener.fileno() if rank == 0 and node.nodes == 1 and serves_store else None
             descriptors = [] if store_fd is None else [store_fd]
-            pulse = {}
-            if sentry is not None:
-                descriptors.append(sentry.descriptor)
-                pulse = sentry.variable(local_rank)
+            heartbeat = {}
+            if hang_detector is not None:
+                descriptors.append(hang_detector.descriptor)
+                heartbeat = hang_detector.variable(local_rank)
             log_file = log_folder / f"rank-{rank:05d}.log"
             start = RankStart(
                 name=log_file.stem,
                 argv=tuple(argv),
-                environ=pulse
+                environ=heartbeat
                 | rank_environment(
                     environ,
                     settings,
@@ -192,7 +192,7 @@ def _start(
             )
             with log_file.open("ab" if append_logs else "wb") as log:
                 log_begin = log.tell()
-                ranks.append(RankProcess(rank, start_rank(start, log, template), log_file, log_begin))
+                ranks.append(RankProcess(rank, start_rank(start, log, fork_server), log_file, log_begin))
     return settings
 
 
@@ -203,7 +203,7 @@ def _watch(
     on_stop: Callable[[str], None],
     grace_after: Callable[[int], float],
     stop_grace_seconds: float,
-    sentry: HangDetector | None,
+    hang_detector: HangDetector | None,
     grace_may_grow: bool,
 ) -> RankProcess | None:
     """Wait for all ranks; returns the one to blame, if any failed."""
@@ -217,7 +217,7 @@ def _watch(
         running = [rank for rank in ranks if rank.is_running]
         # A rank may be asked to stop without us; then all save and leave, and one that has not joined yet is asked too.
         stopping = stop.first is not None or any(rank.exit_code == Stopped.exit_code for rank in ranks)
-        stuck = sentry.look([rank.pid for rank in ranks]) if sentry is not None else None
+        stuck = hang_detector.look([rank.pid for rank in ranks]) if hang_detector is not None else None
         if culprit is None and not stopping:
             culprit = _blamed(ranks, now)
             if culprit is None and stuck is not None and not any(rank.failed for rank in ranks):
@@ -225,14 +225,14 @@ def _watch(
                 culprit.is_stuck(stuck)
         if (culprit is not None or stopping) and kill_at is None:
             kill_at = now + (stop_grace_seconds if culprit is None else grace_after(explained(culprit)[0]))
-            if grace_may_grow and sentry is not None and culprit is None:
-                kill_at += sentry.slower_step_seconds  # the one under way ends first
+            if grace_may_grow and hang_detector is not None and culprit is None:
+                kill_at += hang_detector.slower_step_seconds  # the one under way ends first
             if stop.first is not None and running:
                 on_stop(stop.name)
             for rank in running:
                 rank.ask_to_end()
-        if sentry is not None and sentry.saved_bytes != saved_bytes:
-            saved_bytes = sentry.saved_bytes
+        if hang_detector is not None and hang_detector.saved_bytes != saved_bytes:
+            saved_bytes = hang_detector.saved_bytes
             if grace_may_grow and kill_at is not None and culprit is None:
                 kill_at = max(kill_at, now + GROWN_GRACE_SECONDS)
         if stop.at_once or (kill_at is not None and now >= kill_at):

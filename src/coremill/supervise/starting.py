@@ -1,8 +1,8 @@
-"""The two ways to start a rank: forked from a template, or as a program of its own.
+"""The two ways to start a rank: forked by the fork server, or as a program of its own.
 
 by        for                                         takes
 fork      `coremill train`'s own ranks                what a fork takes: all is imported already
-exec      any other program; no template, or a dead   a Python of its own and its imports, 7 s for torch
+exec      any other program; no fork server, or dead  a Python of its own and its imports, 7 s for torch
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import subprocess
 from dataclasses import dataclass
 from typing import IO
 
-from coremill.supervise.fork_client import NoTemplate, RankTemplate
+from coremill.child import wrapped
+from coremill.supervise.fork_client import CannotFork, ForkServer
 from coremill.supervise.fork_server import ForkOrder
-from coremill.supervise.process import wrapped
 from coremill.supervise.rank_process import Process
 
 
@@ -30,9 +30,9 @@ class RankStart:
     descriptors: tuple[int, ...]  # handed on, for the environment names them
 
 
-def start_rank(start: RankStart, log: IO[bytes], template: RankTemplate | None) -> Process:
+def start_rank(start: RankStart, log: IO[bytes], fork_server: ForkServer | None) -> Process:
     """A child of this process in a session of its own, which dies with it."""
-    if template is not None:
+    if fork_server is not None:
         order = ForkOrder(
             name=start.name,
             argv=list(start.argv),
@@ -40,8 +40,8 @@ def start_rank(start: RankStart, log: IO[bytes], template: RankTemplate | None) 
             cpus=None if start.cpus is None else sorted(start.cpus),
             descriptors=list(start.descriptors),
         )
-        with contextlib.suppress(NoTemplate):
-            return template.fork(order, log)
+        with contextlib.suppress(CannotFork):
+            return fork_server.fork(order, log)
     return subprocess.Popen(
         wrapped(list(start.argv), launcher_pid=os.getpid(), cpus=start.cpus),
         env=start.environ,

@@ -7,7 +7,7 @@ is a class found by its name (registry.py), made from the run file:
     task = make_task(config)
     rows = task.make_rows(...)          once per host, before a rank starts; they travel to ranks as JSON
     training = task.training()          in a rank: imports torch
-    training.prepare(model)             before an engine places the model
+    training.prepare(model, fused=...)  before an engine places the model
     loader = training.make_loader(rows, ...)
 """
 
@@ -134,8 +134,8 @@ class Task(Protocol[RowsT]):
 class TrainingTask(Protocol[RowsT_contra, BatchT]):
     """The half of a task that computes, on a rank."""
 
-    def prepare(self, model: nn.Module) -> Choice[str]:
-        """Change a model that no engine has placed yet; how the loss is made, and why."""
+    def prepare(self, model: nn.Module, *, fused: bool) -> Choice[str]:
+        """Put the loss into a model that no engine has placed yet, unless it is not to be `fused`; how it is made."""
 
     def choices(self, model: nn.Module) -> Mapping[str, Choice[str]]:
         """What else is found out about that model, by name, for events; refuses one that will not do."""

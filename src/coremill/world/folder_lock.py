@@ -9,8 +9,6 @@ keeps changing, and only then: a file server may keep the lock of a host that is
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import socket
@@ -23,6 +21,7 @@ from typing import Literal
 
 import psutil
 
+from coremill.files import LockState, try_lock
 from coremill.hardware.probe import boot_id
 
 LOCK_FILE = "run.lock"
@@ -33,8 +32,6 @@ LOST_CLIENT_SECONDS = 150.0  # the same where it is locked too: a server frees a
 GONE_SECONDS = 5.0  # a folder that cannot be made again within this is not there
 SETTLE_SECONDS = 0.5  # without locks: whoever wrote last owns it, and all look again after this
 POLL_SECONDS = 0.1
-# As in data/cache.py: Lustre mounted without flock, file systems in user space.
-NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 # Nobody but this machine writes there, and a disk that came from another one has nobody left who holds it.
 OF_ONE_MACHINE = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
@@ -43,7 +40,6 @@ OF_ONE_MACHINE = frozenset(
 COHERENT = frozenset({"beegfs", "ceph", "gfs2", "gpfs", "lustre", "ocfs2"})
 
 Say = Callable[[str], None]
-Lock = Literal["got", "busy", "none"]  # none: the file system has no locks
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,6 @@ class Holder:
 
     @staticmethod
     def this_process(run: Path, meeting: str = "") -> Holder:
-        """Us."""
         return Holder(
             run=str(run),
             meeting=meeting,
@@ -82,7 +77,6 @@ class Holder:
 
     @property
     def words(self) -> str:
-        """For messages."""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
         return f"host {self.host}, process {self.pid}, since {since}"
 
@@ -160,7 +154,7 @@ class FolderLock:
 
     def _claim(self) -> None:
         text = json.dumps(asdict(self.holder)).encode() + b"\n"
-        if _flock(self._descriptor) == "got":
+        if try_lock(self._descriptor) == "got":
             self.path.write_bytes(text)
             return
         fresh = self.path.with_name(f".{self.path.name}.{self.holder.token}")
@@ -168,7 +162,8 @@ class FolderLock:
         descriptor = _open(fresh, is_shared=self.is_shared)
         os.close(self._descriptor)
         self._descriptor = descriptor
-        _flock(descriptor)  # before anybody sees it, where there are locks: the one on the file before is a lost host's
+        # Before anybody sees it, where there are locks: the one on the file before is a lost host's.
+        try_lock(descriptor)
         fresh.replace(self.path)
         time.sleep(SETTLE_SECONDS)
         if (other := self._other_holder()) is not None:
@@ -210,7 +205,7 @@ def _wait_for(path: Path, say: Say, patience_seconds: float, file_system: str, *
             path.parent.mkdir(parents=True, exist_ok=True)
             continue
         try:
-            lock, holder = _flock(descriptor), _read(path)
+            lock, holder = try_lock(descriptor), _read(path)
             stamp = None if holder is None else (holder.token, os.stat(path).st_mtime_ns)
             first = first or stamp
             waited = time.monotonic() - began
@@ -246,7 +241,7 @@ def _wait_for(path: Path, say: Say, patience_seconds: float, file_system: str, *
 
 
 def verdict(
-    lock: Lock,
+    lock: LockState,
     holder: Holder | None,
     *,
     is_shared: bool,
@@ -283,18 +278,6 @@ def file_system_of(folder: Path) -> str:
     except OSError:
         return ""
     return next((words[words.index("-") + 1] for words in mounts if words[2] == wanted), "")
-
-
-def _flock(descriptor: int) -> Lock:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return "busy"
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return "none"
-    return "got"
 
 
 def _is_file_at(descriptor: int, path: Path) -> bool:

@@ -1,7 +1,7 @@
 """How a rank tells its launcher that it lives and where it is: a few words of memory that both see.
 
-The launcher makes a `PulseBoard`, one slot per rank, in an anonymous file that ranks inherit; nothing of it lies on a
-disk that may hang or fill. In the rank a thread counts beats, so that a stopped process is seen as one, and the work
+The launcher makes a `HeartbeatBoard`, one slot per rank, in an anonymous file that ranks inherit; nothing of it lies on
+a disk that may hang or fill. In the rank a thread counts beats, so that a stopped process is seen as one, and the work
 itself leaves marks: its phase, its step, every micro-batch, whether it computes or waits for the others, and in work
 that takes long (reading, hashing, fetching, saving, exporting) how many bytes of how many are done. A mark is a store
 into memory, 0.3 us; a rank without a launcher of ours makes them into its own.
@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-PULSE_FD = "COREMILL_PULSE_FD"  # DESCRIPTOR:SLOT
+HEARTBEAT_FD = "COREMILL_PULSE_FD"  # DESCRIPTOR:SLOT
 BEAT_SECONDS = 0.5
 SLOT_WORDS = 13
 _BEATS, _MARKS, _PHASE, _STEP, _STEPS_DONE, _WAITING, _SAVING_SINCE_NS, _FIRST_STEP = range(8)
@@ -56,7 +56,7 @@ class Reading:
     save_total_bytes: int = 0
 
 
-class PulseBoard:
+class HeartbeatBoard:
     """The launcher's end: one slot per local rank."""
 
     def __init__(self, ranks: int) -> None:
@@ -73,7 +73,7 @@ class PulseBoard:
 
     def variable(self, local_rank: int) -> dict[str, str]:
         """What tells a rank where its slot is."""
-        return {PULSE_FD: f"{self._descriptor}:{local_rank}"}
+        return {HEARTBEAT_FD: f"{self._descriptor}:{local_rank}"}
 
     def clear(self) -> None:
         """Forget the ranks of the attempt before; none of them may be left."""
@@ -90,7 +90,7 @@ class PulseBoard:
         self._map.close()
         os.close(self._descriptor)
 
-    def __enter__(self) -> PulseBoard:
+    def __enter__(self) -> HeartbeatBoard:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,7 +107,7 @@ class Heartbeat:
 
     def begin(self, environ: Mapping[str, str]) -> bool:
         """Take the slot that the launcher left in the environment and beat from now on; False: there is none."""
-        descriptor, _, slot = environ.get(PULSE_FD, "").partition(":")
+        descriptor, _, slot = environ.get(HEARTBEAT_FD, "").partition(":")
         if self._thread is not None or not (descriptor.isdigit() and slot.isdigit()):
             return False
         try:
@@ -119,7 +119,7 @@ class Heartbeat:
         words = memoryview(board)[int(slot) * size : (int(slot) + 1) * size].cast("Q")
         words[:] = self._words
         self._words = words
-        self._thread = threading.Thread(target=self._beat, daemon=True, name="coremill-pulse")
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="coremill-heartbeat")
         self._thread.start()
         return True
 
@@ -133,19 +133,16 @@ class Heartbeat:
         self._words[_MARKS] += 1
 
     def step(self, step: int) -> None:
-        """A step begins."""
         self.enter("step")
         self._words[_STEP] = step
         if not self._words[_FIRST_STEP]:
             self._words[_FIRST_STEP] = step
 
     def step_done(self, step: int) -> None:
-        """It ended."""
         self._words[_STEPS_DONE] = step
         self.mark()
 
     def enter(self, phase: str) -> None:
-        """What follows is of this phase."""
         self._words[_PHASE] = PHASES.index(phase) if phase in PHASES else len(PHASES) - 1
         self.mark()
 
@@ -242,7 +239,7 @@ def _reading(words: memoryview) -> Reading:
 def _anonymous_file(size: int) -> int:
     """In memory where the kernel has such files, else one without a name."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("coremill-pulse", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("coremill-heartbeat", os.MFD_CLOEXEC)
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())

@@ -24,7 +24,8 @@ from coremill.world.folder_lock import (
 from coremill.world.identity import NodeIdentity
 
 RENEW_SECONDS = 3.0
-# Where a head connects anew: it may notice a cut before the host does, which waits for reform.SILENCE_SECONDS.
+# Where a head connects anew: it may notice a cut before the host does, which waits for SILENCE_SECONDS
+# (hosts/host_restarts.py).
 RECONNECT_SECONDS = 60.0
 LATER_SECONDS = 10.0  # other nodes speak after the first one, which speaks for all
 

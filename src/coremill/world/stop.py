@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from coremill.errors import Interrupted, Stopped
+from coremill.files import write_atomically
 
 REQUEST_FILE = "stop-request.json"
 SAME_PRESS_SECONDS = 1.0  # one press, two signals
@@ -148,10 +149,7 @@ def was_asked_to_stop(run_folder: Path) -> bool:
 
 def ask_to_stop(run_folder: Path) -> None:
     """Leave a request; the run sees it at the end of the step it is in."""
-    path = request_file(run_folder)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps({"time": time.time(), "pid": os.getpid()}) + "\n")
-    fresh.replace(path)
+    write_atomically(request_file(run_folder), json.dumps({"time": time.time(), "pid": os.getpid()}) + "\n")
 
 
 def forget_request(run_folder: Path) -> None:

@@ -84,17 +84,17 @@ def test_ranks_that_write_to_one_disk_share_what_may_wait_in_memory():
 
 def test_a_rename_that_fails_leaves_what_it_would_have_replaced(tmp_path, monkeypatch):
     """An attempt that was out of the way for a while, and whose half-written save the next attempt swept."""
-    late, sync = make_store(tmp_path, "a1"), store_module._sync_folder
+    late, sync = make_store(tmp_path, "a1"), store_module.sync_folder
 
     def meanwhile(folder: Path) -> None:
         sync(folder)
         if folder.name.startswith(".partial-step-00000005-a1"):
-            monkeypatch.setattr(store_module, "_sync_folder", sync)
+            monkeypatch.setattr(store_module, "sync_folder", sync)
             store = make_store(tmp_path, "a2")
             store.sweep()
             save(store, 5)
 
-    monkeypatch.setattr(store_module, "_sync_folder", meanwhile)
+    monkeypatch.setattr(store_module, "sync_folder", meanwhile)
     with pytest.raises(FileNotFoundError):
         save(late, 5)
     (found,) = survey(tmp_path / "checkpoints").sound

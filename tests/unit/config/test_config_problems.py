@@ -10,7 +10,7 @@ import pytest
 from coremill.config.foreign import foreign_keys
 from coremill.config.keys import keys
 from coremill.config.load import load_config
-from coremill.config.unknown_keys import explain_stranger
+from coremill.config.unknown_keys import explain_unknown_key
 from coremill.errors import ConfigError, InputError
 
 PYDANTIC_JARGON = (
@@ -170,9 +170,9 @@ def test_overrides_that_cannot_be(tmp_path, override, what, why, do):
 )
 @pytest.mark.parametrize("section", ["", "train"])
 def test_settings_of_other_tools_lead_to_ours(section, name, ours):
-    stranger = explain_stranger(section, name)
-    assert "another tool's setting" in stranger.what
-    assert ours in stranger.do
+    unknown = explain_unknown_key(section, name)
+    assert "another tool's setting" in unknown.what
+    assert ours in unknown.do
 
 
 def test_the_table_of_foreign_names_is_sound():

@@ -14,8 +14,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from coremill import hub
 from coremill.config.schema import RunConfig
-from coremill.data import hub_datasets as hub
 from coremill.data.hub_datasets import parse_name, resolve_dataset
 from coremill.data.packed import PackedData, Progress
 from coremill.data.tokenise import prepare_data
@@ -201,7 +201,7 @@ def test_a_silent_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_request_that_never_ends_is_given_up() -> None:
     release = threading.Event()
     with pytest.raises(TimeoutError, match="no answer"):
-        hub._within(0.05, lambda: release.wait(60))
+        hub.within(0.05, lambda: release.wait(60))
     release.set()
 
 
@@ -213,5 +213,5 @@ def test_offline_by_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_secrets_never_reach_a_message() -> None:
-    text = hub._plain(RuntimeError(f"GET https://user:pass@host/x with Bearer abc.def and {SECRET}"))
+    text = hub.plain(RuntimeError(f"GET https://user:pass@host/x with Bearer abc.def and {SECRET}"))
     assert "pass" not in text and "abc.def" not in text and "Secret" not in text and json.dumps(text)

@@ -1,4 +1,4 @@
-"""Gradients as roots: how close they come back, that they repeat whatever surrounds them, and what is no number."""
+"""Gradients as sqrt16: how close they come back, that they repeat whatever surrounds them, and what is no number."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from coremill.engines.wire.codec import Codec, Plain, Roots, codec_of, shares_of
-from coremill.plan.wire import ROOTS_BLOCK, sent_bytes
+from coremill.engines.wire.codec import Codec, Plain, Sqrt16, codec_of, shares_of
+from coremill.plan.wire import SCALE_BLOCK, sent_bytes
 
-RUNS = [1, 2, ROOTS_BLOCK - 1, ROOTS_BLOCK, ROOTS_BLOCK + 1, 200_001]
-CODECS = [Roots(), Plain(torch.bfloat16), Plain(torch.float32)]
+RUNS = [1, 2, SCALE_BLOCK - 1, SCALE_BLOCK, SCALE_BLOCK + 1, 200_001]
+CODECS = [Sqrt16(), Plain(torch.bfloat16), Plain(torch.float32)]
 
 
 def values_of(numel: int, seed: int = 1) -> torch.Tensor:
@@ -32,27 +32,27 @@ def there_and_back(codec: Codec, values: torch.Tensor, runs: list[int]) -> torch
 
 
 @pytest.mark.parametrize("numel", RUNS)
-def test_roots_are_as_close_as_they_say(numel: int) -> None:
+def test_sqrt16_is_as_close_as_it_says(numel: int) -> None:
     values = values_of(numel)
-    back = there_and_back(Roots(), values, [numel])
-    largest = torch.cat([block.abs().max().expand(block.numel()) for block in values.split(ROOTS_BLOCK)])
+    back = there_and_back(Sqrt16(), values, [numel])
+    largest = torch.cat([block.abs().max().expand(block.numel()) for block in values.split(SCALE_BLOCK)])
     # Half a step of the root, squared; fp32 itself takes a hundredth of that.
     bound = (values.abs() * largest).sqrt() / 32767 + largest / 32767**2
     assert ((back - values).abs() <= bound * 1.02).all()
     assert (back[values == 0] == 0).all() and (back * values >= 0).all()
 
 
-def test_roots_are_closer_than_bf16_for_the_same_bytes() -> None:
+def test_sqrt16_is_closer_than_bf16_for_the_same_bytes() -> None:
     values = values_of(50_000)
     errors = [(there_and_back(codec, values, [50_000]) - values).norm() for codec in CODECS]
     assert errors[0] < errors[1] / 20 and errors[2] == 0
-    assert Roots().length([50_000]) * 2 == sent_bytes("roots", 50_000) < 1.003 * sent_bytes("bf16", 50_000)
+    assert Sqrt16().length([50_000]) * 2 == sent_bytes("sqrt16", 50_000) < 1.003 * sent_bytes("bf16", 50_000)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-44, 1e-30, 3e38])
-def test_roots_of_any_magnitude_stay_numbers(scale: float) -> None:
+def test_sqrt16_of_any_magnitude_stays_a_number(scale: float) -> None:
     values = values_of(3000) / values_of(3000).abs().max() * scale
-    back = there_and_back(Roots(), values, [3000])
+    back = there_and_back(Sqrt16(), values, [3000])
     assert back.isfinite().all()
     assert (back - values).abs().max() <= max(1e-4 * scale, 1e-38)
 
@@ -98,7 +98,7 @@ def test_bits_do_not_depend_on_neighbours_shares_or_threads() -> None:
         for order, ranks, now in ((range(6), 1, 1), ([3, 5, 0, 4, 1, 2], 3, 2), ([5, 4, 3, 2, 1, 0], 7, 3)):
             torch.set_num_threads(now)
             shares = shares_of([parameters[index] for index in order], ranks)
-            back = torch.cat([there_and_back(Roots(), piece, [len(piece)]) for share in shares for piece in share])
+            back = torch.cat([there_and_back(Sqrt16(), piece, [len(piece)]) for share in shares for piece in share])
             parts = back.split([RUNS[index] for index in order])
             found.append([part for _, part in sorted(zip(order, parts, strict=True), key=lambda pair: pair[0])])
     finally:
@@ -108,15 +108,15 @@ def test_bits_do_not_depend_on_neighbours_shares_or_threads() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 50])
-@pytest.mark.parametrize("runs", [[5], RUNS, [10 * ROOTS_BLOCK] * 3])
+@pytest.mark.parametrize("runs", [[5], RUNS, [10 * SCALE_BLOCK] * 3])
 def test_shares_are_nearly_equal_and_leave_nothing_out(runs: list[int], ranks: int) -> None:
     values = torch.arange(sum(runs))
     shares = shares_of(values.split(runs), ranks)
     assert len(shares) == ranks and torch.equal(torch.cat([piece for share in shares for piece in share]), values)
-    assert max(sum(map(len, share)) for share in shares) <= sum(runs) / ranks + ROOTS_BLOCK + 1
+    assert max(sum(map(len, share)) for share in shares) <= sum(runs) / ranks + SCALE_BLOCK + 1
 
 
 def test_forms_have_codecs() -> None:
-    assert isinstance(codec_of("roots"), Roots)
+    assert isinstance(codec_of("sqrt16"), Sqrt16)
     assert codec_of("bf16").dtype == torch.bfloat16
     assert codec_of("fp32").dtype == torch.float32

@@ -33,8 +33,8 @@ def over_the_wire() -> ShardEngine:
 
 
 def through_memory() -> OneHostShardEngine:
-    neighbours: Any = None  # it does not get that far
-    return OneHostShardEngine(WORLD, neighbours, TrainSection(steps=1), compute_dtype=torch.float32)
+    peers: Any = None  # it does not get that far
+    return OneHostShardEngine(WORLD, peers, TrainSection(steps=1), compute_dtype=torch.float32)
 
 
 @pytest.mark.parametrize("make", [over_the_wire, through_memory])

@@ -102,17 +102,17 @@ def test_only_a_word_is_a_request(word: bytes, closes: bool, code: int, said: by
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-m", "coremill.hosts.agent"], stdin=pipe, stdout=pipe, stderr=pipe
-    ) as keeper:
-        assert keeper.stdin is not None and keeper.stdout is not None and keeper.stderr is not None
-        keeper.stdin.write(json.dumps(order).encode() + b"\n")
-        keeper.stdin.flush()
-        assert keeper.stdout.readline() == b"up\n"
-        keeper.stdin.write(word)
-        keeper.stdin.flush()
+    ) as agent:
+        assert agent.stdin is not None and agent.stdout is not None and agent.stderr is not None
+        agent.stdin.write(json.dumps(order).encode() + b"\n")
+        agent.stdin.flush()
+        assert agent.stdout.readline() == b"up\n"
+        agent.stdin.write(word)
+        agent.stdin.flush()
         if closes:
-            keeper.stdin.close()
-        assert keeper.wait(timeout=120) == code
-        assert keeper.stdout.read() == said and told in keeper.stderr.read()
+            agent.stdin.close()
+        assert agent.wait(timeout=120) == code
+        assert agent.stdout.read() == said and told in agent.stderr.read()
 
 
 def test_a_host_that_is_cut_off_has_ended_its_ranks_before_others_take_their_place() -> None:
@@ -135,17 +135,17 @@ def test_the_at_once_word_takes_the_grace_back() -> None:
     order = {"argv": [sys.executable, "-c", deaf], "folder": "/", "environ": {}, "grace_seconds": 600.0}
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", "coremill.hosts.agent"]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as keeper:
-        assert keeper.stdin is not None and keeper.stdout is not None
-        keeper.stdin.write(json.dumps(order).encode() + b"\n")
-        keeper.stdin.flush()
-        assert keeper.stdout.readline() == b"up\n"
-        keeper.stdin.write(STOP_WORD + b"\n")
-        keeper.stdin.flush()
-        assert keeper.stdout.readline() == b"asked\n"
-        keeper.stdin.write(AT_ONCE_WORD + b"\n")
-        keeper.stdin.flush()
-        assert keeper.wait(timeout=120) == 128 + signal.SIGINT  # it could have said something before
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as agent:
+        assert agent.stdin is not None and agent.stdout is not None
+        agent.stdin.write(json.dumps(order).encode() + b"\n")
+        agent.stdin.flush()
+        assert agent.stdout.readline() == b"up\n"
+        agent.stdin.write(STOP_WORD + b"\n")
+        agent.stdin.flush()
+        assert agent.stdout.readline() == b"asked\n"
+        agent.stdin.write(AT_ONCE_WORD + b"\n")
+        agent.stdin.flush()
+        assert agent.wait(timeout=120) == 128 + signal.SIGINT  # it could have said something before
 
 
 @pytest.mark.parametrize("words", [[STOP_WORD, AT_ONCE_WORD], [STOP_WORD + b"\n" + AT_ONCE_WORD]])
@@ -165,16 +165,16 @@ raise SystemExit(stop.exit_code)
     order = {"argv": [sys.executable, "-c", kept], "folder": "/", "environ": {}, "grace_seconds": 600.0}
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", "coremill.hosts.agent"]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as keeper:
-        assert keeper.stdin is not None and keeper.stdout is not None
-        keeper.stdin.write(json.dumps(order).encode() + b"\n")
-        keeper.stdin.flush()
-        assert keeper.stdout.readline() == b"up\n"
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as agent:
+        assert agent.stdin is not None and agent.stdout is not None
+        agent.stdin.write(json.dumps(order).encode() + b"\n")
+        agent.stdin.flush()
+        assert agent.stdout.readline() == b"up\n"
         for word in words:
-            keeper.stdin.write(word + b"\n")
-            keeper.stdin.flush()
-            assert word is not words[0] or keeper.stdout.readline() == b"asked\n"
-        assert keeper.wait(timeout=120) == 130, "it ended by itself, and had the time to say how"
+            agent.stdin.write(word + b"\n")
+            agent.stdin.flush()
+            assert word is not words[0] or agent.stdout.readline() == b"asked\n"
+        assert agent.wait(timeout=120) == 130, "it ended by itself, and had the time to say how"
 
 
 SAVES = """
@@ -197,7 +197,7 @@ time.sleep(600)
     [(True, "saves", 75), (False, "saves", 128 + signal.SIGKILL), (True, "hangs", 128 + signal.SIGKILL)],
 )
 def test_a_launcher_that_waits_for_a_save_is_not_killed(ends_itself: bool, does: str, code: int) -> None:
-    """It ends its ranks itself when no more bytes are written; only where it hangs the host's keeper does."""
+    """It ends its ranks itself when no more bytes are written; only where it hangs the host's agent does."""
     order = {
         "argv": [sys.executable, "-c", SAVES, does],
         "folder": "/",
@@ -207,14 +207,14 @@ def test_a_launcher_that_waits_for_a_save_is_not_killed(ends_itself: bool, does:
     }
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", "coremill.hosts.agent"]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as keeper:
-        assert keeper.stdin is not None and keeper.stdout is not None
-        keeper.stdin.write(json.dumps(order).encode() + b"\n")
-        keeper.stdin.flush()
-        assert keeper.stdout.readline() == b"up\n"
-        keeper.stdin.write(STOP_WORD + b"\n")
-        keeper.stdin.flush()
-        assert keeper.wait(timeout=120) == code
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as agent:
+        assert agent.stdin is not None and agent.stdout is not None
+        agent.stdin.write(json.dumps(order).encode() + b"\n")
+        agent.stdin.flush()
+        assert agent.stdout.readline() == b"up\n"
+        agent.stdin.write(STOP_WORD + b"\n")
+        agent.stdin.flush()
+        assert agent.wait(timeout=120) == code
 
 
 def test_a_host_that_refuses_decides_how_it_ended() -> None:

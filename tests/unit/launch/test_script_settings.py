@@ -20,8 +20,8 @@ from coremill.launch.settings import OpenMp, find_openmp, notes_on, script_setti
 from coremill.plan.layout import lay_out
 from coremill.plan.types import Choice
 from coremill.supervise.output import Failure, LogFollower, Prefixer, Tail, first_failure, last_words
-from coremill.world.followers import is_follower
 from coremill.world.identity import RankIdentity
+from coremill.world.lost_peers import is_follower
 from coremill.world.sockets import interface_for_flows
 from unit.hardware.fake_machine import node_of
 
@@ -253,7 +253,7 @@ def test_words_for_each_mpirun() -> None:
     assert mpirun_environment(open_mpi, HOSTS, ssh, {}) == {}
 
 
-def test_nothing_but_the_keeper_is_on_the_command_line() -> None:
+def test_nothing_but_the_agent_is_on_the_command_line() -> None:
     remote = Remote(ssh=("ssh",), python="/venv/bin/python", environ={"HF_TOKEN": "secret", "PYTHONPATH": "/src dir"})
     words = remote.command(HOSTS[1], "coremill.hosts.agent")
     assert words[-2:] == ["bob@n2", "env 'PYTHONPATH=/src dir' /venv/bin/python -m coremill.hosts.agent"]

@@ -1,4 +1,4 @@
-"""Lean norms and gates compute what the modules they replace compute, and leave alone what computes something else."""
+"""Fused norms and gates compute what the modules they replace compute, and leave alone what computes something else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from coremill.model import fused_layers as lean
-from coremill.model.fused_layers import GATES, fuse_layers, lean_gate, lean_norm
+from coremill.model import fused_layers
+from coremill.model.fused_layers import GATES, fuse_layers, fused_gate, fused_norm
 from coremill.model.known_forwards import KNOWN_MLPS, KNOWN_NORMS, KnownForward, has_code
 from unit.plan.shapes import TINY_CONFIGS
 
@@ -39,8 +39,8 @@ def outcome(model: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", RMS_FAMILIES)
-def test_a_lean_model_gives_the_same_logits_and_gradients(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean, "BLOCK_BYTES", 4 * 64 * 13)  # several blocks, the last one short
+def test_a_fused_model_gives_the_same_logits_and_gradients(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_layers, "BLOCK_BYTES", 4 * 64 * 13)  # several blocks, the last one short
     model = model_of(family)
     other = copy.deepcopy(model)
     state = torch.get_rng_state()
@@ -48,13 +48,13 @@ def test_a_lean_model_gives_the_same_logits_and_gradients(family: str, monkeypat
     assert torch.equal(torch.get_rng_state(), state)
     norms = sum(type(module).__name__.endswith("RMSNorm") for module in model.modules())
     layers = model.config.num_hidden_layers
-    assert choice.value == "lean" and f"{norms} RMS norms and {layers} gated MLPs" in choice.reason
+    assert choice.value == "fused" and f"{norms} RMS norms and {layers} gated MLPs" in choice.reason
     for mine, theirs in zip(outcome(other), outcome(model), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6 * float(theirs.abs().max()))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_a_lean_norm_in_bf16_is_as_close_to_exact_as_the_one_it_replaces(offset: float) -> None:
+def test_a_fused_norm_in_bf16_is_as_close_to_exact_as_the_one_it_replaces(offset: float) -> None:
     generator = torch.Generator().manual_seed(2)
     x, weight, slope = (torch.randn(shape, generator=generator).bfloat16() for shape in ((40, 96), (96,), (40, 96)))
 
@@ -71,20 +71,20 @@ def test_a_lean_norm_in_bf16_is_as_close_to_exact_as_the_one_it_replaces(offset:
         return [value.double(), *(each.double() for each in torch.autograd.grad(value, leaves, slope.to(dtype)))]
 
     exact = results(own, torch.float32)
-    mine = results(lambda x, weight: lean_norm(x, weight, 1e-6, offset), torch.bfloat16)
+    mine = results(lambda x, weight: fused_norm(x, weight, 1e-6, offset), torch.bfloat16)
     for truth, one, other in zip(exact, mine, results(own, torch.bfloat16), strict=True):
         assert (one - truth).norm() <= 1.02 * (other - truth).norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", GATES)
-def test_a_lean_gate_gives_the_same_bits_and_keeps_only_its_inputs(name: str, dtype: torch.dtype) -> None:
+def test_a_fused_gate_gives_the_same_bits_and_keeps_only_its_inputs(name: str, dtype: torch.dtype) -> None:
     activation = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_tanh": nn.GELU(approximate="tanh")}[name]
     generator = torch.Generator().manual_seed(2)
     both = torch.randn(3, 50, 2 * 4096, generator=generator).to(dtype).requires_grad_()
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        mine = lean_gate(*both.chunk(2, dim=-1), name)
+        mine = fused_gate(*both.chunk(2, dim=-1), name)
     assert {tensor.untyped_storage().data_ptr() for tensor in kept} == {both.untyped_storage().data_ptr()}
     gate, up = both.chunk(2, dim=-1)
     theirs = activation(gate) * up
@@ -118,14 +118,14 @@ class PlainMLP(nn.Module):
 
 
 @pytest.mark.parametrize("form", [*KNOWN_NORMS, *KNOWN_MLPS], ids=lambda form: form.forward.__qualname__)
-def test_known_forwards_are_those_of_the_lean_layers_at_any_magnitude(form: KnownForward) -> None:
+def test_known_forwards_are_those_of_the_fused_layers_at_any_magnitude(form: KnownForward) -> None:
     """Proof of the list itself: each entry, run as it stands, against what takes its place."""
     plain = PlainNorm if form in KNOWN_NORMS else PlainMLP
     own_class = type("Own", (plain,), {"forward": form.forward, **form.helpers})
     torch.manual_seed(1)
     own = own_class()
     taken = copy.deepcopy(own)
-    assert fuse_layers(taken).value == "lean"
+    assert fuse_layers(taken).value == "fused"
     magnitudes = 10.0 ** torch.arange(-6, 7).view(-1, 1, 1)  # beyond any clamp, below epsilon
     x = torch.randn(13, 5, 24) * magnitudes
     for magnitude, rows in zip(magnitudes, x, strict=True):

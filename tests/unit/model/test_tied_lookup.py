@@ -42,7 +42,7 @@ def _gradients(model: _Model, ids: torch.Tensor, passes: int) -> list[torch.Tens
     return [parameter.grad for parameter in model.parameters()]  # type: ignore[misc]
 
 
-def _lean_gradients(model: _Model, ids: torch.Tensor, passes: int) -> list[torch.Tensor]:
+def _handed_over_gradients(model: _Model, ids: torch.Tensor, passes: int) -> list[torch.Tensor]:
     lookup = tied_lookup(model.embedding, model.head)
     assert lookup is not None
     loss = HeadLoss(model.head, lookup)
@@ -56,7 +56,7 @@ def _lean_gradients(model: _Model, ids: torch.Tensor, passes: int) -> list[torch
 @pytest.mark.parametrize("passes", [1, 2])
 def test_same_gradients_as_autograd(padding_id: int | None, passes: int) -> None:
     expected = _gradients(_Model(torch.float32, padding_id), _ids(), passes)
-    found = _lean_gradients(_Model(torch.float32, padding_id), _ids(), passes)
+    found = _handed_over_gradients(_Model(torch.float32, padding_id), _ids(), passes)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
@@ -65,7 +65,7 @@ def test_bf16_rows_are_rounded_once() -> None:
     """Nearer to fp32 than autograd comes, which adds equal tokens in bf16 and the two tables after that."""
     exact = _gradients(_Model(torch.bfloat16, None).float(), _ids(), 1)[0]
     plain = _gradients(_Model(torch.bfloat16, None), _ids(), 1)[0]
-    found = _lean_gradients(_Model(torch.bfloat16, None), _ids(), 1)[0]
+    found = _handed_over_gradients(_Model(torch.bfloat16, None), _ids(), 1)[0]
     assert found.dtype == torch.bfloat16
     assert (found - exact).norm() <= (plain - exact).norm()
 

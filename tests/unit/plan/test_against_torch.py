@@ -14,7 +14,7 @@ from coremill.model.fused_layers import fuse_layers
 from coremill.plan.activations import ends_bytes_per_token, layer_bytes_per_token
 from coremill.plan.activations import kept_bytes as planned_bytes
 from coremill.plan.attention import EAGER_ONLY
-from coremill.plan.card import read_card
+from coremill.plan.card import as_written, read_card
 from coremill.plan.headers import TensorHeader
 from coremill.plan.types import Arrangement
 from unit.plan.shapes import TINY_CONFIGS
@@ -33,6 +33,7 @@ def config_of(values: dict[str, Any]) -> PretrainedConfig:
 def arrangement(dtype: str, attention: str) -> Arrangement:
     return Arrangement(
         engine="replicate",
+        optimizer="adamw",
         dtype=dtype,  # type: ignore[arg-type]
         wire_dtype="auto",
         nodes=1,
@@ -76,12 +77,19 @@ def test_defaults_of_left_out_keys_are_those_of_transformers() -> None:
 
 
 def kept_bytes(
-    values: dict[str, Any], layers: int, dtype: torch.dtype, attention: str, *, documents_apart: bool = False
+    values: dict[str, Any],
+    layers: int,
+    dtype: torch.dtype,
+    attention: str,
+    *,
+    documents_apart: bool = False,
+    fused: bool = True,
 ) -> int:
     """What autograd really keeps of one forward pass of the base model, parameters aside."""
     values = with_layers(values, layers)
     model = AutoModelForCausalLM.from_config(config_of(values), attn_implementation=attention).to(dtype).train()
-    fuse_layers(model)
+    if fused:
+        fuse_layers(model)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -113,9 +121,20 @@ def test_a_layer_keeps_what_the_plan_says(name: str, dtype: str, attention: str)
     assert planned_layer(name, arrangement(dtype, attention)) == pytest.approx(measured, rel=0.005)
 
 
-def planned_layer(name: str, one: Arrangement) -> int:
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", TINY_CONFIGS)
+def test_as_transformers_wrote_it_a_layer_keeps_no_more_than_the_plan_says(name: str, dtype: str) -> None:
+    torch_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
+    two, first = (kept_bytes(TINY_CONFIGS[name], layers, torch_dtype, "eager", fused=False) for layers in (2, 1))
+    planned = planned_layer(name, arrangement(dtype, "eager"), fused=False)
+    assert 0.995 * (two - first) <= planned <= 1.15 * (two - first)
+
+
+def planned_layer(name: str, one: Arrangement, *, fused: bool = True) -> int:
     """What the plan has for the second layer."""
     two, first = (read_card(config=with_layers(TINY_CONFIGS[name], layers)) for layers in (2, 1))
+    if not fused:
+        two, first = as_written(two), as_written(first)
     return planned_bytes(two, one) - planned_bytes(first, one)
 
 

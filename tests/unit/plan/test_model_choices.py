@@ -158,3 +158,21 @@ def test_a_refusal_says_where_its_number_is_an_estimate() -> None:
         with pytest.raises(InputError) as refused:
             refuse_what_does_not_fit(made, force=False)
         assert ("what layers keep is an estimate" in (refused.value.why or "")) == is_said
+
+
+@pytest.mark.parametrize("engine", ["replicate", "shard"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+def test_as_transformers_wrote_it_whole_logits_are_counted_and_said(name: str, engine: str) -> None:
+    parallel = {"ranks_per_node": 2, "engine": engine}
+    sections = {"data": {"sequence_length": 64}, "train": {"micro_batch_rows": 2}, "parallel": parallel}
+    config = {**TINY_CONFIGS[name], "vocab_size": 20_000}  # so large that the peak is in the loss
+    fused = planned(config, **sections)
+    written = planned(config, **sections, model={"fused": False})
+    assert written.logits.value == "whole" and written.logits.reason.startswith("off: model.fused is false: 128 x ")
+    assert written.memory.steady_step.logits >= 12 * 128 * 20_000
+    assert written.memory.steady_step.total >= fused.memory.steady_step.total
+    has_rms_norms = name != "gpt2"
+    assert written.kept_activations.value == ("estimated" if has_rms_norms else "counted")
+    assert any("model.fused is false" in note for note in written.assumptions) == has_rms_norms
+    if name == "llama":
+        assert "off" not in fused.logits.reason and fused.logits.value == "chunked"

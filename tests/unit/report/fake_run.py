@@ -9,8 +9,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from coremill.plan.types import Choice, MemoryPart, MemoryPlan, Plan, Remedy, StepSeconds
 from coremill.report.events import event_file
+from coremill.report.readers import make_readers
 
 MB = 10**6
 START = 1_760_000_000.0
@@ -197,3 +200,8 @@ def _ending(folder: Path, world_size: int, clock: float, ending: str) -> None:
     elif ending == "stopped":
         for rank in range(world_size):
             write_line(folder, rank, "error", clock + 0.5, message="ended on request", traceback=None, exit_code=75)
+
+
+def write_report(run: Path, *, exit_code: int | None = None) -> dict[str, Any]:
+    """What the readers of a run leave at its end."""
+    return make_readers(run, None, {}, Console(quiet=True)).sum_up(exit_code)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coremill.report import console as console_module
-from coremill.report.console import AmountProgress, RunConsole, show_error
+from coremill.report import progress as progress_module
 from coremill.report.events import Event, read_events
+from coremill.report.progress import AmountProgress, show_error
+from coremill.report.readers import console as console_module
+from coremill.report.readers.console import RunConsole
 from coremill.report.summary import summarise
 from coremill.report.summary_screen import render_summary
 from coremill.report.work import LongWorks
@@ -46,7 +48,7 @@ def test_plain_lines(tmp_path: Path) -> None:
     console = plain()
     with RunConsole(60, fake_plan(4, steps=60).to_json(), console) as screen:
         screen.note("a finding of the launcher that is longer than eighty columns and " + "must not be wrapped " * 3)
-        screen.update(read_events(tmp_path))
+        screen.take(read_events(tmp_path))
     lines = text(console).splitlines()
     assert lines[0].endswith("must not be wrapped ") and len(lines[0]) > 80
     assert lines[1] == "4 ranks started on 4 machines: shard, fp32, 2 threads each"
@@ -72,7 +74,7 @@ def test_weights_that_were_drawn_or_left_are_said_on_screen_and_in_the_report(tm
     unused = "5 tensors of the weight files left unused, the model has no place for them: mtp.0.weight, mtp.1.weight,"
     console = plain()
     with RunConsole(3, {}, console) as screen:
-        screen.update(read_events(tmp_path))
+        screen.take(read_events(tmp_path))
     lines = text(console).splitlines()
     assert lines.count(drawn) == 1 and sum(line.startswith(unused) for line in lines) == 1
     summary = summarise(tmp_path)
@@ -88,24 +90,24 @@ def test_a_run_that_breaks_off_leaves_its_last_step(tmp_path: Path) -> None:
         write_line(tmp_path, 0, "step", START + step, step=step, loss=4.0 - step, seconds=1.0, tokens=10)
     console = plain()
     screen = RunConsole(100, None, console)
-    screen.update(read_events(tmp_path))
+    screen.take(read_events(tmp_path))
     assert text(console).count("step ") == 1
-    screen.close()
+    screen.ranks_ended()
     assert "step 3/100  loss 1.0000" in text(console)
-    screen.close()
+    screen.ranks_ended()
     assert text(console).count("step ") == 2
 
 
 def test_live_display_fits_eighty_columns(tmp_path: Path) -> None:
     make_fake_run(tmp_path, steps=60)
     screen = RunConsole(300, fake_plan(4).to_json(), terminal())
-    screen.update(read_events(tmp_path))
+    screen.take(read_events(tmp_path))
     lines = frame(screen)
     assert len(lines) == 2 and all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("training") and "60/300" in lines[0] and "ETA 17m" in lines[0]
     for words in ("loss 4.", "tokens/s", "utilization 7", "memory/rank 1.22 GB of 2.00 GB"):
         assert words in lines[1]
-    screen.close()
+    screen.ranks_ended()
     assert "evaluation at step 50" in text(screen.console) and "step 60/300" in text(screen.console)
 
 
@@ -115,23 +117,23 @@ def test_phases_before_the_first_step(tmp_path: Path) -> None:
 
     screen = RunConsole(10, fake_plan(2).to_json(), terminal())
     assert "starting ranks (0 of 2)" in frame(screen)[0]
-    screen.update([event(0, "start"), event(1, "start")])
+    screen.take([event(0, "start"), event(1, "start")])
     assert "starting ranks (2 of 2)" in frame(screen)[0]
     for rank in (0, 1):
-        screen.update([event(rank, "phase", name=name) for name in ("join", "build")])
+        screen.take([event(rank, "phase", name=name) for name in ("join", "build")])
     assert "reading weights (0 of 2)" in frame(screen)[0]
-    screen.update([event(1, "load", bytes_read=5, seconds=1)])
+    screen.take([event(1, "load", bytes_read=5, seconds=1)])
     assert "reading weights (1 of 2)" in frame(screen)[0]
-    screen.update([event(0, "load", bytes_read=5, seconds=1)])
+    screen.take([event(0, "load", bytes_read=5, seconds=1)])
     assert "first step" in frame(screen)[0]
-    screen.close()
+    screen.ranks_ended()
 
 
 def test_eta_leaves_the_first_step_out() -> None:
     screen = RunConsole(5, None, plain())
-    screen.update([Event("step", START, 0, {"step": 1, "seconds": 100.0, "tokens": 1, "loss": 1.0})])
+    screen.take([Event("step", START, 0, {"step": 1, "seconds": 100.0, "tokens": 1, "loss": 1.0})])
     assert screen.tally.remaining_seconds(5) is None
-    screen.update([Event("step", START + 2, 0, {"step": 2, "seconds": 2.0, "tokens": 1, "loss": 1.0})])
+    screen.take([Event("step", START + 2, 0, {"step": 2, "seconds": 2.0, "tokens": 1, "loss": 1.0})])
     assert screen.tally.remaining_seconds(5) == 6.0
 
 
@@ -139,7 +141,7 @@ def test_console_and_report_share_their_numbers(tmp_path: Path) -> None:
     make_fake_run(tmp_path, steps=30)
     summary = summarise(tmp_path)
     screen = RunConsole(300, fake_plan(4).to_json(), plain())
-    screen.update(read_events(tmp_path))
+    screen.take(read_events(tmp_path))
     assert screen.tally.tokens_per_second() == summary["tokens_per_second"]
     assert screen.tally.utilization(screen.tally.tokens_per_second()) == summary["utilization"]
 
@@ -147,7 +149,7 @@ def test_console_and_report_share_their_numbers(tmp_path: Path) -> None:
 def test_nan_is_shown(tmp_path: Path) -> None:
     console = plain()
     screen = RunConsole(1, None, console)
-    screen.update([Event("step", START, 0, {"step": 1, "loss": float("nan"), "seconds": 1.0, "tokens": 1})])
+    screen.take([Event("step", START, 0, {"step": 1, "loss": float("nan"), "seconds": 1.0, "tokens": 1})])
     assert "loss nan" in text(console)
 
 
@@ -164,7 +166,7 @@ def test_error_names_the_rank_message_first() -> None:
 
 
 def test_tokenising_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console_module, "PLAIN_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(progress_module, "PLAIN_EVERY_SECONDS", 0.0)
     console = plain()
     bar = AmountProgress("tokenising", console)
     bar.show(5_000_000, 10_000_000, "120 documents, 1,250,000 tokens")
@@ -235,11 +237,11 @@ def a_long_run(first: int, last: int) -> Iterator[Event]:
 def test_a_screen_keeps_no_more_of_a_long_run_than_of_a_short_one() -> None:
     with Path(os.devnull).open("w") as nowhere:
         screen = RunConsole(None, None, Console(file=nowhere, width=80))
-        screen.update(a_long_run(1, 5000))
+        screen.take(a_long_run(1, 5000))
         gc.collect()
         tracemalloc.start()
         try:
-            screen.update(a_long_run(5001, 15_000))
+            screen.take(a_long_run(5001, 15_000))
             gc.collect()
             grown_bytes, _ = tracemalloc.get_traced_memory()
         finally:
@@ -306,5 +308,5 @@ def test_a_save_that_took_longer_than_a_stop_gives_it_is_said() -> None:
     console = plain()
     screen = RunConsole(10, document, console)
     for step, seconds in ((1, 80.0), (2, 110.0), (3, 111.0)):
-        screen.update([Event("save", 1.0, 0, {"step": step, "saved": True, "bytes": 5, "seconds": seconds})])
+        screen.take([Event("save", 1.0, 0, {"step": step, "saved": True, "bytes": 5, "seconds": seconds})])
     assert text(console).count("but a stop gives it only a part of 2m 00s (checkpoint.grace)") == 1

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from coremill.report.charts import line_chart, nice_ticks, show_tick
-from coremill.report.page import render_page, show_cpus
-from coremill.report.summary import summarise, write_report
-from unit.report.fake_run import fake_plan, make_fake_run, write_line
+from coremill.report.readers.page import render_page, show_cpus
+from coremill.report.summary import summarise
+from unit.report.fake_run import fake_plan, make_fake_run, write_line, write_report
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

@@ -65,7 +65,7 @@ def test_what_is_unusual_about_the_model_is_in_the_short_form(force_terminal: bo
 
 
 def test_report_imports_no_torch() -> None:
-    modules = "import sys; from coremill.report import console, events, page, plan_screen, show, summary"
+    modules = "import sys; from coremill.report import events, plan_screen, readers, show, summary"
     code = f"{modules}; print([name for name in ('torch', 'jinja2', 'numpy') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -12,11 +12,12 @@ from rich.console import Console
 from coremill.errors import InputError
 from coremill.report import summary as summary_module
 from coremill.report.events import EventWriter
-from coremill.report.page import render_page
-from coremill.report.summary import render_summary, summarise, write_report
+from coremill.report.readers.page import render_page
+from coremill.report.summary import summarise
+from coremill.report.summary_screen import render_summary
 from coremill.report.terminal import format_bytes, format_seconds
 from coremill.report.timeline import outcome_of
-from unit.report.fake_run import START, fake_plan, make_fake_run, write_line
+from unit.report.fake_run import START, fake_plan, make_fake_run, write_line, write_report
 
 CONTRACT = (
     "tokens_per_second",

@@ -10,7 +10,7 @@ import pytest
 
 from coremill.forked_rank import STAGES
 from coremill.run import story as run
-from coremill.supervise.fork_client import why_no_template
+from coremill.supervise.fork_client import why_no_fork_server
 from coremill.supervise.fork_server import renumbered
 from coremill.supervise.memory_kills import memory_kills
 from coremill.supervise.rank_environment import (
@@ -20,9 +20,9 @@ from coremill.supervise.rank_environment import (
     rank_environment,
     shared_settings,
 )
-from coremill.world.followers import follower_line, is_follower
-from coremill.world.heartbeat import PULSE_FD
+from coremill.world.heartbeat import HEARTBEAT_FD
 from coremill.world.identity import STORE_FD, NodeIdentity, identify
+from coremill.world.lost_peers import follower_line, is_follower
 from coremill.world.meeting import machine_id, names_of, nodes_of
 from rank_plans import rank_plan
 
@@ -145,17 +145,17 @@ def test_kernel_kills_are_read(tmp_path) -> None:  # type: ignore[no-untyped-def
 
 
 def test_a_forked_rank_finds_its_descriptors_under_its_own_numbers() -> None:
-    environ = {STORE_FD: "7", PULSE_FD: "9:1", "OTHER_FD": "7"}
-    assert renumbered(environ, {7: 4, 9: 5}) == {STORE_FD: "4", PULSE_FD: "5:1", "OTHER_FD": "7"}
+    environ = {STORE_FD: "7", HEARTBEAT_FD: "9:1", "OTHER_FD": "7"}
+    assert renumbered(environ, {7: 4, 9: 5}) == {STORE_FD: "4", HEARTBEAT_FD: "5:1", "OTHER_FD": "7"}
     assert renumbered({"HOME": "/"}, {}) == {"HOME": "/"}
 
 
 def test_threads_bound_by_openmp_need_a_process_of_their_own() -> None:
-    assert why_no_template({"OMP_PROC_BIND": ""}) is None
-    assert "OMP_PROC_BIND is set" in str(why_no_template({"OMP_PROC_BIND": "close"}))
+    assert why_no_fork_server({"OMP_PROC_BIND": ""}) is None
+    assert "OMP_PROC_BIND is set" in str(why_no_fork_server({"OMP_PROC_BIND": "close"}))
 
 
-def test_the_template_imports_all_stages_of_a_rank() -> None:
+def test_the_fork_server_imports_all_stages_of_a_rank() -> None:
     """What the stages of the story import when they run, a forked rank finds imported."""
     tree = ast.parse(inspect.getsource(run))
     stages = [node for node in tree.body if isinstance(node, ast.FunctionDef)]

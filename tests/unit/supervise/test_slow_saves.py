@@ -38,23 +38,23 @@ class Clock:
 def test_storage_is_called_slow_by_the_plan_or_where_it_takes_nothing(
     monkeypatch: pytest.MonkeyPatch, planned_seconds: float, told_after_seconds: int
 ) -> None:
-    clock, told, pulse = Clock(), [], Heartbeat()
+    clock, told, heartbeat = Clock(), [], Heartbeat()
     monkeypatch.setattr(hang_detector, "time", clock)
-    board: Any = SimpleNamespace(ranks=1, clear=lambda: None, read=lambda rank: pulse.reading())
+    board: Any = SimpleNamespace(ranks=1, clear=lambda: None, read=lambda rank: heartbeat.reading())
     watching = HangDetector(board, Limits(), lambda rank, seconds: told.append(round(seconds)), planned_seconds)
     # A heartbeat that an earlier test began sleeps by the real clock: this one would run away with it.
     monkeypatch.setattr(heartbeat_module, "time", SimpleNamespace(monotonic_ns=clock.monotonic_ns, sleep=time.sleep))
-    with pulse.saving(10**9):
+    with heartbeat.saving(10**9):
         for _ in range(700):
             clock.now += 1.0
-            pulse.mark()
-            pulse.saved(1000)
+            heartbeat.mark()
+            heartbeat.saved(1000)
             watching.look([1])
     assert told == [pytest.approx(told_after_seconds, abs=1)]
-    with pulse.saving(10**9):
+    with heartbeat.saving(10**9):
         for _ in range(15):
             clock.now += 1.0
-            pulse.mark()
+            heartbeat.mark()
             watching.look([1])
     assert told[1:] == [pytest.approx(10, abs=2)]
 
@@ -100,12 +100,12 @@ def test_a_stop_waits_for_a_step_that_takes_longer_than_planned(monkeypatch: pyt
 
 
 def test_how_much_slower_steps_are_is_measured() -> None:
-    pulse, watch = Heartbeat(), Watch(1, Limits(planned_step_seconds=10.0))
+    heartbeat, watch = Heartbeat(), Watch(1, Limits(planned_step_seconds=10.0))
     for second in range(101):
         if second % 25 == 0:
-            pulse.step_done(1 + second // 25)
-        pulse.mark()
-        watch.look([pulse.reading()], [True], float(second), lambda rank: False)
+            heartbeat.step_done(1 + second // 25)
+        heartbeat.mark()
+        watch.look([heartbeat.reading()], [True], float(second), lambda rank: False)
         assert watch.slower_step_seconds == (0.0 if second < 25 else 15.0)
 
 

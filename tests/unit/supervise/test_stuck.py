@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from coremill.supervise.starvation import Starvation
+from coremill.supervise.hang_detector import Starvation
 from coremill.supervise.stuck import Limits, Stuck, Watch
-from coremill.world.heartbeat import SLOT_WORDS, Heartbeat, PulseBoard, Reading
+from coremill.world.heartbeat import SLOT_WORDS, Heartbeat, HeartbeatBoard, Reading
 
 TICK = 0.25
 
@@ -256,42 +256,42 @@ def test_a_rank_that_has_ended_is_not_stuck() -> None:
     assert ranks.pass_by(60.0, work) is None
 
 
-def test_a_pulse_reaches_the_board() -> None:
-    pulse = Heartbeat()
-    pulse.enter("meet")  # before anybody listens
-    assert not pulse.begin({})
-    with PulseBoard(2) as board:
+def test_a_heartbeat_reaches_the_board() -> None:
+    heartbeat = Heartbeat()
+    heartbeat.enter("meet")  # before anybody listens
+    assert not heartbeat.begin({})
+    with HeartbeatBoard(2) as board:
         variable = board.variable(1)
         descriptor = os.dup(board.descriptor)  # the rank closes what it inherits
         (name,) = variable
-        assert pulse.begin({name: f"{descriptor}:1"})
+        assert heartbeat.begin({name: f"{descriptor}:1"})
         with pytest.raises(OSError):
             os.fstat(descriptor)
         assert board.read(0).marks == 0 and board.read(1).phase == "meet"
-        pulse.step(7)
-        with pulse.waiting(), pulse.waiting():
+        heartbeat.step(7)
+        with heartbeat.waiting(), heartbeat.waiting():
             assert board.read(1).is_waiting
-        with pulse.phase("evaluate"), pulse.saving():
+        with heartbeat.phase("evaluate"), heartbeat.saving():
             reading = board.read(1)
             assert (reading.phase, reading.step, reading.first_step) == ("evaluate", 7, 7)
             assert reading.saving_since is not None
-        with pulse.work("reading weights", 100):
-            pulse.advance(60)
-            with pulse.work("making weights", 7), pulse.saving(50):
-                pulse.advance(1)
-                pulse.saved(20)
+        with heartbeat.work("reading weights", 100):
+            heartbeat.advance(60)
+            with heartbeat.work("making weights", 7), heartbeat.saving(50):
+                heartbeat.advance(1)
+                heartbeat.saved(20)
                 reading = board.read(1)
                 assert (reading.work, reading.work_done_bytes, reading.work_total_bytes) == ("making weights", 1, 7)
                 assert (reading.saved_bytes, reading.save_total_bytes) == (20, 50)
             reading = board.read(1)
             assert (reading.work, reading.work_done_bytes, reading.work_total_bytes) == ("reading weights", 60, 100)
-            assert reading == replace(pulse.reading(), beats=reading.beats)
+            assert reading == replace(heartbeat.reading(), beats=reading.beats)
         assert board.read(1).work == ""
-        pulse.step_done(7)
+        heartbeat.step_done(7)
         reading = board.read(1)
         assert not reading.is_waiting and reading.saving_since is None
         assert (reading.phase, reading.steps_done) == ("step", 7) and reading.beats >= 1
-        pulse._words = memoryview(bytearray(SLOT_WORDS * 8)).cast("Q")  # the thread lets the board go
+        heartbeat._words = memoryview(bytearray(SLOT_WORDS * 8)).cast("Q")  # the thread lets the board go
 
 
 def test_a_stranger_in_the_environment_is_no_launcher() -> None:

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from coremill.errors import InputError
+from coremill.files import LockState
 from coremill.hosts.host_restarts import SILENCE_SECONDS
 from coremill.world import folder_lock, run_lock
-from coremill.world.folder_lock import LOCK_FILE, Busy, FolderLock, Holder, Lock, file_system_of, verdict
+from coremill.world.folder_lock import LOCK_FILE, Busy, FolderLock, Holder, file_system_of, verdict
 from coremill.world.run_lock import RECONNECT_SECONDS, FolderTaken, OwnedFolders, join_run
 
 HOLD = """
@@ -288,7 +289,7 @@ def test_verdicts(tmp_path: Path) -> None:
     there, container = replace(here, boot_id="other"), replace(here, pid_namespace="other")
 
     def of(
-        lock: Lock, holder: Holder | None, waited: float = 0.0, *, changed: bool = False, shared: bool = True
+        lock: LockState, holder: Holder | None, waited: float = 0.0, *, changed: bool = False, shared: bool = True
     ) -> str:
         how = {"is_shared": shared, "has_changed": changed, "stale_seconds": folder_lock.STALE_SECONDS}
         return verdict(lock, holder, waited_seconds=waited, **how)  # type: ignore[arg-type]

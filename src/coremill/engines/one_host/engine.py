@@ -8,6 +8,7 @@ added up. A group of gradients (a layer's, an end's) leaves as soon as backward 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,11 +20,10 @@ from torch.distributed.tensor import DTensor, Shard
 from coremill.config.schema import TrainSection
 from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
 from coremill.engines.one_host.cost import RESIDENT_UP_TO_BYTES
-from coremill.engines.one_host.shared_memory import Neighbours
+from coremill.engines.one_host.shared_memory import HostPeers
 from coremill.engines.one_host.slots import HostSums, HostWeight, HostWeights
 from coremill.engines.update import OptimizerUpdate
 from coremill.engines.wire.exchange import WireMeter
-from coremill.engines.wire.leaving import in_leaving_order
 from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers
 from coremill.model.slices import RowSlice, check_has_rows, keep_as, model_name, rows_of_rank
@@ -51,12 +51,10 @@ class OneHostShardEngine(OptimizerUpdate):
 
     name = "shard"
 
-    def __init__(
-        self, world: World, neighbours: Neighbours, settings: TrainSection, *, compute_dtype: torch.dtype
-    ) -> None:
+    def __init__(self, world: World, peers: HostPeers, settings: TrainSection, *, compute_dtype: torch.dtype) -> None:
         super().__init__(settings)
         self._world = world
-        self._neighbours = neighbours
+        self._peers = peers
         self._compute_dtype = compute_dtype
         self._meter = WireMeter()
         self._agreement = StepAgreement(world, self._meter)
@@ -70,9 +68,9 @@ class OneHostShardEngine(OptimizerUpdate):
         """Give every parameter its place in the shared memory, and each rank room for its rows."""
         check_has_rows(model)
         parts = find_layers(model)
-        ordered = in_leaving_order(model)
+        ordered = in_backward_order(model)
         parameters = [group.parameters for group in ordered]
-        self._weights = HostWeights(self._neighbours, self._meter, parameters, self._compute_dtype)
+        self._weights = HostWeights(self._peers, self._meter, parameters, self._compute_dtype)
         self._groups = [
             _Group(weights, group.is_layer) for weights, group in zip(self._weights.groups, ordered, strict=True)
         ]
@@ -91,7 +89,7 @@ class OneHostShardEngine(OptimizerUpdate):
         self._by_whole = {weight.whole: weight for weight in by_parameter.values()}
         self._named = [(name, self._by_whole[whole]) for name, whole in model.named_parameters()]
         layer_bytes = max(group.nbytes for group in self._groups if group.is_layer)
-        self._sums = HostSums(self._neighbours, self._meter, whole_up_to_bytes=layer_bytes)
+        self._sums = HostSums(self._peers, self._meter, whole_up_to_bytes=layer_bytes)
         self._unmaps = sum(group.nbytes for group in self._groups) > RESIDENT_UP_TO_BYTES
         self._hook(model, parts)
         self._model = model
@@ -108,7 +106,7 @@ class OneHostShardEngine(OptimizerUpdate):
             for module in (*parts.layers, parts.head):
                 module.register_forward_hook(self._unmap_used)
             # The loss needs most memory besides the last gradient; until then no gradients of others are read.
-            parts.head.register_forward_pre_hook(lambda *_: self._neighbours.unmap_others())
+            parts.head.register_forward_pre_hook(lambda *_: self._peers.unmap_others())
 
     def _unmap_used(self, module: nn.Module, *_: object) -> None:
         """After its forward; the head's weights are the lookup's too where these are tied. What is kept in fp32 beside
@@ -218,3 +216,33 @@ class OneHostShardEngine(OptimizerUpdate):
     def wire_use(self) -> WireUse:
         """Since the last call."""
         return WireUse(self._meter.take())
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters whose gradients are made one after the other."""
+
+    parameters: list[nn.Parameter]
+    is_layer: bool
+
+
+def in_backward_order(model: nn.Module) -> list[ParameterGroup]:
+    """The head, the layers from the last to the first, the rest, the lookup, which has what is tied to it: gradients
+    leave in this order, the same on every rank."""
+    parts = find_layers(model)
+    seen: set[nn.Parameter] = set()
+
+    def group(module: nn.Module, *, is_layer: bool = False) -> ParameterGroup:
+        fresh = [parameter for parameter in module.parameters() if parameter not in seen]
+        if is_layer:
+            fresh = [parameter for parameter in fresh if uses[parameter] == 1]
+        seen.update(fresh)
+        return ParameterGroup(fresh, is_layer)
+
+    # What layers share belongs to none: Zamba 2 uses one part of it in this layer, another part in that.
+    uses = Counter(parameter for layer in parts.layers for parameter in layer.parameters())
+    layers = [group(layer, is_layer=True) for layer in parts.layers]
+    lookup, head = group(parts.embedding), group(parts.head)
+    # Of the rest, a final norm's gradient is made early, that of learned positions last.
+    ordered = [head, *reversed(layers), group(model), lookup]
+    return [each for each in ordered if each.parameters]

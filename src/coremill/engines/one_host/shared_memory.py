@@ -1,6 +1,6 @@
 """Ranks of one host, tied to each other: a socket between every two for short words, one file of memory for all.
 
-A word is 32 bytes over a Unix socket: what happened, in which slot of the memory, the how-manieth time, when. The
+A word is 32 bytes over a Unix socket: what happened, in which slot of the memory, in which use of it, when. The
 kernel wakes who waits for one, orders it behind the memory written before it, and closes the socket of a rank that
 dies: nobody waits for a dead one, and nobody spins.
 
@@ -58,7 +58,7 @@ class Slot:
             self.map.madvise(mmap.MADV_DONTNEED, end, len(self.map) - end)
 
 
-class Neighbours:
+class HostPeers:
     """The other ranks of this host. All ranks take, announce and release slots in the same order."""
 
     def __init__(
@@ -239,7 +239,7 @@ def _lost(peer: int, why: str, *, is_silent: bool = False) -> PeerLost:
 # --- meeting
 
 
-def meet_neighbours(world: World) -> Neighbours | str:
+def meet_host_peers(world: World) -> HostPeers | str:
     """Tie the ranks of this host to each other; in words why that cannot be. The same outcome on every rank."""
     if world.nodes > 1:
         return "ranks on several hosts"
@@ -250,7 +250,7 @@ def meet_neighbours(world: World) -> Neighbours | str:
         except (AttributeError, OSError) as error:
             problem = f"no Unix socket: {error}"
         names = world.gather(["" if listener is None else listener.getsockname().decode("latin-1"), problem])
-        made: Neighbours | None = None
+        made: HostPeers | None = None
         if listener is not None and all(name for name, _ in names):
             try:
                 made = _tie(world, listener, [name.encode("latin-1") for name, _ in names])
@@ -270,7 +270,7 @@ def _listen(backlog: int) -> socket.socket:
     return listener
 
 
-def _tie(world: World, listener: socket.socket, names: list[bytes]) -> Neighbours:
+def _tie(world: World, listener: socket.socket, names: list[bytes]) -> HostPeers:
     """Call the ranks before this one, hear those after it; rank 0 hands out the file."""
     deadline = time.monotonic() + MEETING_SECONDS
     connections: dict[int, socket.socket] = {}
@@ -308,7 +308,7 @@ def _tie(world: World, listener: socket.socket, names: list[bytes]) -> Neighbour
         with mmap.mmap(file, mmap.PAGESIZE, offset=FILE_BYTES - mmap.PAGESIZE):
             pass  # allowed here
         connections = dict(sorted(connections.items()))
-        return Neighbours(world.rank, connections, file, world.timeout_seconds, world.progress.standing_seconds)
+        return HostPeers(world.rank, connections, file, world.timeout_seconds, world.progress.standing_seconds)
     except BaseException:
         for connection in connections.values():
             connection.close()

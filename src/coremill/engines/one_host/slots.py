@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from coremill.engines.one_host.cost import PASSED_AT_ONCE_NUMEL, SLOTS_IN_TURN
-from coremill.engines.one_host.shared_memory import Neighbours, Slot
+from coremill.engines.one_host.shared_memory import HostPeers, Slot
 from coremill.engines.wire.exchange import Kind, WireMeter
 from coremill.model.heap import Backward
 from coremill.model.slices import rows_of_rank
@@ -53,12 +53,12 @@ class HostWeights:
 
     def __init__(
         self,
-        neighbours: Neighbours,
+        peers: HostPeers,
         meter: WireMeter,
         groups: Sequence[Sequence[nn.Parameter]],
         dtype: torch.dtype,
     ) -> None:
-        self._neighbours = neighbours
+        self._peers = peers
         self._meter = meter
         self._dtype = dtype
         places, end = [], 0
@@ -67,7 +67,7 @@ class HostWeights:
             for parameter in group:
                 places.append(end)
                 end = _up(end + parameter.numel() * dtype.itemsize, ALIGNED_BYTES)
-        self._slot = neighbours.keep(end)
+        self._slot = peers.keep(end)
         place = iter(places)
         self.groups = [[self._lay_out(parameter, next(place)) for parameter in group] for group in groups]
         self._place = {weight: place for weight, place in zip(self.weights, places, strict=True)}
@@ -82,7 +82,7 @@ class HostWeights:
     def _lay_out(self, parameter: nn.Parameter, place: int) -> HostWeight:
         shape = parameter.shape
         flat = torch.frombuffer(self._slot.map, dtype=self._dtype, offset=place, count=parameter.numel())
-        start, stop = rows_of_rank(shape[0], self._neighbours.rank, self._neighbours.size)
+        start, stop = rows_of_rank(shape[0], self._peers.rank, self._peers.size)
         row_numel = parameter.numel() // shape[0]
         local = flat.view(shape)[start:stop]
         if self._dtype != torch.float32:
@@ -106,7 +106,7 @@ class HostWeights:
                 weight.whole.view(-1)[weight.begin : weight.end].copy_(weight.local.view(-1))
         own_bytes = sum(weight.end - weight.begin for weight in moved) * self._dtype.itemsize
         whole_bytes = sum(weight.whole.nbytes for weight in moved)
-        self._arrival = _announce(self._neighbours, self._meter, "gather", self._slot, whole_bytes - own_bytes)
+        self._arrival = _announce(self._peers, self._meter, "gather", self._slot, whole_bytes - own_bytes)
 
     def wait(self) -> None:
         """Until all ranks have published theirs."""
@@ -132,9 +132,9 @@ class HostWeights:
 class HostSums:
     """Gradients of all ranks added up; each rank gets the rows it holds. In place after `flush`."""
 
-    def __init__(self, neighbours: Neighbours, meter: WireMeter, *, whole_up_to_bytes: int) -> None:
+    def __init__(self, peers: HostPeers, meter: WireMeter, *, whole_up_to_bytes: int) -> None:
         """`whole_up_to_bytes`: of a group that is laid out at once."""
-        self._neighbours = neighbours
+        self._peers = peers
         self._meter = meter
         self._whole_up_to_bytes = whole_up_to_bytes
         self._unsummed: deque[Callable[[], None]] = deque()
@@ -151,7 +151,7 @@ class HostSums:
             self._lay_out(group)
         else:
             # The moment that needs most, in a model with a large table.
-            self._neighbours.unmap_others()
+            self._peers.unmap_others()
             for weight in group:
                 self._pass_on(weight)
 
@@ -169,7 +169,7 @@ class HostSums:
         for weight in group:
             places = layouts[:, first : first + weight.whole.numel()]
             first += weight.whole.numel()
-            _show(weight.whole.grad, 0, weight.whole.numel(), places[self._neighbours.rank])
+            _show(weight.whole.grad, 0, weight.whole.numel(), places[self._peers.rank])
             weight.whole.grad = None
             reads.append(partial(_add_up, weight, 0, list(places[:, weight.begin : weight.end]), _begin_sum(weight)))
             read_numel += weight.end - weight.begin
@@ -180,7 +180,7 @@ class HostSums:
     def _pass_on(self, weight: HostWeight) -> None:
         """A large one, a piece of each rank's rows at a time."""
         self.flush()
-        ranks, mine, whole = self._neighbours.size, self._neighbours.rank, weight.whole
+        ranks, mine, whole = self._peers.size, self._peers.rank, weight.whole
         row_numel = whole.numel() // whole.shape[0]
         bounds = [rows_of_rank(whole.shape[0], rank, ranks) for rank in range(ranks)]
         owned = [(start * row_numel, stop * row_numel) for start, stop in bounds]
@@ -202,37 +202,37 @@ class HostSums:
 
     def _take(self, dtype: torch.dtype, stride_bytes: int) -> tuple[Slot, torch.Tensor]:
         """A slot, and in it so much for each rank."""
-        ranks, mine = self._neighbours.size, self._neighbours.rank
-        self._neighbours.waited_seconds = 0.0
+        ranks, mine = self._peers.size, self._peers.rank
+        self._peers.waited_seconds = 0.0
         own = slice(mine * stride_bytes, (mine + 1) * stride_bytes)
-        slot = self._neighbours.take("reduce_scatter", ranks * stride_bytes, own)
-        self._meter.add("reduce_scatter", exposed=self._neighbours.waited_seconds)
+        slot = self._peers.take("reduce_scatter", ranks * stride_bytes, own)
+        self._meter.add("reduce_scatter", exposed=self._peers.waited_seconds)
         layouts = torch.frombuffer(slot.map, dtype=dtype, count=ranks * stride_bytes // dtype.itemsize)
         return slot, layouts.view(ranks, -1)
 
     def _announce(self, slot: Slot, bytes_of_a_rank: int, reads: Sequence[Callable[[], None]]) -> None:
-        read_bytes = (self._neighbours.size - 1) * bytes_of_a_rank
-        arrival = _announce(self._neighbours, self._meter, "reduce_scatter", slot, read_bytes)
+        read_bytes = (self._peers.size - 1) * bytes_of_a_rank
+        arrival = _announce(self._peers, self._meter, "reduce_scatter", slot, read_bytes)
 
         def take_in() -> None:
             arrival()
             for read in reads:
                 read()
-            self._neighbours.release("reduce_scatter", slot)
+            self._peers.release("reduce_scatter", slot)
 
         self._unsummed.append(take_in)
 
 
-def _announce(neighbours: Neighbours, meter: WireMeter, kind: Kind, slot: Slot, read_bytes: int) -> Callable[[], None]:
+def _announce(peers: HostPeers, meter: WireMeter, kind: Kind, slot: Slot, read_bytes: int) -> Callable[[], None]:
     """This rank's part is written; what is returned waits until all are, of which so much is read."""
     began = time.monotonic()
-    announcement = neighbours.announce(slot)
+    announcement = peers.announce(slot)
 
     def wait() -> None:
-        neighbours.waited_seconds = 0.0
-        told = neighbours.wait_for(announcement, slot)
+        peers.waited_seconds = 0.0
+        told = peers.wait_for(announcement, slot)
         seconds = max(0.0, told - began)
-        meter.add(kind, shared=read_bytes, seconds=seconds, exposed=neighbours.waited_seconds)
+        meter.add(kind, shared=read_bytes, seconds=seconds, exposed=peers.waited_seconds)
 
     return wait
 

@@ -23,7 +23,13 @@ class Replicate:
 
     @staticmethod
     def make(
-        plan: Plan, world: World, settings: TrainSection, *, head_in_backward: bool, through_memory: bool
+        plan: Plan,
+        world: World,
+        settings: TrainSection,
+        *,
+        head_in_backward: bool,
+        through_memory: bool,
+        named_rows: bool,
     ) -> Engine:
         """Gradients always go through gloo."""
         from coremill.engines.base import DTYPES
@@ -32,4 +38,5 @@ class Replicate:
         from coremill.plan.wire import gradient_form
 
         codec = codec_of(gradient_form(plan.wire_dtype.value, plan.dtype.value))
-        return ReplicateEngine(world, settings, compute_dtype=DTYPES[plan.dtype.value], gradient_codec=codec)
+        dtype = DTYPES[plan.dtype.value]
+        return ReplicateEngine(world, settings, compute_dtype=dtype, gradient_codec=codec, named_rows=named_rows)

@@ -50,10 +50,17 @@ class ReplicateEngine(OptimizerUpdate):
     name = "replicate"
 
     def __init__(
-        self, world: World, settings: TrainSection, *, compute_dtype: torch.dtype, gradient_codec: Codec
+        self,
+        world: World,
+        settings: TrainSection,
+        *,
+        compute_dtype: torch.dtype,
+        gradient_codec: Codec,
+        named_rows: bool = True,
     ) -> None:
         super().__init__(settings)
         self._world = world
+        self._names_rows = named_rows and world.size > 1
         self._compute_dtype = compute_dtype
         self._codec = gradient_codec
         self._meter = WireMeter()
@@ -79,7 +86,7 @@ class ReplicateEngine(OptimizerUpdate):
     def start(self) -> None:
         """Masters where the arithmetic is bf16, buckets where there are peers; all have loaded the same."""
         self.require_equal("after loading")
-        if self._world.size > 1:
+        if self._names_rows:
             self._tables = {table: NamedRows(embedding) for table, embedding in lookups_of(self._model)}
         kept = names_kept_in_fp32(self._model, self._compute_dtype)
         for name, weight in self._model.named_parameters():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coremill.engines.shard.cost import ShardCost
+from coremill.engines.shard.cost import ShardCost, rounds
 
 if TYPE_CHECKING:
     from coremill.config.schema import TrainSection
@@ -31,35 +31,55 @@ class Shard:
 
     @staticmethod
     def make(
-        plan: Plan, world: World, settings: TrainSection, *, head_in_backward: bool, through_memory: bool
+        plan: Plan,
+        world: World,
+        settings: TrainSection,
+        *,
+        head_in_backward: bool,
+        through_memory: bool,
+        named_rows: bool,
     ) -> Engine:
         """In the form that this world and dtype ask for."""
         from coremill.engines.base import DTYPES
         from coremill.engines.shard.kept_in_fp32 import KeepsInFp32
 
-        made = _make(plan, world, settings, head_in_backward=head_in_backward, through_memory=through_memory)
+        made = _make(
+            plan,
+            world,
+            settings,
+            head_in_backward=head_in_backward,
+            through_memory=through_memory,
+            named_rows=named_rows,
+        )
         dtype = plan.dtype.value
         return made if dtype == "fp32" else KeepsInFp32(made, world, settings, DTYPES[dtype])
 
 
-def _make(plan: Plan, world: World, settings: TrainSection, *, head_in_backward: bool, through_memory: bool) -> Engine:
+def _make(
+    plan: Plan,
+    world: World,
+    settings: TrainSection,
+    *,
+    head_in_backward: bool,
+    through_memory: bool,
+    named_rows: bool,
+) -> Engine:
     import torch
 
     from coremill.engines.base import DTYPES
     from coremill.engines.one_host.engine import OneHostShardEngine
-    from coremill.engines.one_host.shared_memory import meet_neighbours
+    from coremill.engines.one_host.shared_memory import meet_host_peers
     from coremill.engines.shard.engine import ShardEngine
     from coremill.engines.wire.codec import codec_of
     from coremill.plan.wire import gradient_form
 
     dtype, wire = plan.dtype.value, plan.wire_dtype.value
     why_wire = "several hosts, or a wire dtype that rounds"
-    rounds = wire != "fp32" and dtype == "fp32"
-    if through_memory and not rounds and world.size > 1:
-        neighbours = meet_neighbours(world)
-        if not isinstance(neighbours, str):
-            return OneHostShardEngine(world, neighbours, settings, compute_dtype=DTYPES[dtype])
-        why_wire = neighbours
+    if through_memory and not rounds(wire, dtype) and world.size > 1:
+        peers = meet_host_peers(world)
+        if not isinstance(peers, str):
+            return OneHostShardEngine(world, peers, settings, compute_dtype=DTYPES[dtype])
+        why_wire = peers
     return ShardEngine(
         world,
         settings,
@@ -70,4 +90,5 @@ def _make(plan: Plan, world: World, settings: TrainSection, *, head_in_backward:
         accumulates=plan.accumulation_steps.value > 1,
         head_in_backward=head_in_backward,
         why_wire=why_wire,
+        named_rows=named_rows,
     )

@@ -50,10 +50,13 @@ class ShardEngine(OptimizerUpdate):
         accumulates: bool,
         head_in_backward: bool,
         why_wire: str,
+        named_rows: bool = True,
     ) -> None:
-        """`accumulates`: a step has several micro-batches; `why_wire`: why ranks do not share memory."""
+        """`accumulates`: a step has several micro-batches; `why_wire`: why ranks do not share memory; `named_rows`:
+        ranks fetch the rows of a lookup table that their tokens name."""
         super().__init__(settings)
         self._world = world
+        self._names_rows = named_rows and world.size > 1
         self._compute_dtype = compute_dtype
         self._keep_gathered = keep_gathered
         # Where weights stay whole through a step, so do gradients: added up in fp32 and sent once.
@@ -149,7 +152,7 @@ class ShardEngine(OptimizerUpdate):
 
     def _row_table(self, parts: LayerMap, mesh: DeviceMesh) -> RowTable | None:
         """Of an embedding that is a lookup and nothing else; None where there is one rank."""
-        if parts.tied or self._world.size == 1 or not has_plain_lookup(parts.embedding):
+        if parts.tied or not self._names_rows or not has_plain_lookup(parts.embedding):
             return None
         assert isinstance(parts.embedding, nn.Embedding)
         if parts.embedding._parameters["weight"] is None:  # kept in fp32 beside this engine

@@ -1,6 +1,6 @@
-"""How gradients are written for the wire: as they are, as bf16, or as roots.
+"""How gradients are written for the wire: as they are, as bf16, or as sqrt16.
 
-A root is the square root of a gradient relative to the largest of its block, with the gradient's sign, in 16 bits. The
+sqrt16 is the square root of a gradient relative to the largest of its block, with the gradient's sign, in 16 bits. The
 error of a value v in a block with largest value s is at most sqrt(v * s) / 32767: a largest value keeps 15 bits where
 bf16 keeps 8, and one of a four-thousandth of it still 8. Like bf16 it halves the bytes; unlike bf16 it leaves the loss
 of fp32 arithmetic where it was (docs/benchmarks.md).
@@ -16,11 +16,11 @@ from typing import Protocol
 
 import torch
 
-from coremill.plan.wire import ROOTS_BLOCK, GradientForm
+from coremill.plan.wire import SCALE_BLOCK, GradientForm
 
 _LARGEST = 32767
 # Values of a chunk for each thread: 256 KiB in fp32, and torch gives each thread at least 32 Ki.
-_CHUNK_PER_THREAD = 64 * ROOTS_BLOCK
+_CHUNK_PER_THREAD = 64 * SCALE_BLOCK
 # Below this no scale is told from zero; a block of zeros then needs no case of its own.
 _LEAST_SCALE = torch.finfo(torch.float32).tiny
 
@@ -52,7 +52,7 @@ class Codec(Protocol):
 
 def codec_of(form: GradientForm) -> Codec:
     """The codec of a form that the plan chose."""
-    return Roots() if form == "roots" else Plain(torch.float32 if form == "fp32" else torch.bfloat16)
+    return Sqrt16() if form == "sqrt16" else Plain(torch.float32 if form == "fp32" else torch.bfloat16)
 
 
 def shares_of(values: Sequence[torch.Tensor], ranks: int) -> list[list[torch.Tensor]]:
@@ -63,7 +63,7 @@ def shares_of(values: Sequence[torch.Tensor], ranks: int) -> list[list[torch.Ten
     for each in values:
         begin, numel = 0, each.numel()
         while rank < ranks - 1 and whole * (rank + 1) // ranks < offset + numel:
-            end = max(begin, (whole * (rank + 1) // ranks - offset) // ROOTS_BLOCK * ROOTS_BLOCK)
+            end = max(begin, (whole * (rank + 1) // ranks - offset) // SCALE_BLOCK * SCALE_BLOCK)
             shares[rank].append(each[begin:end])
             begin, rank = end, rank + 1
         shares[rank].append(each[begin:])
@@ -115,8 +115,8 @@ class Plain:
                 into += wire[part]
 
 
-class Roots:
-    """The fp32 scale of each block; behind them, in the same buffer, 16-bit roots."""
+class Sqrt16:
+    """The fp32 scale of each block; behind them, in the same buffer, 16-bit square roots."""
 
     dtype = torch.int16
 
@@ -178,31 +178,31 @@ class Roots:
 
 
 def _square(roots: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Values of blocks from their roots, which keep the sign."""
+    """Values of blocks from their square roots, which keep the sign."""
     out.copy_(roots.view_as(out))
     return out.mul_(out.abs()).mul_(scales.div(_LARGEST**2).unsqueeze(1))
 
 
 def _parts(wire: torch.Tensor, runs: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and roots of a wire."""
+    """Scales and square roots of a wire."""
     blocks = _blocks(runs)
     return wire[: 2 * blocks].view(torch.float32), wire[2 * blocks :]
 
 
 def _blocks(runs: Sequence[int]) -> int:
-    return sum(-(-run // ROOTS_BLOCK) for run in runs)
+    return sum(-(-run // SCALE_BLOCK) for run in runs)
 
 
 def _chunks(runs: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Where a chunk begins, its blocks, and their width; the short last block of a run comes alone."""
-    most = max(1, _CHUNK_PER_THREAD * torch.get_num_threads() // ROOTS_BLOCK)
+    most = max(1, _CHUNK_PER_THREAD * torch.get_num_threads() // SCALE_BLOCK)
     offset = 0
     for run in runs:
-        whole = run // ROOTS_BLOCK
+        whole = run // SCALE_BLOCK
         for block in range(0, whole, most):
-            yield offset + block * ROOTS_BLOCK, min(most, whole - block), ROOTS_BLOCK
-        if run % ROOTS_BLOCK:
-            yield offset + whole * ROOTS_BLOCK, 1, run % ROOTS_BLOCK
+            yield offset + block * SCALE_BLOCK, min(most, whole - block), SCALE_BLOCK
+        if run % SCALE_BLOCK:
+            yield offset + whole * SCALE_BLOCK, 1, run % SCALE_BLOCK
         offset += run
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from coremill.data.packed_batches import Batch, evaluation_batches, make_loader
 from coremill.model.chunked_loss import IGNORED, HeadLoss, logits_loss
 from coremill.model.documents import documents_of
 from coremill.model.tied_lookup import tied_lookup
+from coremill.plan.model_choices import NOT_FUSED
 from coremill.plan.types import Choice
 from coremill.tasks.base import TrainingTask
 from coremill.tasks.causal_lm.loss_path import LossPath, follow
@@ -35,9 +37,14 @@ class CausalLmTraining(TrainingTask[PackedData, Batch]):
         self._head_loss: HeadLoss | None = None
         self._path = LossPath(chunked=False, cross_entropy=True, more=False, reason="")
 
-    def prepare(self, model: nn.Module) -> Choice[str]:
-        """Put the chunked loss into the head where its output is the logits; before the engine places the model."""
-        self._path = path = follow(model)
+    def prepare(self, model: nn.Module, *, fused: bool = True) -> Choice[str]:
+        """Put the chunked loss into the head where its output is the logits; before the engine places the model.
+
+        Unless `fused` the head stays as it is (model/changes.py)."""
+        path = follow(model)
+        if path.chunked and not fused:
+            path = replace(path, chunked=False, reason=NOT_FUSED)
+        self._path = path
         more = "; to it the model adds a loss of its own, as its config asks" if path.more else ""
         if not path.chunked:
             kept = "the model's own arithmetic" if path.cross_entropy else "the model's own loss"

@@ -1,8 +1,8 @@
-"""The first moments of a rank: tie its life to the launcher's, take its cores, become the program.
+"""A child process dies with its parent: by its own word, or started through this file, any program.
 
-Run as a script between fork and the program itself, so that it holds for any program, from its first instruction on:
+Run as a script between fork and the program itself, so that it holds from the program's first instruction on:
 
-    python -I -S process.py LAUNCHER_PID CPUS PROGRAM [ARGUMENT ...]        CPUS: 0,1,2 or - to leave the mask alone
+    python -I -S child.py LAUNCHER_PID CPUS PROGRAM [ARGUMENT ...]        CPUS: 0,1,2 or - to leave the mask alone
 
 A function run in the forked child would do the same, but may deadlock when the launcher has threads (it draws
 progress). Standard library only, and little of it: this start costs about 20 ms per rank.
@@ -33,6 +33,14 @@ def die_with_parent(parent_pid: int | None = None) -> None:
     if parent_pid is not None and os.getppid() != parent_pid:
         # It died before the call above: nobody would tell us.
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def read_line(descriptor: int) -> bytes:
+    """One line, and not a byte more: what follows on the pipe, or its end, is for somebody else. Short at its end."""
+    line = bytearray()
+    while not line.endswith(b"\n") and (byte := os.read(descriptor, 1)):
+        line += byte
+    return bytes(line)
 
 
 def wrapped(argv: list[str], *, launcher_pid: int, cpus: frozenset[int] | None) -> list[str]:

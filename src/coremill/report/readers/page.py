@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from coremill.files import write_whole
 from coremill.report import terminal
 from coremill.report.charts import Dots, Part, Reference, level_bar, line_chart, stacked_bar
 from coremill.report.metrics import format_metric, in_words, metric_names, model_class_of
 from coremill.report.plan_screen import MEMORY_PARTS, PHASE_NAMES
+from coremill.report.readers.base import Reader
 from coremill.report.summary_screen import SPLIT_STYLES, collective_rows
 from coremill.report.timeline import outcome_of
 
@@ -91,6 +93,16 @@ def render_page(summary: Mapping[str, Any]) -> str:
         environment=_environment(summary),
         faults=[{**fault, "outcome": outcome_of(fault)} for fault in summary.get("faults") or ()],
     )
+
+
+class PageReader(Reader):
+    """Writes report.html, whole or not at all."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._file = run_folder / "report.html"
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        write_whole(self._file, render_page(summary))
 
 
 @cache

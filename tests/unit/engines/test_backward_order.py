@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from coremill.config.schema import TrainSection
+from coremill.engines.one_host.engine import in_backward_order
 from coremill.engines.shard.engine import ShardEngine
-from coremill.engines.wire.leaving import in_leaving_order
 from coremill.errors import InputError
 
 
@@ -38,7 +38,7 @@ class Decoder(nn.Module):
 def test_what_layers_share_leaves_after_all_layers(shares: bool) -> None:
     model = Decoder(shares=shares)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = in_leaving_order(model)
+    groups = in_backward_order(model)
     assert [group.is_layer for group in groups] == [False, True, True, True, False, False]
     head, last, _, first, rest, lookup = [[names[each] for each in group.parameters] for group in groups]
     assert (head, lookup) == (["head.weight", "head.bias"], ["embedding.weight"])

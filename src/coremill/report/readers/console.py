@@ -1,7 +1,7 @@
 """A run on the screen while it runs: a live display on a terminal, plain lines elsewhere.
 
 Everything shown comes from events, through the same tally that the report is made from. The live display is redrawn
-when `update` is called, also with no new events, so there is no thread of its own: call it a few times per second.
+when `take` is called, also with no new events, so there is no thread of its own: call it a few times per second.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from coremill.plan.saving import SET_BY_USER, SHARE_OF_GRACE
 from coremill.redaction import redact
 from coremill.report.events import Event
 from coremill.report.metrics import format_metric, in_words, metric_names
+from coremill.report.progress import PLAIN_EVERY_SECONDS, REDRAW_EVERY_SECONDS
+from coremill.report.readers.base import KEPT, Reader
 from coremill.report.tally import PHASES, RunTally
 from coremill.report.terminal import (
     format_bytes,
@@ -31,16 +33,12 @@ from coremill.report.terminal import (
     format_rate,
     format_seconds,
     print_line,
-    print_verbatim,
 )
 from coremill.report.weights import weight_findings
 from coremill.report.work import LongWorks
 from coremill.world.heartbeat import Reading
 
 RECENT_STEPS = 20  # rates on the screen follow the last so many steps
-KEPT = 64  # steps, evaluations, lines said: a run has millions, and the screen lives as long
-PLAIN_EVERY_SECONDS = 5.0  # a log line per step would bury everything else
-REDRAW_EVERY_SECONDS = 0.1
 _DOING = {  # what a rank is busy with until the phase of that name is done
     "join": "starting ranks",
     "data": "opening the data",
@@ -50,7 +48,7 @@ _DOING = {  # what a rank is busy with until the phase of that name is done
 }
 
 
-class RunConsole:
+class RunConsole(Reader):
     """Shows one run from its events. `total_steps` may be None where only the data knows."""
 
     def __init__(
@@ -67,11 +65,15 @@ class RunConsole:
         self._spinner = Spinner("dots", style="cyan")
         self._works = LongWorks()
         self._live: Live | None = None
+
+    def begin(self) -> None:
+        """On a terminal, put the live display there."""
+        self._started = time.monotonic()
         if self.console.is_terminal:
             self._live = Live(console=self.console, auto_refresh=False, transient=True, get_renderable=self._display)
             self._live.start()
 
-    def update(self, events: Iterable[Event] = ()) -> None:
+    def take(self, events: Iterable[Event] = ()) -> None:
         """Take new events in and show them."""
         for event in events:
             self.tally.add(event)
@@ -81,7 +83,7 @@ class RunConsole:
             self._drawn = time.monotonic()
 
     def take_work(self, readings: Sequence[Reading]) -> None:
-        """What ranks say of work that takes long; `update` redraws."""
+        """What ranks say of work that takes long; `take` redraws."""
         self._works.take(readings)
         if self._live is None:
             for line in self._works.lines():
@@ -91,7 +93,7 @@ class RunConsole:
         """One finding of the launcher, above the progress."""
         print_line(self.console, redact(text))
 
-    def close(self) -> None:
+    def ranks_ended(self) -> None:
         """Take the live display away and leave the last step as a line."""
         if self._live is not None:
             self._live.stop()
@@ -100,10 +102,11 @@ class RunConsole:
             self._print_step(with_eta=False)
 
     def __enter__(self) -> RunConsole:
+        self.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.ranks_ended()
 
     def _say(self, event: Event) -> None:
         """Lines that stay: milestones once, evaluations, the export; on a plain stream steps too."""
@@ -283,84 +286,3 @@ class RunConsole:
 def _reached(phases_done: list[str]) -> int:
     """How many of the phases before the first step lie behind a rank; one left out counts as done by a later one."""
     return max((PHASES.index(name) + 1 for name in phases_done if name in PHASES), default=0)
-
-
-class AmountProgress:
-    """One long preparation (tokenising, a download): a bar on a terminal, a line every few seconds elsewhere.
-
-    `show` takes what is done so far; the details (documents, tokens) are words the caller may add.
-    """
-
-    def __init__(self, what: str, console: Console | None = None) -> None:
-        self.console = console if console is not None else Console()
-        self.what = what
-        self._started = time.monotonic()
-        self._printed = self._started
-        self._done = 0.0
-        self._total: float | None = None
-        self._detail = ""
-        self._live: Live | None = None
-        if self.console.is_terminal:
-            self._live = Live(console=self.console, auto_refresh=False, transient=True, get_renderable=self._display)
-            self._live.start()
-
-    def show(self, bytes_done: float, bytes_total: float | None = None, detail: str = "") -> None:
-        """Show how far it is."""
-        self._done, self._total, self._detail = bytes_done, bytes_total or None, detail
-        now = time.monotonic()
-        if self._live is not None:
-            if now - self._printed >= REDRAW_EVERY_SECONDS:
-                self._printed = now
-                self._live.refresh()
-        elif now - self._printed >= PLAIN_EVERY_SECONDS:
-            self._printed = now
-            print_line(self.console, f"{self.what}: {self._words()}")
-
-    def close(self, closing_line: str | None = None, *, done: bool = True) -> None:
-        """Take the bar away; one line stays, where it is done: the caller's, or how much was done in what time."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-        if not done:
-            return
-        self._done = max(self._done, self._total or 0.0)  # the last report may have come before the end
-        seconds = format_seconds(time.monotonic() - self._started)
-        detail = f", {self._detail}" if self._detail else ""
-        print_line(self.console, closing_line or f"{self.what}: {format_bytes(self._done)}{detail} in {seconds}")
-
-    def _words(self) -> str:
-        total = f" of {format_bytes(self._total)}" if self._total else ""
-        share = f" ({format_percent(self._done / self._total)})" if self._total else ""
-        return f"{format_bytes(self._done)}{total}{share}" + (f", {self._detail}" if self._detail else "")
-
-    def _display(self) -> Group:
-        grid = Table.grid(padding=(0, 2), expand=True)
-        grid.add_column(no_wrap=True)
-        grid.add_column(ratio=1)
-        grid.add_column(no_wrap=True, justify="right")
-        pace = self._done / max(time.monotonic() - self._started, 1e-9)
-        left = format_seconds((self._total - self._done) / pace) if self._total and pace > 0 else ""
-        share = format_percent(self._done / self._total) if self._total else format_bytes(self._done)
-        grid.add_row(
-            Text(self.what, style="bold"),
-            ProgressBar(total=self._total, completed=self._done, pulse=self._total is None),
-            Text(f"{share}  ETA {left}" if left else share, style="cyan"),
-        )
-        return Group(grid, Text(self._words(), style="dim", no_wrap=True, overflow="ellipsis"))
-
-
-def show_error(
-    message: str, rank: int | None = None, traceback: str | None = None, console: Console | None = None
-) -> None:
-    """What went wrong, message first, the rank named, that rank's own traceback once."""
-    console = console if console is not None else Console(stderr=True)
-    first, *rest = redact(message).strip().splitlines() or ["no message"]
-    line = Text()
-    line.append("error", style="bold red").append(f" on rank {rank}: " if rank is not None else ": ").append(first)
-    print_line(console, line)
-    for text in rest:
-        print_line(console, text)
-    if traceback and traceback.strip():
-        print_line(console, f"traceback of rank {rank}:" if rank is not None else "traceback:", style="dim")
-        for text in redact(traceback).rstrip().splitlines():
-            print_verbatim(console, f"  {text}", style="dim")

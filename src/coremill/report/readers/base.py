@@ -1,0 +1,86 @@
+"""What follows a run by its events: the protocol of a reader, and all readers of a run as one.
+
+Events are all that a reader needs: a tracker or a metrics endpoint would be one more file here and a line in
+`make_readers`. What the launcher says itself and how far ranks are in long work is no event, and goes to whom it helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coremill.report.events import Event
+from coremill.report.summary import summarise
+from coremill.report.tally import RunTally
+from coremill.world.heartbeat import Reading
+
+KEPT = 64  # steps, evaluations, lines said: a run has millions, and those who follow it live as long
+
+
+class Reader:
+    """Follows one run. A reader overrides what it has a use for; calls come in this order."""
+
+    def begin(self) -> None:
+        """Ranks are about to start."""
+
+    def take(self, events: Iterable[Event]) -> None:
+        """New events, of every attempt; called a few times per second, also without any."""
+
+    def note(self, text: str) -> None:
+        """A finding of the launcher."""
+
+    def take_work(self, readings: Sequence[Reading]) -> None:
+        """How far this machine's ranks are in work that takes long, by their heartbeats."""
+
+    def ranks_ended(self) -> None:
+        """There will be no more events, but for the sample's; also after a failure."""
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """All is over: the keys of report.json. Not called on a machine that does not write the report."""
+
+
+class Readers(Reader):
+    """All readers of a run, and what its events amount to so far."""
+
+    def __init__(self, run_folder: Path, readers: Sequence[Reader], plan: Mapping[str, Any] | None = None) -> None:
+        self.tally = RunTally(plan or {}, keep=KEPT)
+        self._folder = run_folder
+        self._readers = tuple(readers)
+
+    def __enter__(self) -> Readers:
+        self.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ranks_ended()
+
+    def begin(self) -> None:
+        for reader in self._readers:
+            reader.begin()
+
+    def take(self, events: Iterable[Event]) -> None:
+        new = list(events)
+        for event in new:
+            self.tally.add(event)
+        for reader in self._readers:
+            reader.take(new)
+
+    def note(self, text: str) -> None:
+        for reader in self._readers:
+            reader.note(text)
+
+    def take_work(self, readings: Sequence[Reading]) -> None:
+        for reader in self._readers:
+            reader.take_work(readings)
+
+    def ranks_ended(self) -> None:
+        for reader in self._readers:
+            reader.ranks_ended()
+
+    def sum_up(self, exit_code: int | None = None) -> dict[str, Any]:
+        """End all readers with the summary of the run, which comes back; `exit_code`: of its ranks, where known."""
+        summary = summarise(self._folder, exit_code=exit_code)
+        for reader in self._readers:
+            reader.end(summary)
+        return summary
