@@ -10,6 +10,8 @@ import tomllib
 
 from house import PACKAGE, ROOT, file_of, sources
 
+from coremill.registry import BUILT_IN
+
 
 def layers() -> list[str]:
     """The order in pyproject.toml, latest stage first."""
@@ -46,3 +48,15 @@ def test_imports_are_absolute():
         if isinstance(node, ast.ImportFrom) and node.level
     ]
     assert not relative, relative
+
+
+def test_engines_are_named_by_their_own_folder_and_the_registry():
+    named = set(BUILT_IN["coremill.engines"])
+    elsewhere = {
+        f"{file_of(module)}:{node.lineno}"
+        for module, tree in sources().items()
+        if module != "coremill.registry" and not module.startswith("coremill.engines.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in named
+    }
+    assert elsewhere == set()

@@ -81,6 +81,7 @@ def _planned(family: str, world_size: int, settings: dict[str, Any]) -> tuple[li
     one_host = settings.get("through_memory", True)
     arrangement = Arrangement(
         engine=settings["engine"],
+        optimizer="adamw",
         dtype=settings.get("dtype", "fp32"),
         wire_dtype=settings["wire_dtype"],
         nodes=1 if one_host else world_size,

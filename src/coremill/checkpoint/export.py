@@ -35,11 +35,11 @@ from coremill.model.names import map_names
 from coremill.model.slices import named_tensors, rows_of_rank
 from coremill.model.source import ModelFolder
 from coremill.plan.headers import INDEX_FILE, SINGLE_FILE, read_headers
+from coremill.plan.memory import EXPORT_PIECE_BYTES
 from coremill.world.heartbeat import HEARTBEAT
 from coremill.world.lost_peers import peer_errors
 
 MAX_FILE_BYTES = 5 * 10**9
-PIECE_BYTES = 8 * 2**20
 STORED_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -74,8 +74,6 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What the export took."""
-
     folder: Path
     bytes: int  # of the tensors
     seconds: float
@@ -297,7 +295,7 @@ def _rows(tensor: torch.Tensor, world: Ranks) -> Iterator[torch.Tensor]:
         return
     local = tensor.to_local().detach().reshape(-1)
     group = tensor.device_mesh.get_group()
-    step = PIECE_BYTES // local.element_size()
+    step = EXPORT_PIECE_BYTES // local.element_size()
     if world.rank != 0:
         for piece in _pieces(local):
             with peer_errors():
@@ -319,7 +317,7 @@ def _rows(tensor: torch.Tensor, world: Ranks) -> Iterator[torch.Tensor]:
 
 def _pieces(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """A flat tensor cut into pieces of a few megabytes."""
-    return torch.split(flat, PIECE_BYTES // flat.element_size()) if flat.numel() else ()
+    return torch.split(flat, EXPORT_PIECE_BYTES // flat.element_size()) if flat.numel() else ()
 
 
 def _as_bytes(tensor: torch.Tensor) -> memoryview:

@@ -166,7 +166,6 @@ def step_folder_name(step: int) -> str:
 
 
 def step_of(name: str) -> int:
-    """The inverse."""
     return int(name.removeprefix("step-"))
 
 

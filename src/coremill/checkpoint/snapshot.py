@@ -58,7 +58,6 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        """Of the tensors."""
         return sum(tensor.data.nbytes for tensor in self.tensors)
 
 

@@ -28,7 +28,6 @@ class Piece:
 
     @property
     def where(self) -> str:
-        """For messages."""
         return f"{self.file}:{self.row}"
 
 

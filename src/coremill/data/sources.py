@@ -44,16 +44,13 @@ class TextSource:
 
     @property
     def where(self) -> str:
-        """For messages."""
         return f"{self.setting}: {self.name}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> TextSource:
-        """The inverse of `to_json`."""
         dataset = document["dataset"]
         found = None if dataset is None else Dataset(**dataset)
         return cls(**{**document, "files": tuple(document["files"]), "dataset": found})

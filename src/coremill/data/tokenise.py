@@ -33,6 +33,7 @@ from coremill.data.packed import (
 from coremill.data.sources import TextSource, identity_of, open_text, resolve_source, stamps_of
 from coremill.data.tokenizer_files import SpecialTokens, tokenizer_identity
 from coremill.errors import InputError
+from coremill.plan.card import require_positions
 
 HASH_PROGRESS_SECONDS = 0.1
 SPLITS_KEPT = 3  # of one packing, each as large as it
@@ -59,7 +60,7 @@ def prepare_data(
     """
     started = time.perf_counter()
     section = config.data
-    _require_positions(section, max_positions)
+    _require_row_length(section, max_positions)
     packer = _Packer(
         section.sequence_length,
         section.special_tokens,
@@ -110,7 +111,7 @@ def prepare_data(
 
 def check_sources(section: DataSection, *, max_positions: int | None) -> None:
     """Find what can be wrong with the data in a second: names, the length of rows, the first row of local files."""
-    _require_positions(section, max_positions)
+    _require_row_length(section, max_positions)
     for source in (_training_source(section), _evaluation_source(section)):
         if source is not None and source.kind in ("txt", "jsonl", "parquet"):
             next(open_text(source).pieces, None)
@@ -308,14 +309,8 @@ def _words_of_held_out(whole: _Packing, training: _Packing, evaluation: _Packing
     return f"held out for evaluation: {held.documents:,} of {whole.manifest.documents:,} documents, {share}"
 
 
-def _require_positions(section: DataSection, max_positions: int | None) -> None:
-    if max_positions is not None and section.sequence_length > max_positions:
-        raise InputError(
-            f"rows of {section.sequence_length} tokens are longer than the model's {max_positions} positions",
-            where=f"data.sequence_length: {section.sequence_length}",
-            why="the model has no position for the tokens beyond",
-            do=f"set data.sequence_length to {max_positions} or less",
-        )
+def _require_row_length(section: DataSection, max_positions: int | None) -> None:
+    require_positions(section.sequence_length, max_positions)
     if section.sequence_length < 2:
         raise InputError(
             "a row of one token has nothing to predict",

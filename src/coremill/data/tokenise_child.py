@@ -29,7 +29,6 @@ class Speaker:
         self._last_progress = 0.0
 
     def say(self, kind: str, **fields: Any) -> None:
-        """One message."""
         self._stream.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
         self._stream.flush()
 

@@ -37,7 +37,7 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
     print_rows(console, "machine", ("", ""), _machine_rows(diagnosis), wrapped_column=1)
     if diagnosis.calibration is not None:
         print_heading(console, "Measured")
-        rows = _measured_rows(node, diagnosis.calibration, diagnosis.cache_folder)
+        rows = _measured_rows(diagnosis.calibration, diagnosis.cache_folder)
         print_rows(console, "measured", ("", ""), rows, wrapped_column=1)
     if diagnosis.choices:
         print_heading(console, "What coremill chooses here")
@@ -125,7 +125,7 @@ def _network_text(node: NodeFacts) -> str:
     )
 
 
-def _measured_rows(node: NodeFacts, calibration: Calibration, cache_folder: str) -> list[tuple[str, str]]:
+def _measured_rows(calibration: Calibration, cache_folder: str) -> list[tuple[str, str]]:
     fp32, bf16 = calibration.fp32_matmul_flops_per_second, calibration.bf16_matmul_flops_per_second
     emulated = calibration.bf16_emulated_flops_per_second
     if bf16:

@@ -118,7 +118,7 @@ def self_test(
         return SelfTest(checks=(Check(name="two ranks", passed=False, detail=detail),), seconds=seconds)
     results: list[dict[str, Any]] = [json.loads(ended.stdout.strip().splitlines()[-1]) for ended in ranks]
     rate = min(float(result["all_reduce_bytes_per_second"]) for result in results)
-    return SelfTest(checks=_judge(results, rate), seconds=seconds, all_reduce_bytes_per_second=rate)
+    return SelfTest(checks=judge(results, rate), seconds=seconds, all_reduce_bytes_per_second=rate)
 
 
 def plans_here(node: NodeFacts, calibration: Calibration | None) -> list[Plan]:
@@ -137,7 +137,8 @@ def plans_here(node: NodeFacts, calibration: Calibration | None) -> list[Plan]:
     return [make_plan(config, fleet, card, with_remedies=False) for config in configs]
 
 
-def _judge(results: Sequence[Mapping[str, Any]], rate: float) -> tuple[Check, ...]:
+def judge(results: Sequence[Mapping[str, Any]], rate: float) -> tuple[Check, ...]:
+    """Of what the ranks reported (rank_program.py)."""
     engines: list[Mapping[str, Any]] = results[0]["engines"]  # losses are those of both ranks
     found = [engine for result in results for engine in result["engines"]]
     forms = " and ".join(f"{engine['engine']} {_THROUGH[engine['exchange']]}" for engine in engines)

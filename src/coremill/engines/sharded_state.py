@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from coremill.engines.optimizers.cost import ADAMW, COPY_BYTES, WEIGHT_BYTES
+from coremill.engines.optimizers.cost import COPY_BYTES, COSTS, WEIGHT_BYTES
 from coremill.hardware.facts import Fleet
 from coremill.plan.card import ModelCard
 from coremill.plan.engine_cost import AutoChoice, EngineCost, StateBytes
@@ -28,18 +28,18 @@ class ShardedStateCost(EngineCost):
         return StateBytes(
             parameters=(WEIGHT_BYTES + copy) * (whole + share_of(card.parameters - whole, ranks)),
             gradients=4 * trained,
-            optimizer=ADAMW.state_bytes * trained,
+            optimizer=COSTS[arrangement.optimizer].state_bytes * trained,
         )
 
-    def saved_bytes(self, card: ModelCard) -> int:
+    def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
         """All shares."""
-        return ADAMW.saved_bytes(card)
+        return COSTS[arrangement.optimizer].saved_bytes(card)
 
     def optimizer_seconds(self, card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
         """Of a rank's share."""
         has_copy = self.has_copy and arrangement.dtype == "bf16"
         own = card.trainable_parameters / arrangement.world_size
-        return ADAMW.seconds(own, arrangement, fleet, has_copy=has_copy)
+        return COSTS[arrangement.optimizer].seconds(own, arrangement, fleet, has_copy=has_copy)
 
     def reason(self, choice: AutoChoice) -> str:
         """It is quicker, or nothing else fits."""

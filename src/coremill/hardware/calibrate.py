@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import coremill
 from coremill.errors import CoremillError
 from coremill.files import locked, write_atomically
+from coremill.hardware.calibrate_child import COPY_BYTES
 from coremill.hardware.facts import Calibration, NodeFacts, Observation
 from coremill.hardware.learned import add_observation, read_observations
 from coremill.hardware.probe import environment_snapshot
@@ -166,7 +167,7 @@ def _rate_parts(node: NodeFacts) -> list[Part]:
         cpus = tuple(core.cpus[0] for core in node.cores if core.numa_node == numa_node)
         threads = max(1, node.usable_cores * len(cpus) // len(node.cores))
         # Two arrays; together at most a quarter of what is free.
-        copy_bytes = min(512 * 2**20, node.memory_available_bytes // (8 * len(node.numa_nodes)))
+        copy_bytes = min(COPY_BYTES, node.memory_available_bytes // (8 * len(node.numa_nodes)))
         parts.append(
             Part(
                 name="rates",

@@ -86,7 +86,6 @@ class Instance:
         return 1
 
     def to_json(self) -> dict[str, Any]:
-        """For --json."""
         return {**asdict(self), "family": self.family, "efa": self.efa}
 
 
@@ -102,7 +101,6 @@ class Table:
 
 @cache
 def table() -> Table:
-    """The shipped table."""
     document = json.loads(resources.files("coremill.hardware").joinpath("instances.json").read_text(encoding="utf-8"))
     columns = document["columns"]
     return Table(

@@ -52,7 +52,6 @@ Facts = Mapping[str, Fact]  # by name
 
 
 def facts_of_versions() -> dict[str, Fact]:
-    """Of what computes."""
     installed = versions()
     return {name: Fact(public_version(installed[name])) for name in CHANGE_NUMBERS}
 
@@ -68,7 +67,6 @@ def facts_to_json(facts: Facts) -> dict[str, list[str]]:
 
 
 def facts_from_json(document: Mapping[str, Sequence[str]]) -> dict[str, Fact]:
-    """The inverse."""
     return {name: Fact(*parts) for name, parts in document.items()}
 
 

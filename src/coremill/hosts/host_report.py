@@ -26,7 +26,6 @@ PACKAGES = ("torch", "transformers", "tokenizers", "accelerate")  # ranks of dif
 
 
 def report(questions: dict[str, Any]) -> dict[str, Any]:
-    """The answers."""
     arrived = time.time()
     node = probe_node(busy_seconds=0)
     folder = Path(questions["folder"])

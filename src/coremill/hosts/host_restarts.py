@@ -56,7 +56,6 @@ class HostState:
         self.pause_seconds = min(2 * self.pause_seconds, LONGEST_PAUSE_SECONDS)
 
     def start(self, now: float) -> None:
-        """It is being started."""
         self.start_at, self.started_at = None, now
 
     def is_given_up(self, now: float, wait_seconds: float) -> bool:

@@ -21,7 +21,6 @@ def show_local(
     layout: Layout,
     base: NodeIdentity | None,
     settings: Sequence[Setting],
-    environ: Mapping[str, str],
 ) -> None:
     """Ranks that this machine's launcher would start."""
     ranks = layout.ranks_per_node.value
@@ -40,7 +39,6 @@ def show_local(
 
 
 def show_hosts(
-    request: Request,
     commands: Sequence[HostCommand],
     remote: Remote,
     answers: Sequence[HostAnswer],

@@ -41,8 +41,8 @@ from coremill.plan.types import Choice
 from coremill.supervise.descendants import adopt_orphans, end_descendants
 from coremill.supervise.output import Failure, Prefixer, Tail, write_lines
 from coremill.supervise.rank_environment import Setting, cpus_for_rank
-from coremill.world.followers import is_follower
 from coremill.world.identity import RankIdentity, identify
+from coremill.world.lost_peers import is_follower
 from coremill.world.stop import is_same_press
 
 SHIM = "COREMILL_SHIM"

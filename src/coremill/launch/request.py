@@ -18,7 +18,6 @@ from coremill.world.identity import DEFAULT_PORT, DERIVED_PORTS, LOOPBACK, NodeI
 from coremill.world.sockets import own_address_towards
 
 Via = Literal["local", "torchrun", "mpirun"]
-VIAS: tuple[Via, ...] = ("local", "torchrun", "mpirun")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,7 @@ def _run_here(request: Request, node: NodeFacts, host: Host, environ: Mapping[st
     layout = lay_out(node, ranks=ranks, threads=_threads(request, environ))
     settings = _settings_here(request, node, layout, base, environ)
     if request.dry_run:
-        show_local(request, layout, base, settings, environ)
+        show_local(request, layout, base, settings)
         return 0
     if base is not None and base.node_rank == 0:
         problem = free_port([base.master_port])["port_problem"]
@@ -189,7 +189,7 @@ def _explain(message: str, words: str, log_file: Path | None = None) -> None:
 
 def _become_rank(request: Request, identity: RankIdentity, environ: Mapping[str, str]) -> int:
     inherited = affinity_mask()
-    order = replace(_shim_order(request, environ), user_threads=_threads_are_the_users(environ))
+    order = replace(_shim_order(request), user_threads=_threads_are_the_users(environ))
     start = start_of_rank(
         identity, environ, order, inherited=inherited, is_bound=is_bound_by_parent(inherited), may_pin=False
     )
@@ -228,7 +228,7 @@ def _run_across(request: Request, node: NodeFacts, hosts: tuple[Host, ...], envi
         commands = _commands(request, hosts, address, port, ssh, environ, threads, Path(scratch))
         if request.dry_run:
             here = _settings_here(request, node, layout, None, environ)
-            show_hosts(request, commands, remote, answers, here, environ)
+            show_hosts(commands, remote, answers, here, environ)
             return 0
         if request.nodes is not None and via_of(request, hosts) == "torchrun" and request.via is None:
             outcome = run_nodes(
@@ -268,9 +268,7 @@ def _commands(
     """What runs where: a launcher of ours or one torchrun per host, or one mpirun here."""
     if request.nodes is not None and request.via is None:
         return node_commands(request, hosts, port, environ, is_first=True)
-    order = replace(
-        _shim_order(request, environ), user_threads="OMP_NUM_THREADS" in environ, announce=not request.quiet
-    )
+    order = replace(_shim_order(request), user_threads="OMP_NUM_THREADS" in environ, announce=not request.quiet)
     told = {**forwarded(environ), SHIM: order.to_json()}
     folder = Path.cwd()
     if "OMP_NUM_THREADS" not in environ:
@@ -304,7 +302,7 @@ def _commands(
     ]
 
 
-def _shim_order(request: Request, environ: Mapping[str, str]) -> ShimOrder:
+def _shim_order(request: Request) -> ShimOrder:
     return ShimOrder(
         threads=request.threads,
         allocator=request.allocator,

@@ -23,7 +23,6 @@ from coremill.supervise.rank_environment import KEEP_MEMORY, Setting, yielding
 from coremill.world.sockets import flows_of, interface_for_flows, interface_towards
 
 Allocator = Literal["auto", "tcmalloc", "jemalloc", "none"]
-ALLOCATORS: tuple[Allocator, ...] = ("auto", "tcmalloc", "jemalloc", "none")
 # Big blocks from an arena of their own, freed pages returned by a thread of the allocator and not by the step.
 JEMALLOC_CONF = "oversize_threshold:1,background_thread:true,metadata_thp:auto"
 

@@ -15,12 +15,11 @@ import torch
 
 from coremill.errors import InputError
 from coremill.plan.headers import TensorHeader
+from coremill.plan.memory import LOAD_SLICE_BYTES
 from coremill.world.heartbeat import HEARTBEAT
 
 # Large enough to stream at disk speed, small beside any slice.
 PIECE_BYTES = 8 * 2**20
-# What is read straight into its place is asked for in parts of this: each leaves a mark that the rank gets on.
-MARKED_BYTES = 64 * 2**20
 
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 WHOLE_NUMBERS = {
@@ -93,7 +92,8 @@ class TensorReader:
         descriptor = self._descriptor(header.file)
         done = 0
         while done < len(view):
-            count = os.preadv(descriptor, [view[done : done + MARKED_BYTES]], position + done)
+            # Each part leaves a mark that the rank gets on.
+            count = os.preadv(descriptor, [view[done : done + LOAD_SLICE_BYTES]], position + done)
             if count == 0:
                 what = f"{header.file} ended while tensor {header.name} was read"
                 raise InputError(what, where=str(self._folder / header.file), do="download or copy the file again")

@@ -35,7 +35,6 @@ class RowSlice:
 
     @property
     def row_elements(self) -> int:
-        """Elements of one row."""
         return torch.Size(self.shape[1:]).numel()
 
     @property

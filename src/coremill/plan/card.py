@@ -95,6 +95,17 @@ class ModelCard:
         return 6.0 * self.matmul_parameters + self.attention_flops_per_token(sequence_length)
 
 
+def require_positions(sequence_length: int, max_positions: int | None) -> None:
+    """Refuse rows that are longer than the model can place; None: it names no limit."""
+    if max_positions is not None and sequence_length > max_positions:
+        raise InputError(
+            f"rows of {sequence_length} tokens are longer than the model's {max_positions} positions",
+            where=f"data.sequence_length: {sequence_length}",
+            why="the model has no position for the tokens beyond",
+            do=f"set data.sequence_length to {max_positions} or less",
+        )
+
+
 def as_written(card: ModelCard) -> ModelCard:
     """The card of the same model with `model.fused: false`: every forward is transformers' own (model/changes.py)."""
     block = replace(card.block, plain_logits=False, plain_lookup=False)

@@ -71,7 +71,7 @@ class EngineCost(Protocol):
         """What stands outside of forward and backward: buffers that wait for the next step."""
         return StepPoint(name="between steps", gradients=0)
 
-    def saved_bytes(self, card: ModelCard) -> int:
+    def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
         """Of a checkpoint, all ranks together."""
 
     def traffic(self, card: ModelCard, arrangement: Arrangement) -> Traffic:

@@ -20,10 +20,12 @@ MIB = 2**20
 
 # Rows are memory-mapped and a batch is small: the loader, its index, and pages in use.
 DATA_BYTES = 4 * MIB
-# A slice on its way from file to parameter.
+# A slice on its way from file to parameter; asked for in parts of this (model/read.py).
 LOAD_SLICE_BYTES = 64 * MIB
-# Rows of a tensor on their way to a file or from another rank.
-EXPORT_BYTES = 24 * MIB
+# A piece of a tensor on its way to a file (checkpoint/export.py): as it came from another rank, and
+# cast, while the one before is still there.
+EXPORT_PIECE_BYTES = 8 * MIB
+EXPORT_BYTES = 3 * EXPORT_PIECE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, surroundings: Surroun
     first_step = (part(peak, optimizer=0), part(replace(waiting, gradients=state.gradients)))
     exporting = part(replace(waiting, buffers=waiting.buffers + EXPORT_BYTES))
     largest = min(4 * card.largest_tensor_parameters, LOAD_SLICE_BYTES)
-    saved_bytes_per_rank = cost.saved_bytes(card) // arrangement.world_size
+    saved_bytes_per_rank = cost.saved_bytes(card, arrangement) // arrangement.world_size
     return MemoryPlan(
         load=part(StepPoint(name="load", gradients=0, buffers=largest), optimizer=0),
         first_step=max(first_step, key=lambda part: part.total),

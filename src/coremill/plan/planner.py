@@ -16,7 +16,7 @@ from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
 from coremill.plan.allocator import habits_of
-from coremill.plan.card import ModelCard, as_written
+from coremill.plan.card import ModelCard, as_written, require_positions
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
 from coremill.plan.engine_cost import WORTH_KEEPING, AutoChoice, cost_of, engines_for_auto
 from coremill.plan.layout import Layout, lay_out
@@ -40,8 +40,8 @@ MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
 # through memory.
 MUCH_SLOWER = 1.1
 
-# Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of their template ranks no
-# longer share with it (33 MB of 280).
+# Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of the fork server ranks
+# no longer share with it (33 MB of 280).
 LAUNCHER_BYTES = 128 * 2**20
 
 NEVER = Interval()
@@ -105,7 +105,7 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
         shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
         step_seconds=chosen.seconds,
-        save=plan_save(config, cost.saved_bytes(card), chosen.seconds.total),
+        save=plan_save(config, cost.saved_bytes(card, arrangement), chosen.seconds.total),
         tokens_per_second=rows_per_step * arrangement.sequence_length / chosen.seconds.total,
         steps=config.train.steps,
         usd_per_hour=fleet.usd_per_hour,
@@ -150,12 +150,7 @@ def _settled(config: RunConfig, fleet: Fleet) -> tuple[Layout, Choice[Dtype], Ch
 def check_inputs(config: RunConfig, card: ModelCard) -> None:
     """What no arrangement can make right."""
     length = config.data.sequence_length
-    if card.max_positions is not None and length > card.max_positions:
-        raise InputError(
-            f"rows of {length} tokens, but {card.name} has {card.max_positions} positions",
-            where="data.sequence_length",
-            do=f"set data.sequence_length to at most {card.max_positions}",
-        )
+    require_positions(length, card.max_positions)
     if config.train.tokens_per_step < length:
         raise InputError(
             f"{config.train.tokens_per_step} tokens per step are less than one row of {length}",
@@ -190,6 +185,7 @@ def _candidates(
             for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens):
                 arrangement = Arrangement(
                     engine=engine,
+                    optimizer=config.train.optimizer,
                     dtype=dtype,
                     wire_dtype=wire_dtype,
                     nodes=fleet.nodes,

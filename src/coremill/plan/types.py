@@ -32,6 +32,7 @@ class Arrangement:
     """How a run is laid out over ranks: all that memory, traffic and time depend on besides model and machines."""
 
     engine: str
+    optimizer: str
     dtype: Literal["fp32", "bf16"]
     wire_dtype: Literal["auto", "fp32", "bf16"]
     nodes: int

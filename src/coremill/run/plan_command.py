@@ -135,6 +135,7 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
 def _arrangement_of(plan: Plan, config: RunConfig) -> Arrangement:
     return Arrangement(
         engine=plan.engine.value,
+        optimizer=config.train.optimizer,
         dtype=plan.dtype.value,
         wire_dtype=plan.wire_dtype.value,
         nodes=plan.nodes,

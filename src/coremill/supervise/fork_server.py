@@ -54,7 +54,6 @@ class ForkOrder:
 
 
 def send(connection: socket.socket, document: dict[str, Any], descriptors: list[int] | None = None) -> None:
-    """One message."""
     body = json.dumps(document).encode()
     socket.send_fds(connection, [_LENGTH.pack(len(body))], descriptors or [])
     connection.sendall(body)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from coremill.supervise.starvation import Starvation
 from coremill.supervise.stuck import Limits, Stuck, Watch
 from coremill.world.heartbeat import HeartbeatBoard, Reading
 
@@ -121,3 +121,33 @@ def is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
     except (OSError, IndexError):
         return False
+
+
+class Starvation:
+    """How long processes stood in the queue for a CPU: a rank that is not let on is not one that hangs.
+
+    The kernel counts per thread (`/proc/PID/task/TID/schedstat`, second number, nanoseconds): time ready to run but not
+    running, because others ran or because a cgroup's quota was spent. Where it does not tell, nobody is ever starved.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._waited: dict[int, dict[str, int]] = {}
+
+    def seconds_since(self, pids: Iterable[int]) -> dict[int, float]:
+        """Since it was last asked, of the thread that waited longest; 0 for a new process. Others are forgotten."""
+        former, self._waited = self._waited, {pid: self._read(pid) for pid in pids}
+        starved = {}
+        for pid, threads in self._waited.items():
+            before = former.get(pid, {})
+            waits = [nanoseconds - before[thread] for thread, nanoseconds in threads.items() if thread in before]
+            starved[pid] = max(waits, default=0) / 1e9
+        return starved
+
+    def _read(self, pid: int) -> dict[str, int]:
+        threads = {}
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            for task in (self._proc / str(pid) / "task").iterdir():
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    threads[task.name] = int((task / "schedstat").read_text().split()[1])
+        return threads

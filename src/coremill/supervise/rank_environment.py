@@ -72,7 +72,6 @@ def rank_environment(
     launcher_pid: int,
     store_fd: int | None,
 ) -> dict[str, str]:
-    """The whole environment of one rank."""
     kept = fork_server_environment(environ, settings)
     kept.update(
         {

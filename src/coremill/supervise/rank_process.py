@@ -14,7 +14,7 @@ from typing import Protocol
 from coremill.errors import PeerLost, StorageError
 from coremill.supervise.memory_kills import memory_note
 from coremill.supervise.stuck import Stuck
-from coremill.world.followers import is_follower
+from coremill.world.lost_peers import is_follower
 
 UNKILLABLE_SECONDS = 60.0  # a process that hangs in a file system outlives SIGKILL; a busy machine takes 10 s for it
 LOG_TAIL_BYTES = 16384

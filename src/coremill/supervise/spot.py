@@ -103,7 +103,6 @@ class SpotWatch:
         self._thread = threading.Thread(target=self._watch, name="coremill-spot", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ is a class found by its name (registry.py), made from the run file:
     task = make_task(config)
     rows = task.make_rows(...)          once per host, before a rank starts; they travel to ranks as JSON
     training = task.training()          in a rank: imports torch
-    training.prepare(model)             before an engine places the model
+    training.prepare(model, fused=...)  before an engine places the model
     loader = training.make_loader(rows, ...)
 """
 
@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from coremill.config.schema import RunConfig
-from coremill.data.loader import BatchT, EvaluationBatches, Loader
-from coremill.data.packed import Progress
 from coremill.errors import InputError
 from coremill.plan.types import Choice, StepCounts
 from coremill.registry import find
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # planning asks a task, and waits for no numpy
     import torch
     from torch import nn
+
+    from coremill.data.loader import AnyBatch, EvaluationBatches, Loader
+    from coremill.data.packed import Progress
+
+BatchT = TypeVar("BatchT", bound="AnyBatch")
 
 
 class Rows(Protocol):

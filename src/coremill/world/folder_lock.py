@@ -58,7 +58,6 @@ class Holder:
 
     @staticmethod
     def this_process(run: Path, meeting: str = "") -> Holder:
-        """Us."""
         return Holder(
             run=str(run),
             meeting=meeting,
@@ -78,7 +77,6 @@ class Holder:
 
     @property
     def words(self) -> str:
-        """For messages."""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
         return f"host {self.host}, process {self.pid}, since {since}"
 

@@ -22,10 +22,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coremill.errors import CoremillError, PeerLost, Stopped
-from coremill.world.followers import follower_line
 from coremill.world.heartbeat import HEARTBEAT
 from coremill.world.identity import INTERFACE, NodeIdentity, RankIdentity, identify, identify_node
-from coremill.world.lost_peers import as_peer_lost, peer_errors
+from coremill.world.lost_peers import as_peer_lost, follower_line, peer_errors
 from coremill.world.meeting import (
     POLL_SECONDS,
     SLOWEST_POLL_SECONDS,

@@ -133,19 +133,16 @@ class Heartbeat:
         self._words[_MARKS] += 1
 
     def step(self, step: int) -> None:
-        """A step begins."""
         self.enter("step")
         self._words[_STEP] = step
         if not self._words[_FIRST_STEP]:
             self._words[_FIRST_STEP] = step
 
     def step_done(self, step: int) -> None:
-        """It ended."""
         self._words[_STEPS_DONE] = step
         self.mark()
 
     def enter(self, phase: str) -> None:
-        """What follows is of this phase."""
         self._words[_PHASE] = PHASES.index(phase) if phase in PHASES else len(PHASES) - 1
         self.mark()
 

@@ -1,8 +1,13 @@
-"""Telling a lost peer from other errors: gloo and the store raise plain RuntimeErrors for both."""
+"""Telling a lost peer from other errors, in a rank and in its log.
+
+In a rank: gloo and the store raise plain RuntimeErrors for both. In the log of a rank that ended: the launcher must not
+blame one that ended only because another did, with the same exit code and often within milliseconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 from coremill.errors import PeerLost
@@ -69,3 +74,23 @@ def peer_errors() -> Iterator[None]:
         if lost is None:
             raise
         raise lost from error
+
+
+_FOLLOWER_LINE = re.compile(r"^coremill: rank \d+ ends because rank \d+ failed$", re.MULTILINE)
+# The last line of a program that lets torch's exception through: gloo's or the store's word for a lost connection.
+_LOST_LINE = re.compile(
+    r"^(?:\[rank\d+\]: )?\S*(?:RuntimeError|DistBackendError|DistNetworkError|DistStoreError): "
+    r".*(?:gloo|[Ss]tore|recvValue|socket).*"
+    r"(?:onnection (?:closed|reset) by peer|[Bb]roken pipe|failed to recv, got 0 bytes)",
+    re.MULTILINE,
+)
+
+
+def follower_line(rank: int, failed_rank: int) -> str:
+    """What a rank writes as it follows another one."""
+    return f"coremill: rank {rank} ends because rank {failed_rank} failed"
+
+
+def is_follower(log_tail: str) -> bool:
+    """Whether the end of a rank's log says that it only followed."""
+    return _FOLLOWER_LINE.search(log_tail) is not None or _LOST_LINE.search(log_tail) is not None

@@ -12,6 +12,7 @@ from coremill.doctor import Check, Diagnosis, SelfTest, assemble, diagnosis, exa
 from coremill.doctor.choices import choices_here
 from coremill.doctor.findings import Finding, Surroundings, findings_of, installed_versions
 from coremill.doctor.screen import cpu_ranges
+from coremill.doctor.self_test import judge, plans_here
 from coremill.errors import CoremillError
 from coremill.hardware.facts import Calibration, Interface, NodeFacts
 from unit.hardware.fake_machine import node_of
@@ -234,6 +235,39 @@ def test_a_machine_that_cannot_be_measured_is_still_shown(
     assert document["calibration"] is None
     assert "no torch" in document["problems"][0]
     assert document["node"]["cpu_model"] == "Some CPU"
+
+
+def test_the_self_test_plans_both_engines_as_they_would_be_chosen_here() -> None:
+    measured, unmeasured = plans_here(healthy_node(), CALIBRATION), plans_here(healthy_node(), None)
+    assert [plan.engine.value for plan in measured] == [plan.engine.value for plan in unmeasured]
+    assert {plan.engine.value for plan in measured} == {"replicate", "shard"}
+    assert all(plan.ranks_per_node.value == 2 and plan.fits for plan in measured)
+    assert {plan.dtype.value for plan in unmeasured} == {"fp32"}
+    assert {plan.dtype.value for plan in measured} == {choices_by_name(healthy_node())["dtype"]}
+
+
+def choices_by_name(node: NodeFacts) -> dict[str, str]:
+    return {name: value for name, value, _ in choices_here(node, CALIBRATION)}
+
+
+@pytest.mark.parametrize(
+    ("shard", "failed", "words"),
+    [
+        ({}, set(), "replicate over gloo and shard through memory"),
+        ({"losses": [5.5, 5.2]}, {"equal weights"}, "come to DIFFERENT losses"),
+        ({"weights_are_equal": False}, {"equal weights"}, "hold DIFFERENT weights"),
+        ({"weights_moved": False}, {"training step"}, "the weights did not move"),
+        ({"losses": [5.5, float("nan")]}, {"training step", "equal weights"}, "not finite"),
+    ],
+)
+def test_the_self_test_judges_each_engine(shard: dict[str, Any], failed: set[str], words: str) -> None:
+    engine = {"engine": "replicate", "exchange": "wire", "dtype": "fp32", "losses": [5.5, 5.4], "step_seconds": 0.1}
+    engine |= {"weights_moved": True, "weights_are_equal": True}
+    engines = [engine, {**engine, "engine": "shard", "exchange": "memory", **shard}]
+    rank = {"all_reduce_is_right": True, "onednn_was_lost": False, "engines": engines}
+    checks = judge([rank, rank], 1e9)
+    assert {check.name for check in checks if not check.passed} == failed
+    assert words in " ".join(check.detail for check in checks)
 
 
 @pytest.mark.parametrize(("cpus", "text"), [([0, 1, 2, 5, 7, 8], "0-2,5,7-8"), ([3], "3"), ([], "")])

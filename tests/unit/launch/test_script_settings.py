@@ -20,8 +20,8 @@ from coremill.launch.settings import OpenMp, find_openmp, notes_on, script_setti
 from coremill.plan.layout import lay_out
 from coremill.plan.types import Choice
 from coremill.supervise.output import Failure, LogFollower, Prefixer, Tail, first_failure, last_words
-from coremill.world.followers import is_follower
 from coremill.world.identity import RankIdentity
+from coremill.world.lost_peers import is_follower
 from coremill.world.sockets import interface_for_flows
 from unit.hardware.fake_machine import node_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,12 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     assert type(build_on_meta(source_of(folder))).__name__ == "LlamaForCausalLM"
     assert not canary.exists()
+
+
+def test_without_words_to_predict_the_head_is_what_stands_behind_the_trunk(tmp_path: Path) -> None:
+    source = replace(source_of(make_config_folder(tmp_path, "llama")), model_class="AutoModelForSequenceClassification")
+    model = build_on_meta(source)
+    parts = find_layers(model)
+    assert parts.head is model.score and not parts.tied and parts.layers_name == "model.layers"
+    with pytest.raises(InputError, match="no output head"):
+        find_layers(model.model)

@@ -123,7 +123,7 @@ def test_pinned_code_is_built_from_a_copy_of_its_own(
 ) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("COREMILL_CACHE", str(cache))
-    source = resolve_model(trusting(folder, code_sha256(read_code(folder))), cache=cache)
+    source = resolve_model(trusting(folder, code_sha256(read_code(folder))), CausalLm(RunConfig()), cache=cache)
     model = build_on_meta(source)
     assert type(model).__name__ == "OwnForCausalLM"
     assert all(parameter.is_meta for parameter in model.parameters())

@@ -33,6 +33,7 @@ def config_of(values: dict[str, Any]) -> PretrainedConfig:
 def arrangement(dtype: str, attention: str) -> Arrangement:
     return Arrangement(
         engine="replicate",
+        optimizer="adamw",
         dtype=dtype,  # type: ignore[arg-type]
         wire_dtype="auto",
         nodes=1,

@@ -90,7 +90,7 @@ def test_more_ranks_than_rows_is_said() -> None:
     ("sections", "where"),
     [
         ({"train": {"tokens_per_step": 100}, "data": {"sequence_length": 128}}, "train.tokens_per_step"),
-        ({"data": {"sequence_length": 4096}}, "data.sequence_length"),
+        ({"data": {"sequence_length": 4096}}, "data.sequence_length: 4096"),
         ({"parallel": {"ranks_per_node": 1000}}, "parallel.ranks_per_node"),
         ({"parallel": {"threads_per_rank": 1000}}, "parallel.threads_per_rank"),
     ],

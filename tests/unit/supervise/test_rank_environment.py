@@ -20,9 +20,9 @@ from coremill.supervise.rank_environment import (
     rank_environment,
     shared_settings,
 )
-from coremill.world.followers import follower_line, is_follower
 from coremill.world.heartbeat import HEARTBEAT_FD
 from coremill.world.identity import STORE_FD, NodeIdentity, identify
+from coremill.world.lost_peers import follower_line, is_follower
 from coremill.world.meeting import machine_id, names_of, nodes_of
 from rank_plans import rank_plan
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coremill.supervise.starvation import Starvation
+from coremill.supervise.hang_detector import Starvation
 from coremill.supervise.stuck import Limits, Stuck, Watch
 from coremill.world.heartbeat import SLOT_WORDS, Heartbeat, HeartbeatBoard, Reading
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coremill.engines.optimizers.cost import ADAMW, COPY_BYTES, WEIGHT_BYTES
+from coremill.engines.optimizers.cost import COPY_BYTES, COSTS, WEIGHT_BYTES
 from coremill.engines.wire.sizes import LEAST_IN_FLIGHT, POOL_ROUNDING, ROOM_IN_FLIGHT_BYTES
 from coremill.hardware.facts import Fleet
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
@@ -53,12 +53,12 @@ class ReplicateCost(EngineCost):
         return StateBytes(
             parameters=(WEIGHT_BYTES + copy) * card.parameters,
             gradients=4 * card.trainable_parameters,
-            optimizer=ADAMW.state_bytes * card.trainable_parameters,
+            optimizer=COSTS[arrangement.optimizer].state_bytes * card.trainable_parameters,
         )
 
-    def saved_bytes(self, card: ModelCard) -> int:
+    def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
         """One replica."""
-        return ADAMW.saved_bytes(card)
+        return COSTS[arrangement.optimizer].saved_bytes(card)
 
     def step_points(
         self, card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool
@@ -114,7 +114,7 @@ class ReplicateCost(EngineCost):
     def optimizer_seconds(self, card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
         """Of all parameters, on every rank."""
         has_copy = arrangement.dtype == "bf16"
-        return ADAMW.seconds(card.trainable_parameters, arrangement, fleet, has_copy=has_copy)
+        return COSTS[arrangement.optimizer].seconds(card.trainable_parameters, arrangement, fleet, has_copy=has_copy)
 
     def reason(self, choice: AutoChoice) -> str:
         """It fits."""

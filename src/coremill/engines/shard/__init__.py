@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coremill.engines.shard.cost import ShardCost
+from coremill.engines.shard.cost import ShardCost, rounds
 
 if TYPE_CHECKING:
     from coremill.config.schema import TrainSection
@@ -75,8 +75,7 @@ def _make(
 
     dtype, wire = plan.dtype.value, plan.wire_dtype.value
     why_wire = "several hosts, or a wire dtype that rounds"
-    rounds = wire != "fp32" and dtype == "fp32"
-    if through_memory and not rounds and world.size > 1:
+    if through_memory and not rounds(wire, dtype) and world.size > 1:
         peers = meet_host_peers(world)
         if not isinstance(peers, str):
             return OneHostShardEngine(world, peers, settings, compute_dtype=DTYPES[dtype])

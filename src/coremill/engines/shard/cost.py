@@ -33,9 +33,8 @@ class ShardCost(ShardedStateCost):
 
     def form(self, arrangement: Arrangement) -> EngineCost:
         """Through memory where ranks of one host round nothing on its way: gradients lie there as computed."""
-        rounds = arrangement.wire_dtype != "fp32" and arrangement.dtype == "fp32"
-        through_memory = arrangement.nodes == 1 and arrangement.world_size > 1 and not rounds
-        return ON_ONE_HOST if through_memory else self
+        is_one_host = arrangement.nodes == 1 and arrangement.world_size > 1
+        return ON_ONE_HOST if is_one_host and not rounds(arrangement.wire_dtype, arrangement.dtype) else self
 
     def step_points(
         self, card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool
@@ -152,6 +151,11 @@ class ShardCost(ShardedStateCost):
             return "memory allows it: weights are gathered once per step and gradients sent once"
         saved = f"{100 * (WORTH_KEEPING - 1):.0f} %"
         return f"weights are given back after use: keeping them does not fit, or saves less than {saved} of a step"
+
+
+def rounds(wire_dtype: str, dtype: str) -> bool:
+    """Whether what travels is less exact than what was computed: memory that ranks share holds it as computed."""
+    return wire_dtype != "fp32" and dtype == "fp32"
 
 
 def table_parameters(card: ModelCard, arrangement: Arrangement) -> int:
