@@ -2,6 +2,7 @@
 
 tests/guests has both, as another package would bring them: nothing in src names them. Each run is interrupted, by a
 SIGKILL that it gets over by itself and by a request to stop, and ends with the bits of one that was left in peace.
+Ranks are forked, started as programs, and started by torchrun.
 """
 
 from __future__ import annotations
@@ -76,12 +77,12 @@ class Kind:
     def train(self, name: str, *settings: str, steps: int = STEPS, environ: Mapping[str, str] | None = None) -> Ended:
         return self.scene.run([sys.executable, *self.words(name, *settings, steps=steps)], environ)
 
-    def interrupted_and_in_peace(self, name: str) -> tuple[Path, Path]:
-        """The folders of two runs of equally many steps."""
+    def interrupted_and_in_peace(self, name: str, python: list[str]) -> tuple[Path, Path]:
+        """The folders of two runs of equally many steps; `python` starts the one that nobody disturbs."""
         war, peace = self.scene.path(f"{name}-war"), self.scene.path(f"{name}-peace")
 
         def steps_after(start: int) -> int:
-            """Since rank 0 started for the so-manieth time."""
+            """Since this start of rank 0, counted from 0."""
             kinds = [event["kind"] for event in events(war)] if (war / "events/rank-00000.jsonl").exists() else []
             starts = [place for place, kind in enumerate(kinds) if kind == "start"]
             return kinds[starts[start] :].count("step") if len(starts) > start else 0
@@ -95,11 +96,10 @@ class Kind:
         assert stopped.code == 75 and not stopped.left, str(stopped)
         assert "was ended by SIGKILL: all ranks start again from step" in stopped.out
         steps = max(losses(war)) + 5
-        done = self.train(war.name, steps=steps)
+        done = self.train(war.name, "supervise.fork_ranks=false", steps=steps)
         assert done.code == 0 and not done.left, str(done)
         assert f"continuing from step {steps - 5}" in done.out
-        # Without the fork server: each rank is a program of its own.
-        done = self.train(peace.name, "supervise.fork_ranks=false", steps=steps)
+        done = self.scene.run([*python, *self.words(peace.name, steps=steps)])
         assert done.code == 0 and not done.left, str(done)
         return war, peace
 
@@ -128,12 +128,12 @@ def engine(scene: Scene) -> Kind:
 
 @pytest.fixture(scope="module")
 def task_runs(task: Kind) -> tuple[Path, Path]:
-    return task.interrupted_and_in_peace("task")
+    return task.interrupted_and_in_peace("task", [sys.executable])
 
 
 @pytest.fixture(scope="module")
 def engine_runs(engine: Kind) -> tuple[Path, Path]:
-    return engine.interrupted_and_in_peace("engine")
+    return engine.interrupted_and_in_peace("engine", TORCHRUN)
 
 
 @pytest.fixture(scope="module")
@@ -229,8 +229,9 @@ def test_the_task_is_reported_and_exported(scene: Scene, task_runs: tuple[Path, 
     _, peace = task_runs
     report = report_of(scene, peace)
     assert report["state"] == "finished"
+    assert "one number a row needs no help" in [choice["reason"].partition(": ")[2] for choice in report["choices"]]
     (evaluation,) = report["evaluations"]
-    assert evaluation["metrics"] == {"rmse": pytest.approx(math.sqrt(evaluation["loss"]))}
+    assert evaluation["rmse"] == pytest.approx(math.sqrt(evaluation["loss"]))
 
     import torch
     from transformers import AutoModelForSequenceClassification
@@ -252,24 +253,26 @@ def test_the_engine_gets_over_every_interruption(engine_runs: tuple[Path, Path])
     assert state_names(war) == state_names(peace) == {"parameters", "velocity", "rng"}
 
 
-@pytest.mark.timeout(600)
-def test_the_engine_under_torchrun_is_reported_and_exported(
-    scene: Scene, engine: Kind, engine_runs: tuple[Path, Path]
-) -> None:
-    done = scene.run([*TORCHRUN, *engine.words("engine-torchrun")])
-    assert done.code == 0 and not done.left, str(done)
-    folder = scene.path("engine-torchrun")
-    assert losses(folder) == {step: losses(engine_runs[1])[step] for step in range(1, STEPS + 1)}
-    report = report_of(scene, folder)
-    assert (report["state"], report["plan"]["engine"]["value"]) == ("finished", "sgd-guest")
+def test_the_engine_is_reported_and_exported(scene: Scene, engine_runs: tuple[Path, Path]) -> None:
+    war, peace = engine_runs
+    report = report_of(scene, war)
+    assert (report["state"], len(report["faults"])) == ("finished", 1)
+    assert {"name": "engine", "value": "sgd-guest", "reason": "set by you", "by": "plan"} in report["choices"]
 
+    import torch
     from transformers import AutoModelForCausalLM
 
-    assert AutoModelForCausalLM.from_pretrained(folder / "export").num_parameters() > 0
+    trained, untrained = (
+        AutoModelForCausalLM.from_pretrained(each) for each in (peace / "export", scene.path("model"))
+    )
+    assert not torch.equal(trained.lm_head.weight, untrained.lm_head.weight)
 
-    # What it keeps beside the weights is of no use to another engine.
+
+@pytest.mark.timeout(600)
+def test_what_the_engine_keeps_is_of_no_use_to_another(engine: Kind, engine_runs: tuple[Path, Path]) -> None:
+    _, peace = engine_runs
     adamw = replace(engine, settings=("parallel.engine=replicate", *engine.settings[1:]))
-    refused = adamw.train(folder.name, steps=STEPS + 2)
+    refused = adamw.train(peace.name, steps=max(losses(peace)) + 2)
     assert refused.code == 78, str(refused)
     assert "the checkpoint holds velocity of the weights, not exp_avg and exp_avg_sq" in refused.err
 
@@ -278,11 +281,14 @@ def test_a_guest_that_cannot_be_imported_is_one_message_for_who_names_it(scene: 
     for setting in ("parallel.engine=broken", "task=broken-task"):
         refused = scene.coremill("plan", "run.yaml", "--set", setting, environ=broken)
         assert refused.code == 78 and "Traceback" not in refused.err, str(refused)
-        assert f"error: {setting.partition('=')[2]} is registered, but cannot be imported" in refused.err
+        assert f"{setting.partition('=')[2]} is registered, but cannot be imported\n" in refused.err
         assert "of broken_guest 1.2" in refused.err and "a_library_that_is_not_there" in refused.err
 
 
 def test_a_guest_with_a_name_of_ours_replaces_nothing(scene: Scene, broken: dict[str, str]) -> None:
-    for setting in ("parallel.engine=auto", "parallel.engine=replicate"):
-        words = ("run.yaml", "--set", setting)
-        assert planned(scene, *words, environ=broken) == planned(scene, *words)
+    words = ("run.yaml", "--set", "parallel.ranks_per_node=1", "--set")
+    plan = planned(scene, *words, "parallel.engine=auto")
+    assert plan["engine"]["value"] == "replicate"
+    for engine in ("auto", "replicate"):
+        found = planned(scene, *words, f"parallel.engine={engine}", environ=broken)
+        assert {**found, "engine": plan["engine"]} == plan
