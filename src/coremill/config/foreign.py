@@ -118,10 +118,7 @@ _FOREIGN = (
     Foreign("text_column text_column_name", _SAME, "set data.column", ("data.column",)),
     Foreign("lr", _SAME, "set train.learning_rate", ("train.learning_rate",)),
     Foreign(
-        "lr_scheduler_type lr_scheduler",
-        _SAME,
-        "set train.schedule to linear, cosine or constant",
-        ("train.schedule",),
+        "lr_scheduler_type lr_scheduler", _SAME, "set train.schedule to linear, cosine or constant", ("train.schedule",)
     ),
     Foreign(
         "warmup_ratio num_warmup_steps",

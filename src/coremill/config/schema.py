@@ -157,8 +157,7 @@ class FleetSection(Section):
     )
     instance: str | None = Field(None, description="AWS instance type, for planning and pricing")
     link_gbit_per_second: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="network of a machine, for the plan; left out: as the instance has it, or as ranks measure it",
+        None, description="network of a machine, for the plan; left out: as the instance has it, or as ranks measure it"
     )
 
 

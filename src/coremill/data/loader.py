@@ -172,14 +172,7 @@ class EvaluationBatches(Generic[BatchT]):
     """
 
     def __init__(
-        self,
-        maker: BatchMaker[BatchT],
-        *,
-        rows: int,
-        max_rows: int,
-        rank: int,
-        world_size: int,
-        micro_batch_rows: int,
+        self, maker: BatchMaker[BatchT], *, rows: int, max_rows: int, rank: int, world_size: int, micro_batch_rows: int
     ) -> None:
         count = min(max_rows, rows)
         row_ids = np.arange(count, dtype=np.int64) * rows // max(1, count)

@@ -141,9 +141,7 @@ def resolve_tokenizer(
         folder = Path(name).expanduser()
         if not has_tokenizer(folder):
             raise InputError(
-                f"no tokenizer in {folder}",
-                where="tokenizer",
-                why=f"none of {', '.join(TOKENIZER_FILES[:3])} is there",
+                f"no tokenizer in {folder}", where="tokenizer", why=f"none of {', '.join(TOKENIZER_FILES[:3])} is there"
             )
         return folder
     folder = download(name, revision=None, weights=False, progress=progress, setting="tokenizer")

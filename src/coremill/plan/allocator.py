@@ -32,27 +32,15 @@ class Habits:
 
 
 MIMALLOC = Habits(
-    runtime_bytes=45 * MIB,
-    gloo_bytes=4 * MIB,
-    state_share=0.10,
-    moving_share=0.40,
-    linear_copies_weight=True,
+    runtime_bytes=45 * MIB, gloo_bytes=4 * MIB, state_share=0.10, moving_share=0.40, linear_copies_weight=True
 )
 GLIBC = Habits(
-    runtime_bytes=30 * MIB,
-    gloo_bytes=4 * MIB,
-    state_share=0.03,
-    moving_share=0.25,
-    linear_copies_weight=False,
+    runtime_bytes=30 * MIB, gloo_bytes=4 * MIB, state_share=0.03, moving_share=0.25, linear_copies_weight=False
 )
 # The same allocator under fp32 products, fitted to 23 runs of 6 to 196 M parameters on two Skylake cores, whose own
 # memory scatters by 6 % around it.
 GLIBC_FP32 = Habits(
-    runtime_bytes=50 * MIB,
-    gloo_bytes=4 * MIB,
-    state_share=0.18,
-    moving_share=0.22,
-    linear_copies_weight=False,
+    runtime_bytes=50 * MIB, gloo_bytes=4 * MIB, state_share=0.18, moving_share=0.22, linear_copies_weight=False
 )
 
 

@@ -178,17 +178,12 @@ def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | Non
     if shape.known:
         return card
     return replace(
-        card,
-        estimated_numbers=kept_numbers(shape, tensors, config),
-        has_recurrent_layers=has_recurrent_layers(config),
+        card, estimated_numbers=kept_numbers(shape, tensors, config), has_recurrent_layers=has_recurrent_layers(config)
     )
 
 
 def _card_of_tensors(
-    name: str,
-    shape: ModelShape,
-    tensors: list[Tensor],
-    headers: Mapping[str, TensorHeader] | None,
+    name: str, shape: ModelShape, tensors: list[Tensor], headers: Mapping[str, TensorHeader] | None
 ) -> ModelCard:
     def count(role: str) -> int:
         return sum(tensor.parameters for tensor in tensors if tensor.role == role)

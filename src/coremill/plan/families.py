@@ -94,13 +94,7 @@ FAMILIES: dict[str, Family] = {
     "olmo3": replace(LLAMA, vocabulary=50304, whole_qk_norm=True, sliding_window=4096, full_attention_every=4),
     "granite": LLAMA,
     "mixtral": replace(
-        LLAMA,
-        intermediate=14336,
-        kv_heads=8,
-        max_positions=131072,
-        bias_key=None,
-        experts=8,
-        experts_per_token=2,
+        LLAMA, intermediate=14336, kv_heads=8, max_positions=131072, bias_key=None, experts=8, experts_per_token=2
     ),
     "qwen3_moe": replace(
         LLAMA,
