@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from coremill.config.schema import DataSection, RunConfig
@@ -70,8 +71,7 @@ def prepare_data(
         progress,
         code_sha256,
     )
-    training_source = _training_source(section)
-    evaluation_source = _evaluation_source(section)
+    training_source, evaluation_source = _sources(section)
     whole = training = packer.pack(training_source)
     evaluation = None if evaluation_source is None else packer.pack(evaluation_source)
     packings = [training] if evaluation is None else [training, evaluation]
@@ -112,7 +112,7 @@ def prepare_data(
 def check_sources(section: DataSection, *, max_positions: int | None) -> None:
     """Find what can be wrong with the data in a second: names, the length of rows, the first row of local files."""
     _require_row_length(section, max_positions)
-    for source in (_training_source(section), _evaluation_source(section)):
+    for source in _sources(section):
         if source is not None and source.kind in ("txt", "jsonl", "parquet"):
             next(open_text(source).pieces, None)
 
@@ -195,11 +195,11 @@ class _Packer:
         )
         if not from_cache:
             drop_unused(self.cache, f"{whole.folder.name}-*", keep=SPLITS_KEPT)
-        manifests = [read_manifest(final / name) for name in ("train", "evaluation")]
-        assert manifests[0] is not None and manifests[1] is not None, "build_once returns only when both are whole"
+        train, evaluation = read_manifest(final / "train"), read_manifest(final / "evaluation")
+        assert train is not None and evaluation is not None, "build_once returns only when both are whole"
         return (
-            _Packing(final / "train", manifests[0], from_cache, key),
-            _Packing(final / "evaluation", manifests[1], from_cache, key),
+            _Packing(final / "train", train, from_cache, key),
+            _Packing(final / "evaluation", evaluation, from_cache, key),
         )
 
     def _tell(self, progress: Progress) -> None:
@@ -250,31 +250,23 @@ class _Packer:
         manifest.write(partial)
 
 
-def _training_source(section: DataSection) -> TextSource:
-    return resolve_source(section.source, column=section.column, split=section.split, on_bad_rows=section.on_bad_rows)
-
-
-def _evaluation_source(section: DataSection) -> TextSource | None:
+def _sources(section: DataSection) -> tuple[TextSource, TextSource | None]:
+    """To train and to evaluate on."""
+    resolve = partial(resolve_source, column=section.column, on_bad_rows=section.on_bad_rows)
+    training, split = resolve(section.source, split=section.split), section.evaluation_split
     if section.evaluation_source is not None:
-        return resolve_source(
-            section.evaluation_source,
-            column=section.column,
-            split=section.evaluation_split or section.split,
-            setting="data.evaluation_source",
-            on_bad_rows=section.on_bad_rows,
-        )
-    if section.evaluation_split is None:
-        return None
+        setting = "data.evaluation_source"
+        return training, resolve(section.evaluation_source, split=split or section.split, setting=setting)
+    if split is None:
+        return training, None
     if not section.source.startswith(HUB_PREFIX):
         raise InputError(
             "only a dataset of the hub has splits",
-            where=f"data.evaluation_split: {section.evaluation_split}",
+            where=f"data.evaluation_split: {split}",
             why=f"data.source is {section.source}",
             do="name files in data.evaluation_source, or a share of the rows in data.evaluation_fraction",
         )
-    return resolve_source(
-        section.source, column=section.column, split=section.evaluation_split, on_bad_rows=section.on_bad_rows
-    )
+    return training, resolve(section.source, split=split)
 
 
 def _is_whole_source(folder: Path) -> bool:

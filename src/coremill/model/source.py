@@ -20,6 +20,7 @@ from coremill.data.tokenizer_files import TOKENIZER_FILES
 from coremill.errors import InputError
 from coremill.files import write_atomically
 from coremill.model.hub_models import download
+from coremill.plan.card import read_config
 from coremill.plan.headers import read_headers
 from coremill.remote_code import is_folder, pin_problem, require_checked_code
 from coremill.tasks.base import Task
@@ -90,28 +91,27 @@ def require_named_code(section: ModelSection) -> None:
 
 
 def _find_model(section: ModelSection, model_class: str, cache: Path, progress: Progress | None) -> ModelFolder:
+    weights = section.weights
     if section.config is not None:
-        folder = _write_config(section.config, cache, "config")
+        folder, weights = _write_config(section.config, cache, "config"), "random"
         description = f"a {section.config.get('model_type')} config"
-        return ModelFolder(folder, _read_config(folder), "random", description, model_class)
-    if section.name == BUILT_IN:
-        folder = _write_config(BUILT_IN_CONFIG, cache, BUILT_IN)
-        return ModelFolder(folder, _read_config(folder), "random", "the built-in model", model_class)
-    wants_weights = section.weights == "pretrained"
-    if is_folder(section.name):
+    elif section.name == BUILT_IN:
+        folder, weights = _write_config(BUILT_IN_CONFIG, cache, BUILT_IN), "random"
+        description = "the built-in model"
+    elif is_folder(section.name):
         folder = Path(section.name).expanduser()
         description = str(folder)
     else:
         folder = download(
             section.name,
             revision=section.revision,
-            weights=wants_weights,
+            weights=weights == "pretrained",
             progress=progress,
             setting="model",
             code=section.trust_remote_code,
         )
         description = section.name if section.revision is None else f"{section.name} at {section.revision}"
-    return ModelFolder(folder, _read_config(folder), section.weights, description, model_class)
+    return ModelFolder(folder, read_config(folder), weights, description, model_class)
 
 
 def resolve_tokenizer(
@@ -132,11 +132,8 @@ def resolve_tokenizer(
     if name is None:
         if has_tokenizer(model.folder):
             return model.folder
-        raise InputError(
-            f"{model.description} has no tokenizer of its own",
-            where=str(model.folder),
-            do="set tokenizer: a hub id, a folder, or built-in",
-        )
+        what, do = f"{model.description} has no tokenizer of its own", "set tokenizer: a hub id, a folder, or built-in"
+        raise InputError(what, where=str(model.folder), do=do)
     if is_folder(name):
         folder = Path(name).expanduser()
         if not has_tokenizer(folder):
@@ -151,30 +148,7 @@ def resolve_tokenizer(
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer."""
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder."""
-    path = folder / "config.json"
-    if not folder.is_dir():
-        raise InputError(f"no such model folder: {folder}", where="model", do="check the path")
-    if not path.is_file():
-        raise InputError(
-            "no config.json in the model folder",
-            where=str(folder),
-            why="it says what shape the model has",
-            do="give a Hugging Face model folder (config.json and model.safetensors)",
-        )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"config.json cannot be read: {error}", where=str(path)) from None
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        advice = "use the config.json of a transformers model"
-        raise InputError("config.json has no model_type", where=str(path), do=advice)
-    return config
 
 
 def _write_config(config: dict[str, Any], cache: Path, name: str) -> Path:

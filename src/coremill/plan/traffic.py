@@ -23,12 +23,10 @@ class Traffic:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.gather_bytes + self.reduce_bytes
 
     @property
     def wire_bytes(self) -> int:
-        """What is sent."""
         return 0 if self.through_memory else self.total
 
     @property

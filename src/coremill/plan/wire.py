@@ -19,7 +19,6 @@ def gradient_form(wire_dtype: str, dtype: str) -> GradientForm:
 
 
 def sent_bytes(form: GradientForm, gradients: int) -> int:
-    """Of so many gradients on the wire."""
     if form == "fp32":
         return 4 * gradients
     scales = -(-gradients // SCALE_BLOCK) if form == "sqrt16" else 0
