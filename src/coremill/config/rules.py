@@ -25,12 +25,15 @@ class Breach:
     others: tuple[str, ...] = ()
 
 
+Check = Callable[[RunConfig], Breach | None]
+
+
 @dataclass(frozen=True)
 class Rule:
     """A check between keys, and the keys it reads."""
 
     reads: tuple[str, ...]
-    check: Callable[[RunConfig], Breach | None]
+    check: Check
 
     @property
     def summary(self) -> str:
@@ -38,7 +41,6 @@ class Rule:
 
 
 RULES: list[Rule] = []
-Check = Callable[[RunConfig], Breach | None]
 
 
 def _rule(*reads: str) -> Callable[[Check], Check]:
@@ -53,10 +55,8 @@ def breaches_of(config: RunConfig, doubtful: Set[str]) -> Iterator[Breach]:
     """All broken rules that read no doubtful key."""
     for rule in RULES:
         assert all(key in keys() for key in rule.reads), rule.reads
-        if not any(key in doubtful for key in rule.reads):
-            breach = rule.check(config)
-            if breach:
-                yield breach
+        if doubtful.isdisjoint(rule.reads) and (breach := rule.check(config)):
+            yield breach
 
 
 @_rule("train.steps", "train.epochs")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from coremill.hardware.facts import Calibration, NodeFacts
+from coremill.plan.traffic import gradient_form
 from coremill.plan.types import Choice
-from coremill.plan.wire import gradient_form
 from coremill.plan.words import rate
 
 Dtype = Literal["fp32", "bf16"]

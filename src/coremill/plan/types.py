@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from coremill.plan.wire import GradientForm, gradient_form, sent_bytes
+from coremill.plan.traffic import GradientForm, gradient_form, sent_bytes
 
 T = TypeVar("T")
 
