@@ -94,7 +94,6 @@ class _PackedBatches:
 def make_loader(
     data: PackedData,
     *,
-    split: Split = "train",
     seed: int,
     rows_per_step: int,
     rank: int,
@@ -103,10 +102,10 @@ def make_loader(
     accumulation_steps: int,
     attention_across_documents: bool = True,
 ) -> RowLoader[Batch]:
-    """The steps of one rank over a split."""
-    rows = PackedRows(data, split)
+    """The steps of one rank over the rows to train on."""
+    rows = PackedRows(data, "train")
     if rows.count == 0:
-        raise InputError(f"there are no rows for {split}", where=f"data, split {split}", do="name a source with text")
+        raise InputError("there are no rows for train", where="data, split train", do="name a source with text")
     return RowLoader(
         _PackedBatches(rows, data, attention_across_documents),
         rows=rows.count,

@@ -108,9 +108,9 @@ def affinity_mask() -> frozenset[int]:
     return frozenset(range(psutil.cpu_count() or 1))
 
 
-def boot_id(root: Path = _SYSTEM) -> str:
+def boot_id() -> str:
     """Of the running kernel: another one on every machine and after every start; empty where it is not known."""
-    return text_of(root / "proc/sys/kernel/random/boot_id").strip()
+    return text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 
 # -- memory and pages

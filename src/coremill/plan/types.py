@@ -196,8 +196,8 @@ class Plan:
         count = self.steps if steps is None else steps
         return None if count is None else count * self.step_seconds.total / 3600
 
-    def usd(self, steps: int | None = None) -> float | None:
-        hours = self.hours(steps)
+    def usd(self) -> float | None:
+        hours = self.hours()
         return None if hours is None or self.usd_per_hour is None else hours * self.usd_per_hour
 
     def to_json(self) -> dict[str, Any]:
