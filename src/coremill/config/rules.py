@@ -127,12 +127,12 @@ def _shape_has_no_weights(config: RunConfig) -> Breach | None:
 
 @_rule("model.config", "model.name")
 def _one_model(config: RunConfig) -> Breach | None:
-    """`model.config` stands instead of `model.name`, not beside it."""
+    """`model.config` replaces `model.name`: give one of the two."""
     if config.model.config is None or config.model.name == BUILT_IN:
         return None
     return Breach(
         "model.config",
-        f"model.config is given beside model.name ({config.model.name})",
+        f"model.config is given together with model.name ({config.model.name})",
         "each of the two describes a whole model",
         "keep one: model.name for an existing model, model.config for a new shape",
         others=("model.name",),
@@ -229,7 +229,7 @@ def _one_evaluation_set(config: RunConfig) -> Breach | None:
         return None
     return Breach(
         "data.evaluation_fraction",
-        f"data.evaluation_fraction is given beside {' and '.join(named)}",
+        f"data.evaluation_fraction is given together with {' and '.join(named)}",
         "evaluation rows are either named or cut off the training rows, not both",
         "keep one of them",
         others=tuple(named),

@@ -191,7 +191,7 @@ def _stat_value(file: Path, key: str) -> int | None:
 
 def _number(file: Path) -> int | None:
     text = text_of(file).strip()
-    return int(text) if text.lstrip("-").isdigit() else None  # "max" is no number: no limit
+    return int(text) if text.lstrip("-").isdigit() else None  # "max": no limit
 
 
 def _lines(file: Path) -> list[str]:

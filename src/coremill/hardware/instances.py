@@ -148,7 +148,7 @@ def fleet_of(text: str) -> Fleet:
     match = _FLEET.match(text)
     nodes = int(match.group(1) or 1) if match else 0
     if match is None or nodes < 1:
-        what = f"{text!r} is no fleet" if match is None else "a fleet has at least one machine"
+        what = f"{text!r} is not a fleet" if match is None else "a fleet has at least one machine"
         raise InputError(what, where="--fleet", do="write the number and the type, like 4xc7i.8xlarge")
     instance = instance_named(match.group(2))
     allocatable = instance.allocatable_memory_mib

@@ -83,7 +83,7 @@ def read_cores(mask: Iterable[int], root: Path = Path("/")) -> tuple[Core, ...]:
 
 
 def cores_without_sysfs(count: int | None = None) -> tuple[Core, ...]:
-    """A machine that is no Linux: as many cores as it has, on one node, unbound in practice."""
+    """A machine without Linux: as many cores as it has, on one node, unbound in practice."""
     physical = count or psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     return tuple(Core(cpus=(index,), numa_node=0, socket=0) for index in range(physical))
 
