@@ -43,7 +43,7 @@ PART_TIMEOUT_SECONDS = 150.0
 # The user's own settings of these would be measured instead of the machine.
 _SPOILING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_NUM", "ONEDNN_", "DNNL_", "OPENBLAS_NUM")
 
-Progress = Callable[[str], None]
+Say = Callable[[str], None]
 Runner = Callable[["Part"], Mapping[str, Any]]  # runs one part and returns what it measured; replaced in tests
 
 
@@ -71,7 +71,7 @@ def calibration_of(
     node: NodeFacts,
     cache_folder: Path,
     *,
-    progress: Progress | None = None,
+    progress: Say | None = None,
     refresh: bool = False,
     runner: Runner | None = None,
     clock: Callable[[], float] = time.time,
@@ -286,7 +286,7 @@ def _known_fields(kind: type[Calibration] | type[Observation], document: Mapping
     return {name: value for name, value in document.items() if name in names}
 
 
-def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, now: float, say: Progress) -> None:
+def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, now: float, say: Say) -> None:
     file = _file_of(node, cache_folder)
     document = {"key": _key(node), "taken_at": now, "calibration": asdict(replace(calibration, learned=()))}
     try:
@@ -297,7 +297,7 @@ def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, 
 
 
 @contextlib.contextmanager
-def _one_at_a_time(file: Path, say: Progress) -> Iterator[None]:
+def _one_at_a_time(file: Path, say: Say) -> Iterator[None]:
     """One process at a time measures: two side by side would each see half a machine.
 
     Waits at most as long as a measurement may take. Where locks do not work the measurement goes on without.

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from coremill.config.schema import BUILT_IN, ModelSection, RunConfig
 from coremill.data.built_in_tokenizer import built_in_tokenizer
-from coremill.data.packed import Progress as TrainingProgress
+from coremill.data.packed import Progress
 from coremill.data.tokenizer_files import TOKENIZER_FILES
 from coremill.errors import InputError
 from coremill.files import write_atomically
@@ -25,7 +25,7 @@ from coremill.plan.headers import read_headers
 from coremill.remote_code import is_folder, pin_problem, require_checked_code
 from coremill.tasks.base import Task
 
-Progress = Callable[[str], None]
+Say = Callable[[str], None]
 
 # A small Llama: 2.4 M parameters learn the look of Python source in minutes on two cores.
 BUILT_IN_VOCABULARY = 4096
@@ -60,9 +60,7 @@ class ModelFolder:
     code_sha256: str | None = None  # of the code that comes with it and is to be run; None: none is
 
 
-def resolve_model(
-    section: ModelSection, task: Task[Any], *, cache: Path, progress: Progress | None = None
-) -> ModelFolder:
+def resolve_model(section: ModelSection, task: Task[Any], *, cache: Path, progress: Say | None = None) -> ModelFolder:
     """Find, download or write the model's folder, and check its files: it is one that the task can train."""
     model = _find_model(section, task.model_class, cache, progress)
     where = f"{model.folder}/config.json"
@@ -90,7 +88,7 @@ def require_named_code(section: ModelSection) -> None:
         require_pinned_code(section, folder)
 
 
-def _find_model(section: ModelSection, model_class: str, cache: Path, progress: Progress | None) -> ModelFolder:
+def _find_model(section: ModelSection, model_class: str, cache: Path, progress: Say | None) -> ModelFolder:
     weights = section.weights
     if section.config is not None:
         folder, weights = _write_config(section.config, cache, "config"), "random"
@@ -119,8 +117,8 @@ def resolve_tokenizer(
     model: ModelFolder,
     *,
     cache: Path,
-    progress: Progress | None = None,
-    training_progress: Callable[[TrainingProgress], None] | None = None,
+    progress: Say | None = None,
+    training_progress: Callable[[Progress], None] | None = None,
 ) -> Path:
     """The folder of the tokenizer: the named one, or the model's own."""
     name = config.tokenizer
