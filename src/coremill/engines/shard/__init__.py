@@ -71,7 +71,7 @@ def _make(
     from coremill.engines.one_host.shared_memory import meet_host_peers
     from coremill.engines.shard.engine import ShardEngine
     from coremill.engines.wire.codec import codec_of
-    from coremill.plan.wire import gradient_form
+    from coremill.plan.traffic import gradient_form
 
     dtype, wire = plan.dtype.value, plan.wire_dtype.value
     why_wire = "several hosts, or a wire dtype that rounds"
