@@ -9,18 +9,17 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from coremill.config.schema import TrainSection
 from coremill.engines.base import ParameterState
-from coremill.engines.optimizers import make_optimizer
-from coremill.engines.optimizers.cost import COSTS, WEIGHT_BYTES
+from coremill.engines.optimizers import OptimizerSettings
+from coremill.engines.optimizers.cost import WEIGHT_BYTES
 from coremill.model.slices import RowSlice
 
 
 class OptimizerUpdate(ABC):
     """The half of an engine that begins where gradients are reduced."""
 
-    def __init__(self, settings: TrainSection) -> None:
-        self._settings = settings
+    def __init__(self, optimizer: OptimizerSettings) -> None:
+        self._optimizer_settings = optimizer
         self._gradient_norm = 0.0  # of all ranks, as `reduce` found it
 
     @property
@@ -42,7 +41,7 @@ class OptimizerUpdate(ABC):
 
     def _make_optimizer(self) -> None:
         """At the end of `start`: over weights that are where they stay."""
-        self._optimizer = make_optimizer(self.module, self.trainable(), self._settings)
+        self._optimizer = self._optimizer_settings.make(self.module, self.trainable())
 
     def step(self, learning_rate: float, clip_norm: float | None) -> None:
         """Clip, update, publish, drop the gradients."""
@@ -68,7 +67,7 @@ class OptimizerUpdate(ABC):
 
     def state_bytes(self) -> int:
         """fp32 weights, and the optimizer's of those that are trained."""
-        beside = COSTS[self._settings.optimizer].state_bytes
+        beside = self._optimizer_settings.state_bytes
         return sum(
             math.prod(piece.shape) * (WEIGHT_BYTES + (beside if piece.local.requires_grad else 0))
             for piece in self.slices()

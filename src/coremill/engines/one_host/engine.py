@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from coremill.config.schema import TrainSection
 from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
 from coremill.engines.one_host.cost import RESIDENT_UP_TO_BYTES
 from coremill.engines.one_host.shared_memory import HostPeers
 from coremill.engines.one_host.slots import HostSums, HostWeight, HostWeights
+from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.update import OptimizerUpdate
 from coremill.engines.wire.exchange import WireMeter
 from coremill.errors import InputError
@@ -51,8 +51,10 @@ class OneHostShardEngine(OptimizerUpdate):
 
     name = "shard"
 
-    def __init__(self, world: World, peers: HostPeers, settings: TrainSection, *, compute_dtype: torch.dtype) -> None:
-        super().__init__(settings)
+    def __init__(
+        self, world: World, peers: HostPeers, optimizer: OptimizerSettings, *, compute_dtype: torch.dtype
+    ) -> None:
+        super().__init__(optimizer)
         self._world = world
         self._peers = peers
         self._compute_dtype = compute_dtype

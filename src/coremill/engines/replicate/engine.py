@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from coremill.config.schema import TrainSection
 from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, drop_gradients, sum_of_squares
+from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.cost import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
 from coremill.engines.replicate.named_rows import NamedRows, SumOfNamedRows, lookups_of
 from coremill.engines.replicate.replicas import require_equal_replicas
@@ -52,13 +52,13 @@ class ReplicateEngine(OptimizerUpdate):
     def __init__(
         self,
         world: World,
-        settings: TrainSection,
+        optimizer: OptimizerSettings,
         *,
         compute_dtype: torch.dtype,
         gradient_codec: Codec,
         named_rows: bool = True,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(optimizer)
         self._world = world
         self._names_rows = named_rows and world.size > 1
         self._compute_dtype = compute_dtype

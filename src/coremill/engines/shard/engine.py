@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from coremill.config.schema import TrainSection
 from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
+from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.shard.fsdp_rules import check_layers_share_nothing, check_runs_all_layers, forget_other_names
 from coremill.engines.shard.rows import RowTable
 from coremill.engines.update import OptimizerUpdate
@@ -41,7 +41,7 @@ class ShardEngine(OptimizerUpdate):
     def __init__(
         self,
         world: World,
-        settings: TrainSection,
+        optimizer: OptimizerSettings,
         *,
         compute_dtype: torch.dtype,
         gradient_codec: Codec,
@@ -54,7 +54,7 @@ class ShardEngine(OptimizerUpdate):
     ) -> None:
         """`accumulates`: a step has several micro-batches; `why_wire`: why ranks do not share memory; `named_rows`:
         ranks fetch the rows of a lookup table that their tokens name."""
-        super().__init__(settings)
+        super().__init__(optimizer)
         self._world = world
         self._names_rows = named_rows and world.size > 1
         self._compute_dtype = compute_dtype

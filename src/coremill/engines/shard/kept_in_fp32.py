@@ -17,8 +17,8 @@ import torch
 import torch.distributed
 from torch import nn
 
-from coremill.config.schema import TrainSection
 from coremill.engines.base import Engine, LossFunction, StepTotals, WireUse, sum_of_squares
+from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.replicas import require_equal_replicas
 from coremill.engines.update import OptimizerUpdate
 from coremill.engines.wire.exchange import CollectiveUse, WireMeter
@@ -31,9 +31,9 @@ from coremill.world.group import World
 class KeepsInFp32(OptimizerUpdate):
     """A sharding engine, and beside it whole fp32 weights on every rank."""
 
-    def __init__(self, inner: Engine, world: World, settings: TrainSection, compute_dtype: torch.dtype) -> None:
+    def __init__(self, inner: Engine, world: World, optimizer: OptimizerSettings, compute_dtype: torch.dtype) -> None:
         """It moves the weights of both: what `inner` would do in a step of its own is left to it."""
-        super().__init__(settings)
+        super().__init__(optimizer)
         self._inner = inner
         self._world = world
         self._compute_dtype = compute_dtype
