@@ -134,7 +134,7 @@ def train_saved(
     torch.manual_seed(5)
     last = world.rank == world.size - 1
     write_tensors, healed = store.Store.write_tensors, threading.Event()
-    saver_module.PATIENCE_SECONDS = 0.2
+    saver_module.WAIT_FOR_EARLIER_SECONDS = 0.2
 
     def write(self: Any, path: Path, *rest: Any) -> Any:
         if slow_writes:

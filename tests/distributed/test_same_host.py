@@ -59,7 +59,7 @@ def test_losses_are_those_of_the_wire(family: str, world_size: int, names: list[
         for name in names:
             memory, wire = found[name]["memory"], found[name]["wire"]
             if (family, name) == ("llama", "bf16"):
-                # Over the wire, gradients of equal tokens are added in fp32 before they are rounded (shard/rows.py).
+                # Over the wire, gradients of equal tokens are added in fp32 before they are rounded (embedding.py).
                 assert memory["norms"] == pytest.approx(wire["norms"], rel=1e-5)
             else:
                 assert (memory["losses"], memory["norms"]) == (wire["losses"], wire["norms"]), name

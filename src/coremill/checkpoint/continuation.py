@@ -26,7 +26,6 @@ MAY_CHANGE = (
 
 
 def checkpoint_folder(config: RunConfig, run_folder: Path) -> Path:
-    """Where the checkpoints of a run lie."""
     named = config.checkpoint.folder
     return run_folder / "checkpoints" if named is None else Path(named).absolute()
 
@@ -97,7 +96,7 @@ def refuse_other_data(config: RunConfig, checkpoint: Checkpoint, data: Rows) -> 
     raise data.explain_change(config, earlier, what=what, anew=anew)
 
 
-def words_of_another_end(config: RunConfig, checkpoint: Checkpoint) -> str | None:
+def describe_changed_steps(config: RunConfig, checkpoint: Checkpoint) -> str | None:
     """What a changed `train.steps` does to the learning rate, old and new; None where it is as it was."""
     try:
         old = checkpoint.state()["config"]["train"]["steps"]

@@ -33,7 +33,6 @@ WEIGHTS, BUFFERS, RNG = "parameters", "buffers", "rng/torch"
 
 
 def file_name(rank: int, world_size: int) -> str:
-    """Of one rank's tensors."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
@@ -108,7 +107,6 @@ class CheckpointReader:
 
     @property
     def bytes_read(self) -> int:
-        """Of tensors, so far."""
         return self._reader.bytes_read
 
     def optimizer_groups(self, piece: RowSlice) -> list[str]:

@@ -98,7 +98,7 @@ class Store:
         on_bytes: Callable[[int], None] = lambda count: None,
         sync_bytes: int = SYNC_BYTES,
     ) -> StoredFile:
-        """One safetensors file in a single pass over the memory; raises NotSaved for numbers that are none.
+        """One safetensors file in a single pass over the memory; raises NotSaved for numbers that are not finite.
 
         `on_bytes` hears of every piece that is written; after every `sync_bytes` it waits for the disk.
         """
@@ -201,7 +201,6 @@ class Store:
             self._remove(path)
 
     def empty(self) -> None:
-        """Remove every checkpoint of this folder."""
         for path in step_folders(self.folder):
             self._discard(path)
         self.sweep()
@@ -290,6 +289,19 @@ class SteadyFile:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+class FirstFailure:
+    """Writes until one has failed, and remembers why: who takes what other ranks send must take it all the same."""
+
+    error: OSError | None = None
+
+    def attempt(self, write: Callable[..., object], *arguments: Any) -> None:
+        if self.error is None:
+            try:
+                write(*arguments)
+            except OSError as error:
+                self.error = error
 
 
 class HashedFile(SteadyFile):

@@ -40,7 +40,6 @@ class EngineKind(Protocol):
 
 
 def engine_kind(name: str) -> EngineKind:
-    """By the name that the plan chose."""
     kind: EngineKind = find("coremill.engines", name)
     return kind
 
@@ -54,7 +53,6 @@ def make_engine(
     through_memory: bool = True,
     named_rows: bool = True,
 ) -> Engine:
-    """The engine the plan chose."""
     return engine_kind(plan.engine.value).make(
         plan,
         world,

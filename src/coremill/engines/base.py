@@ -46,7 +46,6 @@ class WireUse:
 
     @property
     def bytes_sent(self) -> int:
-        """Of all kinds."""
         return sum(use.bytes for use in self.collectives.values())
 
     @property
@@ -69,16 +68,13 @@ class Engine(Protocol):
 
     name: str
     exchange: Choice[Literal["memory", "wire"]]  # how ranks pass on weights and gradients
+    module: nn.Module  # what to call for a forward pass, once it is placed
 
     def place(self, model: nn.Module) -> None:
         """Take a model on the meta device and give each rank its (still empty) share."""
 
     def start(self) -> None:
         """Parameters are filled: get ready for the first step."""
-
-    @property
-    def module(self) -> nn.Module:
-        """What to call for a forward pass."""
 
     def trainable(self) -> list[tuple[str, torch.Tensor]]:
         """What is updated on this rank: names and fp32 tensors. Frozen parameters are left out: they have no gradient

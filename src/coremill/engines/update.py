@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import torch
-from torch import nn
-
-from coremill.engines.base import ParameterState
+from coremill.engines.base import Engine, ParameterState
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.optimizers.cost import WEIGHT_BYTES
-from coremill.model.slices import RowSlice
 
 
-class OptimizerUpdate(ABC):
-    """The half of an engine that begins where gradients are reduced."""
+class OptimizerUpdate(Engine):
+    """The half of an engine that begins where gradients are reduced; what it leaves to `skip_step` is to publish the
+    weights as they are and to drop the gradients."""
 
     def __init__(self, optimizer: OptimizerSettings) -> None:
         self._optimizer_settings = optimizer
         self._gradient_norm = 0.0  # of all ranks, as `reduce` found it
-
-    @property
-    @abstractmethod
-    def module(self) -> nn.Module:
-        """What to call for a forward pass."""
-
-    @abstractmethod
-    def trainable(self) -> list[tuple[str, torch.Tensor]]:
-        """What is updated on this rank."""
-
-    @abstractmethod
-    def slices(self) -> list[RowSlice]:
-        """Every parameter with the rows this rank holds."""
-
-    @abstractmethod
-    def skip_step(self) -> None:
-        """Publish the weights as they are, drop the gradients."""
 
     def _make_optimizer(self) -> None:
         """At the end of `start`: over weights that are where they stay."""
         self._optimizer = self._optimizer_settings.make(self.module, self.trainable())
 
     def step(self, learning_rate: float, clip_norm: float | None) -> None:
-        """Clip, update, publish, drop the gradients."""
         if clip_norm is not None and self._gradient_norm > clip_norm:
             for _, weight in self.trainable():
                 if weight.grad is not None:
@@ -53,11 +31,9 @@ class OptimizerUpdate(ABC):
         self.skip_step()
 
     def state(self) -> list[ParameterState]:
-        """Weights and what the optimizer holds beside them, where they lie."""
         return [ParameterState(piece, *self._optimizer.state_of(piece.local)) for piece in self.slices()]
 
     def restore(self, state: Sequence[ParameterState]) -> None:
-        """What the optimizer held."""
         for each in state:
             self._optimizer.restore(each.rows.local, each.optimizer, each.updates)
 

@@ -48,7 +48,7 @@ class StepResult:
     optimizer_seconds: float
     wire_bytes: int  # sent by this rank
     collectives: dict[str, CollectiveUse]  # the same by kind, with seconds on the wire and seconds not hidden
-    skipped: bool = False  # its numbers were none: the optimizer did not see it
+    skipped: bool = False  # its numbers were not finite: the optimizer did not see it
 
 
 def train_steps(
@@ -62,7 +62,7 @@ def train_steps(
     agreement: Agreement | None = None,
     guard: NumericsGuard | None = None,
 ) -> Iterator[StepResult]:
-    """Run steps first_step..steps, yielding each one's numbers; without a guard a number that is none ends it."""
+    """Run steps first_step..steps, yielding each one's numbers; without a guard one that is not finite ends it."""
     for step in range(first_step, steps + 1):
         HEARTBEAT.step(step)
         began = time.perf_counter()
@@ -122,7 +122,7 @@ def _judge(
     totals: StepTotals,
     guard: NumericsGuard | None,
 ) -> None:
-    """Leave a step out whose numbers are none, or end the run; gradients are dropped already, weights as they were."""
+    """Skip a step whose numbers are not finite, or end the run; gradients are dropped, weights are as they were."""
     if guard is None:
         raise NonFinite(f"step {step}: the loss is {totals.loss}, the gradient norm {totals.gradient_norm}")
     scale = 1.0 / work.valid_targets

@@ -42,13 +42,10 @@ class _Group:
 
     @property
     def nbytes(self) -> int:
-        """Of the weights."""
         return sum(weight.whole.nbytes for weight in self.weights)
 
 
 class OneHostShardEngine(OptimizerUpdate):
-    """1/N of the state on every rank, one copy of the weights on the host."""
-
     name = "shard"
 
     def __init__(
@@ -94,7 +91,7 @@ class OneHostShardEngine(OptimizerUpdate):
         self._sums = HostSums(self._peers, self._meter, whole_up_to_bytes=layer_bytes)
         self._unmaps = sum(group.nbytes for group in self._groups) > RESIDENT_UP_TO_BYTES
         self._hook(model, parts)
-        self._model = model
+        self.module = model
 
     def _hook(self, model: nn.Module, parts: LayerMap) -> None:
         model.register_forward_pre_hook(lambda *_: self._weights.wait(), prepend=True)
@@ -121,17 +118,11 @@ class OneHostShardEngine(OptimizerUpdate):
         self._weights.publish()
         self._make_optimizer()
 
-    @property
-    def module(self) -> nn.Module:
-        """What to call for a forward pass."""
-        return self._model
-
     def trainable(self) -> list[tuple[str, torch.Tensor]]:
         """This rank's rows of what is trained; parameters with fewer rows than ranks may have none here."""
         return [(name, weight.local) for name, weight in self._named if weight.is_trained and weight.local.numel()]
 
     def slices(self) -> list[RowSlice]:
-        """This rank's rows of everything."""
         return [
             RowSlice(
                 model_name(name),
@@ -144,7 +135,7 @@ class OneHostShardEngine(OptimizerUpdate):
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; its gradients are added to those of the earlier ones as they leave."""
-        loss = loss_function(self._model)
+        loss = loss_function(self.module)
         loss.backward()
         self._leave(self._groups)
         for group in self._groups:
@@ -216,7 +207,6 @@ class OneHostShardEngine(OptimizerUpdate):
         """Each rank moves rows of its own: there is nothing to compare."""
 
     def wire_use(self) -> WireUse:
-        """Since the last call."""
         return WireUse(self._meter.take())
 
 

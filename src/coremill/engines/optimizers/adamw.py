@@ -36,7 +36,6 @@ class AdamW(torch.optim.AdamW):
         )
 
     def update(self, learning_rate: float) -> None:
-        """Move every weight that has a gradient."""
         for group in self.param_groups:
             group["lr"] = learning_rate
         self.step()

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class Replicate:
-    """The registered kind."""
-
     name = "replicate"
     cost = ReplicateCost()
     keeps_replicas = True

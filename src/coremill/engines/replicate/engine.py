@@ -19,11 +19,11 @@ from torch import nn
 from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, drop_gradients, sum_of_squares
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.cost import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
-from coremill.engines.replicate.named_rows import NamedRows, SumOfNamedRows, lookups_of
+from coremill.engines.replicate.named_rows import AllReduceOfRows, NamedRows, lookups_of
 from coremill.engines.replicate.replicas import require_equal_replicas
 from coremill.engines.update import OptimizerUpdate
 from coremill.engines.wire.codec import Codec, shares_of
-from coremill.engines.wire.collectives import BufferPool, SumOverRanks
+from coremill.engines.wire.collectives import AllReduce, BufferPool
 from coremill.engines.wire.exchange import Exchange, WireMeter
 from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import RowSlice, materialise, model_name
@@ -40,13 +40,10 @@ class _Bucket:
 
     @property
     def is_whole(self) -> bool:
-        """All are made."""
         return self.made == len(self.weights)
 
 
 class ReplicateEngine(OptimizerUpdate):
-    """The whole model on every rank."""
-
     name = "replicate"
 
     def __init__(
@@ -76,20 +73,20 @@ class ReplicateEngine(OptimizerUpdate):
         self._pass: Literal["adds", "sends", "is looked at"] = "adds"
         self._buckets: list[_Bucket] = []  # in the order in which they are sent
         self._sent = 0  # of these, in this pass
-        self._under_way: deque[SumOverRanks | SumOfNamedRows] = deque()
+        self._under_way: deque[AllReduce | AllReduceOfRows] = deque()
 
     def place(self, model: nn.Module) -> None:
         """Empty fp32 storage for every parameter."""
         materialise(model)
-        self._model = model
+        self.module = model
 
     def start(self) -> None:
         """Masters where the arithmetic is bf16, buckets where there are peers; all have loaded the same."""
         self.require_equal("after loading")
         if self._names_rows:
-            self._tables = {table: NamedRows(embedding) for table, embedding in lookups_of(self._model)}
-        kept = names_kept_in_fp32(self._model, self._compute_dtype)
-        for name, weight in self._model.named_parameters():
+            self._tables = {table: NamedRows(embedding) for table, embedding in lookups_of(self.module)}
+        kept = names_kept_in_fp32(self.module, self._compute_dtype)
+        for name, weight in self.module.named_parameters():
             if self._compute_dtype != torch.float32 and name not in kept:
                 master = nn.Parameter(weight.data, requires_grad=weight.requires_grad)
                 if weight.requires_grad:
@@ -98,29 +95,23 @@ class ReplicateEngine(OptimizerUpdate):
                 self._masters[weight] = master
             elif weight in self._tables:
                 self._masters[weight] = nn.Parameter(weight.data)
-        self._buckets = _buckets(self._model, tables=self._tables) if self._world.size > 1 else []
+        self._buckets = _buckets(self.module, tables=self._tables) if self._world.size > 1 else []
         # Autograd's side holds these where no garbage collector looks: they must not hold the engine.
         engine = weakref.proxy(self)
         self._bucket_of = {weight: bucket for bucket in self._buckets for weight in bucket.weights}
-        for weight in self._model.parameters():
+        for weight in self.module.parameters():
             if weight.requires_grad:
                 weight.register_post_accumulate_grad_hook(lambda weight: engine._is_made(weight))
         self._make_optimizer()
-
-    @property
-    def module(self) -> nn.Module:
-        """What to call for a forward pass."""
-        return self._model
 
     def trainable(self) -> list[tuple[str, torch.Tensor]]:
         """The fp32 weights that are trained: the module's own, or the masters."""
         return [(name, self._masters.get(weight, weight)) for name, weight in self._trained()]
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, weight) for name, weight in self._model.named_parameters() if weight.requires_grad]
+        return [(name, weight) for name, weight in self.module.named_parameters() if weight.requires_grad]
 
     def slices(self) -> list[RowSlice]:
-        """All rows of everything."""
         return [
             RowSlice(
                 model_name(name),
@@ -129,13 +120,13 @@ class ReplicateEngine(OptimizerUpdate):
                 weight.shape[0] if weight.dim() else 1,
                 self._masters.get(weight, weight),
             )
-            for name, weight in self._model.named_parameters()
+            for name, weight in self.module.named_parameters()
         ]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; buckets are sent during the last one's backward."""
         self._pass = "sends" if is_last and self._buckets else "adds"
-        loss = loss_function(self._model)
+        loss = loss_function(self.module)
         loss.backward()
         if self._pass == "sends":
             self._send_all()
@@ -156,15 +147,15 @@ class ReplicateEngine(OptimizerUpdate):
     def examine(self, loss_function: LossFunction) -> bool:
         """On the bare model: nothing is exchanged."""
         self._pass = "is looked at"
-        loss_function(self._model).backward()
-        gradients = [weight.grad for weight in self._model.parameters() if weight.grad is not None]
+        loss_function(self.module).backward()
+        gradients = [weight.grad for weight in self.module.parameters() if weight.grad is not None]
         finite = all(bool((g._values() if g.is_sparse else g).isfinite().all()) for g in gradients)
-        self._model.zero_grad(set_to_none=True)
+        self.module.zero_grad(set_to_none=True)
         return finite
 
     def skip_step(self) -> None:
         """bf16 weights follow their masters, whose gradients stay allocated and are overwritten by the next step."""
-        self._model.zero_grad(set_to_none=True)
+        self.module.zero_grad(set_to_none=True)
         with torch.no_grad():
             for weight, master in self._masters.items():
                 if weight.dtype == master.dtype:
@@ -178,7 +169,6 @@ class ReplicateEngine(OptimizerUpdate):
         require_equal_replicas(self._world, [(piece.name, piece.local) for piece in self.slices()], moment)
 
     def wire_use(self) -> WireUse:
-        """Since the last call."""
         return WireUse(self._meter.take())
 
     def _is_made(self, weight: nn.Parameter) -> None:
@@ -214,11 +204,11 @@ class ReplicateEngine(OptimizerUpdate):
         gradients = [self._gradient(weight) for weight in weights]
         self._sent += 1
         group, wire = self._world.group, self._wire
-        started: SumOverRanks | SumOfNamedRows
+        started: AllReduce | AllReduceOfRows
         if weights[0] in self._tables:
             started = self._tables[weights[0]].sum(gradients[0], group, wire, self._codec)
         else:
-            started = SumOverRanks(gradients, group, wire, self._pool, self._codec)
+            started = AllReduce(gradients, group, wire, self._pool, self._codec)
         for earlier in self._under_way:
             earlier.advance(waits=False)
         self._under_way.append(started)

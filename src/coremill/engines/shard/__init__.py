@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class Shard:
-    """The registered kind."""
-
     name = "shard"
     cost = ShardCost()
     keeps_replicas = False

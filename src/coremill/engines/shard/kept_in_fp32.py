@@ -59,6 +59,7 @@ class KeepsInFp32(OptimizerUpdate):
         self._hide()
         self._inner.place(model)
         self._show()
+        self.module = model
         self._weights = {name: weight for name, weight in model.named_parameters() if name in names}
         engine = weakref.proxy(self)  # autograd's side holds what is given to it
         for weight in made.values():
@@ -81,13 +82,7 @@ class KeepsInFp32(OptimizerUpdate):
         for module, name, weight in self._places:
             module._parameters[name] = weight
 
-    @property
-    def module(self) -> nn.Module:
-        """What to call for a forward pass."""
-        return self._inner.module
-
     def trainable(self) -> list[tuple[str, torch.Tensor]]:
-        """The engine's, and these."""
         trained = [(name, weight) for name, weight in self._weights.items() if weight.requires_grad]
         return [*self._inner.trainable(), *trained]
 
@@ -143,7 +138,6 @@ class KeepsInFp32(OptimizerUpdate):
             self._drop_gradients()
 
     def skip_step(self) -> None:
-        """These moved in place."""
         self._inner.skip_step()
         self._drop_gradients()
 
@@ -154,7 +148,6 @@ class KeepsInFp32(OptimizerUpdate):
             require_equal_replicas(self._world, list(self._weights.items()), moment)
 
     def wire_use(self) -> WireUse:
-        """Since the last call."""
         total = dict(self._inner.wire_use().collectives)
         for kind, use in self._meter.take().items():
             before = total.get(kind, CollectiveUse())

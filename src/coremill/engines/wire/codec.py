@@ -51,7 +51,6 @@ class Codec(Protocol):
 
 
 def codec_of(form: GradientForm) -> Codec:
-    """The codec of a form that the plan chose."""
     return Sqrt16() if form == "sqrt16" else Plain(torch.float32 if form == "fp32" else torch.bfloat16)
 
 
@@ -78,15 +77,12 @@ class Plain:
         self.dtype = dtype
 
     def length(self, runs: Sequence[int]) -> int:
-        """One for one."""
         return sum(runs)
 
     def encode(self, values: torch.Tensor, runs: Sequence[int], wire: torch.Tensor) -> None:
-        """Rounded where the dtype is narrower."""
         wire[: values.numel()].copy_(values)
 
     def decode(self, wire: torch.Tensor, runs: Sequence[int], values: torch.Tensor) -> None:
-        """Widened."""
         values.copy_(wire[: values.numel()])
 
     def add(self, before: torch.Tensor, after: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
@@ -107,7 +103,6 @@ class Plain:
                 into += wire[part]
 
     def sum(self, wires: Sequence[torch.Tensor], runs: Sequence[int], total: torch.Tensor) -> None:
-        """Chunk by chunk."""
         for begin, rows, width in _chunks([total.numel()]):
             part = slice(begin, begin + rows * width)
             into = total[part].copy_(wires[0][part])
@@ -125,7 +120,7 @@ class Sqrt16:
         return 2 * _blocks(runs) + (sum(runs) + 1) // 2 * 2
 
     def encode(self, values: torch.Tensor, runs: Sequence[int], wire: torch.Tensor) -> None:
-        """A block that holds a number that is none gets a scale that is none: it arrives without a single number."""
+        """A block with a number that is not finite gets a scale that is not: none of its numbers arrives finite."""
         scales, roots = _parts(wire, runs)
         scratch, block = _scratch(values), 0
         for begin, rows, width in _chunks(runs):
@@ -139,7 +134,6 @@ class Sqrt16:
             block += rows
 
     def decode(self, wire: torch.Tensor, runs: Sequence[int], values: torch.Tensor) -> None:
-        """Chunk by chunk, in place."""
         scales, roots = _parts(wire, runs)
         block = 0
         for begin, rows, width in _chunks(runs):
@@ -165,7 +159,6 @@ class Sqrt16:
             block += rows
 
     def sum(self, wires: Sequence[torch.Tensor], runs: Sequence[int], total: torch.Tensor) -> None:
-        """Chunk by chunk: each is read once and written once."""
         first, *others = [_parts(wire, runs) for wire in wires]
         values, block = _scratch(total), 0
         for begin, rows, width in _chunks(runs):
