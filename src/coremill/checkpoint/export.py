@@ -146,7 +146,8 @@ def _to_write(model: nn.Module, blueprint: PreTrainedModel) -> dict[str, torch.T
 def _plan_groups(blueprint: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> list[_Group]:
     """What becomes what, found by a dry run on meta: a stand-in that comes back as itself was renamed at most."""
     in_fp32 = names_kept_in_fp32(blueprint, dtype)
-    dtypes = {name: torch.float32 if name in in_fp32 else _stored_dtype(tensors[name], dtype) for name in tensors}
+    dtypes = {name: dtype if isinstance(tensor, nn.Parameter) else tensor.dtype for name, tensor in tensors.items()}
+    dtypes |= dict.fromkeys(in_fp32 & dtypes.keys(), torch.float32)
     stand_ins = {name: torch.empty(tensor.shape, dtype=dtypes[name], device="meta") for name, tensor in tensors.items()}
     outcome = revert_weight_conversion(blueprint, dict(stand_ins))
     stored_names = {id(tensor): name for name, tensor in outcome.items()}
@@ -167,11 +168,6 @@ def _plan_groups(blueprint: PreTrainedModel, tensors: dict[str, torch.Tensor], d
     if {entry.name for group in groups for entry in group.entries} != set(outcome):
         raise NotImplementedError("this model's weights cannot be converted back layer by layer")
     return groups
-
-
-def _stored_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Parameters in the asked dtype; buffers keep their own."""
-    return dtype if isinstance(tensor, nn.Parameter) else tensor.dtype
 
 
 def _plan_files(groups: list[_Group]) -> dict[str, list[_Group]]:

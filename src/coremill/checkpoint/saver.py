@@ -161,8 +161,8 @@ class Saver:
 
     def after_step(self, step: int) -> None:
         """Save where that was agreed; raises Stopped, after saving, where that was."""
-        if self._late:
-            self._hear_given_up()
+        if self._late and self._save is not None and not self._save.given_up:
+            self._give_up(self._save)
         if self._stop_agreed:
             self._save_and_stop(step)
         if self._save_agreed and (self._late or self._hangs):
@@ -190,7 +190,9 @@ class Saver:
         if self._save is not None and deadline.setting is None:
             self._save.deadline = min(self._save.deadline, deadline, key=lambda each: each.seconds)
         hangs = self._late or self._hangs or not self._wait()
-        failure = self._origin.unsaved_because or (self._shortage_on_any_rank() if self._disk_full else None)
+        failure = self._origin.unsaved_because
+        if failure is None and self._disk_full:
+            failure = str(self._world.broadcast(self._shortage or "the disk is too full"))
         if failure or hangs:
             self._tell_failure(step, failure or STILL_HANGS)
         elif self._last_saved != step:
@@ -198,9 +200,6 @@ class Saver:
         # Rank 0 serves the store: it leaves only when everybody has heard how the save ended.
         self._world.barrier()
         self._raise_stopped(step, saved=self._last_saved == step)
-
-    def _shortage_on_any_rank(self) -> str:
-        return str(self._world.broadcast(self._shortage or "the disk is too full"))
 
     def _raise_stopped(self, step: int, *, saved: bool) -> None:
         self._requests.leave()
@@ -287,8 +286,8 @@ class Saver:
                     HEARTBEAT.mark()  # some rank's file has grown
                 if self._world.rank == 0:
                     self._give_up_if_late()
-                elif self._world.store.check([save.outcome_key]) and self._was_given_up(save):
-                    self._hear_given_up()
+                elif self._was_given_up(save):
+                    self._give_up(save)
                 if save.hangs_in_the_end:
                     self._leave_hanging(save)
                     break
@@ -304,11 +303,18 @@ class Saver:
                 why="nobody can tell whether it is saved, so training does not go on",
                 do="the same command goes on from the newest whole checkpoint",
             )
+        self._set_thread_aside()
+
+    def _set_thread_aside(self) -> None:
         self._stuck, self._thread = self._thread, None
         HEARTBEAT.not_saving()
 
     def _was_given_up(self, save: Save) -> bool:
-        return bool(json.loads(self._world.store.get(save.outcome_key))["given_up"])
+        """By rank 0, and this rank has not heard it yet."""
+        store = self._world.store
+        if save.given_up or not store.check([save.outcome_key]):
+            return False
+        return bool(json.loads(store.get(save.outcome_key))["given_up"])
 
     def _give_up_if_late(self) -> bool:
         """Rank 0: end the save under way for all where its time is over."""
@@ -320,25 +326,18 @@ class Saver:
             return False
         outcome = {"failure": save.deadline.words, "given_up": True, "kept": None}
         self._world.store.set(save.outcome_key, json.dumps(outcome))
-        self._leave_stuck(save)
-        self._tell_given_up(save)
+        self._give_up(save)
         return True
 
-    def _hear_given_up(self) -> None:
-        """The other ranks: rank 0 gave the save up."""
-        save = self._save
-        if save is not None and not save.given_up:
-            self._leave_stuck(save)
-            self._tell_given_up(save)
+    def _give_up(self, save: Save) -> None:
+        """As rank 0 decided; the thread takes back what it wrote, once the storage lets it."""
+        save.given_up = True
+        self._set_thread_aside()
+        self._tell_given_up(save)
 
     def _tell_given_up(self, save: Save) -> None:
         if save.first_to_tell():
             self._tell_failure(save.step, save.deadline.words)
-
-    def _leave_stuck(self, save: Save) -> None:
-        save.given_up = True
-        self._stuck, self._thread = self._thread, None
-        HEARTBEAT.not_saving()
 
     def _write(self, save: Save, blocked_seconds: float | None) -> None:
         """Write this rank's file, let rank 0 commit, tell how it ended."""

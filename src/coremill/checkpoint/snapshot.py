@@ -176,7 +176,8 @@ def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, w
     started = time.perf_counter()
     slices = _slices(model, rank, world_size)
     _check_shapes(slices, checkpoint)
-    with HEARTBEAT.work("reading the checkpoint", _bytes(slices)), CheckpointReader(checkpoint) as reader:
+    total_bytes = sum(piece.bytes for piece in slices)
+    with HEARTBEAT.work("reading the checkpoint", total_bytes), CheckpointReader(checkpoint) as reader:
         for piece in slices:
             reader.read(WEIGHTS, piece, piece.local)
         first_file = file_name(0, checkpoint.manifest.world_size)
@@ -239,10 +240,6 @@ def restore_rng(checkpoint: Checkpoint | None, *, rank: int, world_size: int, se
         state = reader.read_whole(file_name(rank, world_size), RNG)
     assert state is not None
     torch.set_rng_state(state)
-
-
-def _bytes(slices: Sequence[RowSlice]) -> int:
-    return sum(piece.bytes for piece in slices)
 
 
 def _check_shapes(slices: Sequence[RowSlice], checkpoint: Checkpoint) -> None:

@@ -8,6 +8,7 @@ otherwise, is the engine's own.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Literal, Protocol
 import torch
 from torch import nn
 
-from coremill.engines.wire.exchange import CollectiveUse, WireMeter
+from coremill.engines.wire.exchange import CollectiveUse, Kind, WireMeter
 from coremill.model.slices import RowSlice
 from coremill.plan.types import Choice
 from coremill.world.group import World
@@ -37,12 +38,17 @@ class StepTotals:
     gradient_norm: float  # over all parameters, summed in double: independent of the sharding
     votes: tuple[float, ...] = ()  # of all ranks, added up
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the optimizer may see this step; the same answer on every rank."""
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
 
 @dataclass(frozen=True)
 class WireUse:
     """What the collectives of one step cost this rank."""
 
-    collectives: dict[str, CollectiveUse]  # by kind
+    collectives: dict[Kind, CollectiveUse]
 
     @property
     def bytes_sent(self) -> int:

@@ -42,11 +42,6 @@ class Culprit:
         return f"{self.what} on rank {self.rank} in row{'s' if len(self.rows) != 1 else ''} {shown}{more}"
 
 
-def is_finite(totals: StepTotals) -> bool:
-    """Whether a step may reach the optimizer; the same answer on every rank."""
-    return math.isfinite(totals.loss) and math.isfinite(totals.gradient_norm)
-
-
 def bad_rows(batches: Sequence[AnyBatch], is_bad: Sequence[bool]) -> list[int]:
     """Rows of the micro-batches that are bad, fillers left out."""
     return [row for batch, bad in zip(batches, is_bad, strict=True) if bad for row in batch.row_ids if row != FILLER]

@@ -21,7 +21,7 @@ from coremill.engines.base import Engine, LossFunction, StepTotals, WireUse, sum
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.replicas import require_equal_replicas
 from coremill.engines.update import OptimizerUpdate
-from coremill.engines.wire.exchange import CollectiveUse, WireMeter
+from coremill.engines.wire.exchange import WireMeter
 from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import RowSlice, model_name
 from coremill.plan.types import Choice
@@ -148,16 +148,11 @@ class KeepsInFp32(OptimizerUpdate):
             require_equal_replicas(self._world, list(self._weights.items()), moment)
 
     def wire_use(self) -> WireUse:
-        total = dict(self._inner.wire_use().collectives)
-        for kind, use in self._meter.take().items():
-            before = total.get(kind, CollectiveUse())
-            total[kind] = CollectiveUse(
-                before.bytes + use.bytes,
-                before.shared_bytes,
-                before.seconds + use.seconds,
-                before.exposed_seconds + use.exposed_seconds,
+        for kind, use in self._inner.wire_use().collectives.items():
+            self._meter.add(
+                kind, sent=use.bytes, shared=use.shared_bytes, seconds=use.seconds, exposed=use.exposed_seconds
             )
-        return WireUse(total)
+        return WireUse(self._meter.take())
 
     def _is_made(self, weight: nn.Parameter) -> None:
         """Autograd has put a gradient in place."""

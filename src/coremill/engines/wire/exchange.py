@@ -58,9 +58,9 @@ class WireMeter:
             use.bytes + sent, use.shared_bytes + shared, use.seconds + seconds, use.exposed_seconds + exposed
         )
 
-    def take(self) -> dict[str, CollectiveUse]:
-        """Since the last call, by kind; kinds that did not occur are left out."""
-        taken: dict[str, CollectiveUse] = {kind: use for kind, use in self._uses.items() if use != CollectiveUse()}
+    def take(self) -> dict[Kind, CollectiveUse]:
+        """Since the last call; kinds that did not occur are left out."""
+        taken = {kind: use for kind, use in self._uses.items() if use != CollectiveUse()}
         self._uses = dict.fromkeys(KINDS, CollectiveUse())
         return taken
 
