@@ -91,7 +91,7 @@ def refuse_other_data(config: RunConfig, checkpoint: Checkpoint, data: Rows) -> 
         return  # the ranks will pass it over by name
     if key == data.key:
         return
-    what = f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: its data is another now"
+    what = f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: its data has changed"
     anew = "start anew with --fresh, or set run.folder to a new folder"
     raise data.explain_change(config, earlier, what=what, anew=anew)
 

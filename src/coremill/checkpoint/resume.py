@@ -170,7 +170,7 @@ def _verified_share(folder: Path, whole: Whole, places: Places) -> tuple[Checkpo
     try:
         checkpoint = open_checkpoint(folder)
         if checkpoint.digest != whole.digest:
-            raise Unusable("its manifest is another one now")
+            raise Unusable("its manifest has changed")
     except Unusable as error:
         return None, {"": str(error)}
     ranks = places.ranks_of(places.mine)

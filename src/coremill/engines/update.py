@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from coremill.engines.base import Engine, ParameterState
+from torch import nn
+
+from coremill.engines.base import Engine, ParameterState, StepAgreement, StepTotals, WireUse
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.optimizers.cost import WEIGHT_BYTES
+from coremill.engines.wire.exchange import WireMeter
+from coremill.world.group import World
 
 
 class OptimizerUpdate(Engine):
     """The half of an engine that begins where gradients are reduced; what it leaves to `skip_step` is to publish the
     weights as they are and to drop the gradients."""
 
-    def __init__(self, optimizer: OptimizerSettings) -> None:
+    def __init__(self, world: World, optimizer: OptimizerSettings) -> None:
+        self._world = world
         self._optimizer_settings = optimizer
+        self._meter = WireMeter()
+        self._agreement = StepAgreement(world, self._meter)
         self._gradient_norm = 0.0  # of all ranks, as `reduce` found it
+
+    def _agree(
+        self, loss: float, squares: float, votes: Sequence[float], is_used: Mapping[nn.Parameter, bool]
+    ) -> StepTotals:
+        """The end of `reduce`."""
+        totals = self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
+        self._gradient_norm = totals.gradient_norm
+        return totals
 
     def _make_optimizer(self) -> None:
         """At the end of `start`: over weights that are where they stay."""
@@ -40,6 +55,9 @@ class OptimizerUpdate(Engine):
     def finish(self) -> None:
         """The optimizer's state, twice the size of the weights, is not exported."""
         del self._optimizer
+
+    def wire_use(self) -> WireUse:
+        return WireUse(self._meter.take())
 
     def state_bytes(self) -> int:
         """fp32 weights, and the optimizer's of those that are trained."""

@@ -26,7 +26,8 @@ class Whole(OptimizerUpdate):
     module = torch.nn.Module()
 
     def __init__(self) -> None:
-        super().__init__(optimizer_of(TrainSection(steps=3)))
+        world: Any = None  # there are no other ranks
+        super().__init__(world, optimizer_of(TrainSection(steps=3)))
         self.weights = {name: torch.nn.Parameter(torch.ones(3, 2), requires_grad=name != "frozen") for name in USED}
         self._make_optimizer()
 

@@ -50,6 +50,6 @@ def test_it_is_named_with_a_way_out(make: Any) -> None:
 def test_layers_left_out_at_random_are_refused_where_all_ranks_gather_each() -> None:
     model = torch.nn.Linear(2, 2, device="meta")
     model.config = SimpleNamespace(layerdrop=0.1)
-    with pytest.raises(InputError, match="layerdrop 0.1 leaves out layers") as refused:
+    with pytest.raises(InputError, match="layerdrop 0.1 skips layers") as refused:
         over_the_wire().place(model)
     assert "parallel.engine=replicate" in str(refused.value.do)

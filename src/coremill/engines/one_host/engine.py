@@ -1,4 +1,4 @@
-"""Shard, where all ranks run on one host: each holds 1/N of gradients, moments and fp32 weights; the weights that are
+"""Shard, where all ranks run on one host: each holds 1/N of gradients, optimizer state and fp32 weights; those that are
 computed with lie once in memory they share (engines/one_host/slots.py).
 
 FSDP2 has no part in it: with nothing to gather there is no order of gathers, and ranks meet only where gradients are
@@ -17,13 +17,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
+from coremill.engines.base import LossFunction, StepTotals, sum_of_squares
 from coremill.engines.one_host.cost import RESIDENT_UP_TO_BYTES
 from coremill.engines.one_host.shared_memory import HostPeers
 from coremill.engines.one_host.slots import HostSums, HostWeight, HostWeights
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.update import OptimizerUpdate
-from coremill.engines.wire.exchange import WireMeter
 from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers
 from coremill.model.slices import RowSlice, check_has_rows, keep_as, model_name, rows_of_rank
@@ -51,12 +50,9 @@ class OneHostShardEngine(OptimizerUpdate):
     def __init__(
         self, world: World, peers: HostPeers, optimizer: OptimizerSettings, *, compute_dtype: torch.dtype
     ) -> None:
-        super().__init__(optimizer)
-        self._world = world
+        super().__init__(world, optimizer)
         self._peers = peers
         self._compute_dtype = compute_dtype
-        self._meter = WireMeter()
-        self._agreement = StepAgreement(world, self._meter)
         self.exchange: Choice[Literal["memory", "wire"]] = Choice(
             "memory", f"all {world.size} ranks are on this host: they share it, nothing is sent"
         )
@@ -184,9 +180,7 @@ class OneHostShardEngine(OptimizerUpdate):
         squares = sum_of_squares(weight.local.grad for _, weight in self._named if weight.local.grad is not None)
         is_used = {weight.local: weight in self._used for _, weight in self._named if weight.is_trained}
         self._used.clear()
-        totals = self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
-        self._gradient_norm = totals.gradient_norm
-        return totals
+        return self._agree(loss, squares, votes, is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
         """Nothing is exchanged."""
@@ -205,9 +199,6 @@ class OneHostShardEngine(OptimizerUpdate):
 
     def require_equal(self, moment: str) -> None:
         """Each rank moves rows of its own: there is nothing to compare."""
-
-    def wire_use(self) -> WireUse:
-        return WireUse(self._meter.take())
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, drop_gradients, sum_of_squares
+from coremill.engines.base import LossFunction, StepTotals, drop_gradients, sum_of_squares
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.cost import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
 from coremill.engines.replicate.named_rows import AllReduceOfRows, NamedRows, lookups_of
@@ -24,7 +24,7 @@ from coremill.engines.replicate.replicas import require_equal_replicas
 from coremill.engines.update import OptimizerUpdate
 from coremill.engines.wire.codec import Codec, shares_of
 from coremill.engines.wire.collectives import AllReduce, BufferPool
-from coremill.engines.wire.exchange import Exchange, WireMeter
+from coremill.engines.wire.exchange import Exchange
 from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import RowSlice, materialise, model_name
 from coremill.plan.types import Choice
@@ -55,13 +55,10 @@ class ReplicateEngine(OptimizerUpdate):
         gradient_codec: Codec,
         named_rows: bool = True,
     ) -> None:
-        super().__init__(optimizer)
-        self._world = world
+        super().__init__(world, optimizer)
         self._names_rows = named_rows and world.size > 1
         self._compute_dtype = compute_dtype
         self._codec = gradient_codec
-        self._meter = WireMeter()
-        self._agreement = StepAgreement(world, self._meter)
         self._pool = BufferPool()
         self._wire = Exchange(self._meter, world.flows)
         self.exchange: Choice[Literal["memory", "wire"]] = Choice("wire", "replicate: gradients go through gloo")
@@ -140,9 +137,7 @@ class ReplicateEngine(OptimizerUpdate):
         gradients = [weight.grad.reshape(-1) for _, weight in self.trainable() if weight.grad is not None]
         # They are the same everywhere: each rank takes the norm of a share, which all agree on.
         squares = sum_of_squares(shares_of(gradients, self._world.size)[self._world.rank])
-        totals = self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
-        self._gradient_norm = totals.gradient_norm
-        return totals
+        return self._agree(loss, squares, votes, is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
         """On the bare model: nothing is exchanged."""
@@ -167,9 +162,6 @@ class ReplicateEngine(OptimizerUpdate):
     def require_equal(self, moment: str) -> None:
         """To the bit, in fp32; frozen ones too."""
         require_equal_replicas(self._world, [(piece.name, piece.local) for piece in self.slices()], moment)
-
-    def wire_use(self) -> WireUse:
-        return WireUse(self._meter.take())
 
     def _is_made(self, weight: nn.Parameter) -> None:
         """Autograd has put a gradient in place."""

@@ -16,14 +16,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
+from coremill.engines.base import LossFunction, StepTotals, sum_of_squares
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.shard.embedding import ShardedEmbedding
 from coremill.engines.shard.fsdp_rules import check_layers_share_nothing, check_runs_all_layers, forget_other_names
 from coremill.engines.update import OptimizerUpdate
 from coremill.engines.wire.codec import Codec
 from coremill.engines.wire.collectives import AllGather, BufferPool, ReduceScatter, install
-from coremill.engines.wire.exchange import Exchange, WireMeter
+from coremill.engines.wire.exchange import Exchange
 from coremill.model.build import LayerMap, find_layers, has_plain_lookup
 from coremill.model.slices import RowSlice, check_has_rows, materialise, model_name, rows_of_rank
 from coremill.plan.types import Choice
@@ -52,16 +52,13 @@ class ShardEngine(OptimizerUpdate):
     ) -> None:
         """`accumulates`: a step has several micro-batches; `why_wire`: why ranks do not share memory; `named_rows`:
         ranks fetch the rows of a lookup table that their tokens name."""
-        super().__init__(optimizer)
-        self._world = world
+        super().__init__(world, optimizer)
         self._names_rows = named_rows and world.size > 1
         self._compute_dtype = compute_dtype
         self._keep_gathered = keep_gathered
         # Where weights stay whole through a step, so do gradients: added up in fp32 and sent once.
         self._whole_gradients = keep_gathered and accumulates
         self._head_in_backward = head_in_backward
-        self._meter = WireMeter()
-        self._agreement = StepAgreement(world, self._meter)
         self._pool = BufferPool()
         self._gradient_codec = gradient_codec
         self._weight_wire_dtype = weight_wire_dtype
@@ -268,9 +265,7 @@ class ShardEngine(OptimizerUpdate):
         if self._table is not None and self._table.rows is not None:
             used.add(self._table.rows)  # every rank looks something up
         is_used = {local: local in used for _, _, local in self._locals if local.requires_grad}
-        totals = self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
-        self._gradient_norm = totals.gradient_norm
-        return totals
+        return self._agree(loss, squares, votes, is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
         """A whole exchange, with a look at what this rank puts into it."""
@@ -305,9 +300,6 @@ class ShardEngine(OptimizerUpdate):
 
     def require_equal(self, moment: str) -> None:
         """Each rank moves rows of its own: there is nothing to compare."""
-
-    def wire_use(self) -> WireUse:
-        return WireUse(self._meter.take())
 
 
 def _laid_out_numels(model: nn.Module, apart: Collection[nn.Parameter], ranks: int) -> Iterator[int]:

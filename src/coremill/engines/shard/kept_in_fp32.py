@@ -21,7 +21,6 @@ from coremill.engines.base import Engine, LossFunction, StepTotals, WireUse, sum
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.replicas import require_equal_replicas
 from coremill.engines.update import OptimizerUpdate
-from coremill.engines.wire.exchange import WireMeter
 from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import RowSlice, model_name
 from coremill.plan.types import Choice
@@ -33,11 +32,9 @@ class KeepsInFp32(OptimizerUpdate):
 
     def __init__(self, inner: Engine, world: World, optimizer: OptimizerSettings, compute_dtype: torch.dtype) -> None:
         """It moves the weights of both: what `inner` would do in a step of its own is left to it."""
-        super().__init__(optimizer)
+        super().__init__(world, optimizer)
         self._inner = inner
-        self._world = world
         self._compute_dtype = compute_dtype
-        self._meter = WireMeter()
         self._weights: dict[str, nn.Parameter] = {}
         self._places: list[tuple[nn.Module, str, nn.Parameter]] = []  # where the model has them
         self._used: set[nn.Parameter] = set()  # by this rank, in this step
@@ -152,7 +149,7 @@ class KeepsInFp32(OptimizerUpdate):
             self._meter.add(
                 kind, sent=use.bytes, shared=use.shared_bytes, seconds=use.seconds, exposed=use.exposed_seconds
             )
-        return WireUse(self._meter.take())
+        return super().wire_use()
 
     def _is_made(self, weight: nn.Parameter) -> None:
         """Autograd has put a gradient in place."""
