@@ -197,7 +197,7 @@ def _write_file(
     file = SteadyFile(path)
     if world.rank == 0:
         disk.attempt(file.open)
-        disk.attempt(file.write, memoryview(_header(groups)))
+        disk.attempt(lambda: file.write(memoryview(_header(groups))))
     for group in groups:
         for data in _stored_bytes(group, tensors, blueprint, world):  # nothing on the other ranks
             disk.attempt(file.write, data)
