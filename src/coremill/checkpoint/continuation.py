@@ -19,9 +19,9 @@ from coremill.tasks.base import Rows
 from coremill.train.schedule import learning_rate_at
 
 # A run is the same run with other machines, another end and another rhythm of saving; with other data it is not.
-MAY_CHANGE = (
-    *("train.steps", "train.optimizer", "model.fused"),
-    *("checkpoint.", "parallel.", "fleet.", "run.", "supervise.", "numerics."),
+MAY_CHANGE = tuple(
+    f"{key}."
+    for key in ("train.steps", "model.fused", "checkpoint", "parallel", "fleet", "run", "supervise", "numerics")
 )
 
 
@@ -69,7 +69,7 @@ def fixed_keys(earlier: dict[str, Any], config: RunConfig) -> list[str]:
     if is_without_special_tokens(earlier):
         had["data"] = {**had["data"], "special_tokens": config.data.special_tokens}
     differing = _differing_keys(had, config.model_dump(mode="json"))
-    return [key for key in differing if not f"{key}.".startswith(tuple(_dotted(name) for name in MAY_CHANGE))]
+    return [key for key in differing if not f"{key}.".startswith(MAY_CHANGE)]
 
 
 def written_config(loaded: LoadedConfig) -> dict[str, Any]:
@@ -131,10 +131,6 @@ def _with_defaults(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, 
         if isinstance(default, dict) and isinstance(tree.get(name), dict)
     }
     return {**defaults, **tree, **sections}
-
-
-def _dotted(name: str) -> str:
-    return name if name.endswith(".") else f"{name}."
 
 
 def _differing_keys(left: dict[str, Any], right: dict[str, Any], prefix: str = "") -> list[str]:

@@ -30,6 +30,12 @@ def test_a_checkpoint_older_than_a_key_is_continued() -> None:
     assert fixed_keys(earlier, trusting) == ["model.trust_remote_code", "train.learning_rate"]
 
 
+def test_a_checkpoint_of_another_optimizer_is_not_continued() -> None:
+    earlier = RunConfig().model_dump(mode="json")
+    earlier["train"]["optimizer"] = "another"  # whose state this one could not read
+    assert fixed_keys(earlier, RunConfig()) == ["train.optimizer"]
+
+
 def of_0_1_0(config: RunConfig) -> dict[str, Any]:
     """What 0.1.0 wrote into its checkpoints."""
     earlier = config.model_dump(mode="json")
