@@ -98,7 +98,7 @@ class Store:
         on_bytes: Callable[[int], None] = lambda count: None,
         sync_bytes: int = SYNC_BYTES,
     ) -> StoredFile:
-        """One safetensors file in a single pass over the memory; raises NotSaved for numbers that are not finite.
+        """One safetensors file in a single pass over the memory; raises NotSaved where a number is not finite.
 
         `on_bytes` hears of every piece that is written; after every `sync_bytes` it waits for the disk.
         """

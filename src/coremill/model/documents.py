@@ -50,7 +50,7 @@ def require_documents_apart(model: PreTrainedModel, *, row_tokens: int) -> Choic
     except Exception as error:  # of an unknown forward: then nothing is known of it, and silence would be a promise
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise _refusal(f"cannot tell whether {name} keeps documents apart", why) from error
-    if not found.of_neighbour <= SAME:  # nor is what is no number
+    if not found.of_neighbour <= SAME:  # nor is NaN
         why = "on a small copy of it, other tokens in one document change the next one's logits"
         raise _refusal(f"{name} does not keep the documents of a row apart", why)
     if not found.of_place <= SAME:

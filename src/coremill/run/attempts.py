@@ -40,6 +40,35 @@ from coremill.world.identity import NodeIdentity
 from coremill.world.run_lock import OWNED
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeRun:
+    """A run as the launcher of one node knows it."""
+
+    config: RunConfig
+    orders: Orders
+    folder: RunFolder
+    environ: Mapping[str, str]
+    node: NodeIdentity | None  # None: the only one
+    readers: Readers
+
+    @property
+    def nodes(self) -> int:
+        return 1 if self.node is None else self.node.nodes
+
+    @property
+    def node_rank(self) -> int:
+        return 0 if self.node is None else self.node.node_rank
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node speaks for the run."""
+        return self.node_rank == 0
+
+    def committed_step(self) -> int:
+        """Of the newest checkpoint here."""
+        return committed_step(self.config, self.folder.path)
+
+
 @dataclass(frozen=True)
 class Ending:
     """How the last attempt ended, and when it had begun."""
@@ -48,62 +77,43 @@ class Ending:
     since: float  # unix seconds: what was said before is of an earlier attempt
 
 
-def watch_ranks(
-    config: RunConfig,
-    orders: Orders,
-    folder: RunFolder,
-    environ: Mapping[str, str],
-    node_identity: NodeIdentity | None,
-    readers: Readers,
-) -> Ending:
+def watch_ranks(run: NodeRun) -> Ending:
     """Start this node's ranks, show their events until they end, and start them again where that is worth it."""
-    wanted = config.supervise
-    follower = EventFollower(folder.path, since=time.time())
+    wanted, plan = run.config.supervise, run.orders.plan
     budget = RestartBudget(
         enabled=wanted.restart,
         without_progress=wanted.restarts_without_progress,
-        wait_for_hosts_seconds=seconds_of(wanted.wait_for_hosts) if _nodes(node_identity) > 1 else 0.0,
-        committed_step=committed_step(config, folder.path),
+        wait_for_hosts_seconds=seconds_of(wanted.wait_for_hosts) if run.nodes > 1 else 0.0,
+        committed_step=run.committed_step(),
     )
-    settings = shared_settings(orders.plan, environ, node_of_launcher(orders.plan, node_identity, port=0))
+    settings = shared_settings(plan, run.environ, node_of_launcher(plan, run.node, port=0))
     with (
-        HeartbeatBoard(orders.plan.ranks_per_node.value) as board,
-        readers,
-        _fork_server(config, orders, folder, environ, settings, node_identity, readers) as fork_server,
+        HeartbeatBoard(plan.ranks_per_node.value) as board,
+        run.readers,
+        _fork_server(run, settings) as fork_server,
     ):
-        watched = _Watched(
-            config, orders, folder, environ, settings, fork_server, node_identity, readers, follower, board
-        )  # fmt: skip
-        with spot_notices(config.checkpoint.spot_notices, environ, watched.on_notice):
-            outcome = supervise(watched, budget, lambda: committed_step(config, folder.path), watched.on_fault)
-        readers.take(follower.poll())
+        watched = _Watched(run, settings, fork_server, board)
+        with spot_notices(run.config.checkpoint.spot_notices, run.environ, watched.on_notice):
+            outcome = supervise(watched, budget, run.committed_step, watched.on_fault)
+        watched.show_events()
     return Ending(outcome, watched.since)
 
 
 @contextlib.contextmanager
-def _fork_server(
-    config: RunConfig,
-    orders: Orders,
-    folder: RunFolder,
-    environ: Mapping[str, str],
-    settings: tuple[Setting, ...],
-    node_identity: NodeIdentity | None,
-    readers: Readers,
-) -> Iterator[ForkServer | None]:
+def _fork_server(run: NodeRun, settings: tuple[Setting, ...]) -> Iterator[ForkServer | None]:
     """What this node's ranks are forked from, already importing; None where they are to be started afresh."""
-    reason = why_no_fork_server(environ)
-    if reason is not None and config.supervise.fork_ranks:
-        readers.note(f"{reason}: ranks are started afresh, and a restart takes seconds longer")
-    if reason is not None or not config.supervise.fork_ranks:
+    reason = why_no_fork_server(run.environ)
+    if reason is not None and run.config.supervise.fork_ranks:
+        run.readers.note(f"{reason}: ranks are started afresh, and a restart takes seconds longer")
+    if reason is not None or not run.config.supervise.fork_ranks:
         yield None
         return
-    node_rank = 0 if node_identity is None else node_identity.node_rank
-    needs = [str(orders.model.config["model_type"]), orders.task, orders.plan.engine.value]
+    needs = [str(run.orders.model.config["model_type"]), run.orders.task, run.orders.plan.engine.value]
     with ForkServer(
         [sys.executable, "-m", "coremill.forked_rank", *needs],
-        fork_server_environment(environ, settings),
-        folder.logs / f"template-{node_rank:05d}.log",
-        readers.note,
+        fork_server_environment(run.environ, settings),
+        run.folder.logs / f"fork-server-{run.node_rank:05d}.log",
+        run.readers.note,
     ) as fork_server:
         fork_server.start()
         yield fork_server
@@ -165,10 +175,6 @@ def errors_of(rank: int, run_folder: Path, since: float) -> list[Event]:
     return [e for e in read_events(run_folder) if e.kind == "error" and e.rank == rank and e.time >= since]
 
 
-def _nodes(node_identity: NodeIdentity | None) -> int:
-    return 1 if node_identity is None else node_identity.nodes
-
-
 @dataclass
 class _Fault:
     """The last failure, until the run is going again."""
@@ -182,32 +188,21 @@ class _Watched:
     """All attempts of this launcher, one after the other."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        orders: Orders,
-        folder: RunFolder,
-        environ: Mapping[str, str],
-        settings: tuple[Setting, ...],
-        fork_server: ForkServer | None,
-        node_identity: NodeIdentity | None,
-        readers: Readers,
-        follower: EventFollower,
-        board: HeartbeatBoard,
+        self, run: NodeRun, settings: tuple[Setting, ...], fork_server: ForkServer | None, board: HeartbeatBoard
     ) -> None:
-        self._config, self._orders, self._folder, self._environ = config, orders, folder, environ
-        self._settings, self._fork_server = settings, fork_server
-        self._node_identity, self._readers, self._follower, self._board = node_identity, readers, follower, board
-        self._limits = limits_of(config, _nodes(node_identity), orders.plan.step_seconds.total)
+        self._run, self._settings, self._fork_server, self._board = run, settings, fork_server, board
+        self._follower = EventFollower(run.folder.path, since=time.time())
+        self._limits = limits_of(run.config, run.nodes, run.orders.plan.step_seconds.total)
         self._attempt = 0
         self._fault: _Fault | None = None
         self._steps_done = 0  # in any attempt
         self._notice: str | None = None
-        self._first_rank = 0 if node_identity is None else node_identity.node_rank * board.ranks
+        self._first_rank = run.node_rank * board.ranks
         self._hang_detector = self._new_hang_detector()
         self.since = time.time()
 
     def _new_hang_detector(self) -> HangDetector:
-        planned = self._orders.plan.save
+        planned = self._run.orders.plan.save
         return HangDetector(self._board, self._limits, self._slow_save, 0.0 if planned is None else planned.seconds)
 
     @property
@@ -227,14 +222,14 @@ class _Watched:
         self._hang_detector = self._new_hang_detector()
         self.since = time.time()
         outcome = run_local_ranks(
-            argv=[sys.executable, "-m", "coremill", "train", str(self._folder.config)],
-            plan=self._orders.plan,
-            environ=self._environ,
-            log_folder=self._folder.logs,
+            argv=[sys.executable, "-m", "coremill", "train", str(self._run.folder.config)],
+            plan=self._run.orders.plan,
+            environ=self._run.environ,
+            log_folder=self._run.folder.logs,
             on_tick=self._tick,
-            identity_base=self._node_identity,
-            stop_grace_seconds=grace_of(self._config, self._orders.plan),
-            grace_may_grow=self._config.checkpoint.grace == AUTO,
+            identity_base=self._run.node,
+            stop_grace_seconds=grace_of(self._run.config, self._run.orders.plan),
+            grace_may_grow=self._run.config.checkpoint.grace == AUTO,
             on_stop=self._on_stop,
             settings=self._settings,
             hang_detector=self._hang_detector,
@@ -248,30 +243,34 @@ class _Watched:
     def on_notice(self, text: str) -> None:
         """This machine will be taken away; the request to stop that follows is said in these words."""
         self._notice = text
-        with EventWriter(self._folder.path, self._first_rank) as events:
+        with EventWriter(self._run.folder.path, self._first_rank) as events:
             events.write("notice", text=text)
 
     def _on_stop(self, request: str) -> None:
         again = " again" if request == "Ctrl-C" else ""
-        self._readers.note(f"{self._notice or request}: saving, then stopping; Ctrl-C{again} ends at once")
+        self._run.readers.note(f"{self._notice or request}: saving, then stopping; Ctrl-C{again} ends at once")
 
     def _with_memory(self, outcome: Outcome) -> Outcome:
         """A rank killed for lack of memory, with what it had reached and what was planned for it."""
         rank = outcome.failed_rank
         if rank is None or not outcome.is_out_of_memory:
             return outcome
-        tally = self._readers.tally.ranks.get(rank)
+        tally = self._run.readers.tally.ranks.get(rank)
         note = memory_note(
             outcome.memory_kills,
             rank_peak_bytes=None if tally is None else tally.peak_rss_bytes,
-            planned_bytes=self._orders.plan.memory.peak.total,
+            planned_bytes=self._run.orders.plan.memory.peak.total,
         )
         return replace(outcome, message=f"rank {rank} was ended by SIGKILL{note}")
 
+    def show_events(self) -> None:
+        """What ranks said since the last look."""
+        self._run.readers.take(self._follower.poll())
+
     def _tick(self) -> None:
         OWNED.check()
-        self._readers.take_work(self._hang_detector.readings)
-        self._readers.take(self._follower.poll())
+        self._run.readers.take_work(self._hang_detector.readings)
+        self.show_events()
         self._steps_done = max(self._steps_done, self._hang_detector.steps_done)
         if self._fault is not None and self._hang_detector.first_step_done_at is not None:
             self._say_resumed(self._fault, self._hang_detector.first_step_done_at)
@@ -283,7 +282,7 @@ class _Watched:
             return
         rank = self._first_rank if outcome.failed_rank is None else outcome.failed_rank
         text = self._in_words(outcome, rank)
-        with EventWriter(self._folder.path, rank) as events:
+        with EventWriter(self._run.folder.path, rank) as events:
             events.write(
                 "fault",
                 cause=cause_of(outcome),
@@ -300,23 +299,23 @@ class _Watched:
                 why_not=decision.why_not or None,
             )
         if decision.restart:
-            where = origin_in_words(self._config, self._folder.path, _nodes(self._node_identity))
-            self._readers.note(f"{text}: all ranks start again from {where} (restart {decision.number})")
+            where = origin_in_words(self._run.config, self._run.folder.path, self._run.nodes)
+            self._run.readers.note(f"{text}: all ranks start again from {where} (restart {decision.number})")
             self._fault = _Fault(outcome, rank, self._steps_done)
         elif decision.why_not and decision.number:
-            self._readers.note(f"{text}: the run ends, {decision.why_not}")
+            self._run.readers.note(f"{text}: the run ends, {decision.why_not}")
 
     def _in_words(self, outcome: Outcome, rank: int) -> str:
         """The rank's own first line where it left one, else what was seen of its end."""
         if outcome.stuck is None and outcome.signal is None:
-            for error in errors_of(rank, self._folder.path, self.since)[:1]:
+            for error in errors_of(rank, self._run.folder.path, self.since)[:1]:
                 return f"rank {rank}: {str(error.get('message')).splitlines()[0]}"
         return outcome.message
 
     def _say_resumed(self, fault: _Fault, at: float) -> None:
         origin = self._hang_detector.origin_step or 0
         lost, seconds = max(0, fault.step - origin), at - fault.outcome.failed_at
-        with EventWriter(self._folder.path, fault.rank) as events:
+        with EventWriter(self._run.folder.path, fault.rank) as events:
             events.write(
                 "restart",
                 attempt=self._attempt,
@@ -326,12 +325,12 @@ class _Watched:
                 resumed_seconds=seconds,
             )
         steps = "no step" if not lost else "1 step" if lost == 1 else f"{lost} steps"
-        self._readers.note(f"training again after {seconds:.1f} s from step {origin}: {steps} repeated")
+        self._run.readers.note(f"training again after {seconds:.1f} s from step {origin}: {steps} repeated")
 
     def _slow_save(self, local_rank: int, seconds: float) -> None:
         rank = self._first_rank + local_rank
-        deadline, reading = _save_deadline(self._config), self._hang_detector.readings[local_rank]
-        with EventWriter(self._folder.path, rank) as events:
+        deadline, reading = _save_deadline(self._run.config), self._hang_detector.readings[local_rank]
+        with EventWriter(self._run.folder.path, rank) as events:
             events.write(
                 "slow_save",
                 seconds=seconds,
@@ -341,7 +340,7 @@ class _Watched:
             )
         far = f"{format_bytes(reading.saved_bytes)} of {format_bytes(reading.save_total_bytes)}"
         limit = f"after {deadline:.0f} s" + (" without a byte" if self._limits.save_may_get_on else "")
-        self._readers.note(
+        self._run.readers.note(
             f"rank {rank} has been writing a checkpoint for {seconds:.0f} s ({far}): storage is slow or hangs;"
             f" training goes on, and the save is given up {limit}"
         )

@@ -17,7 +17,7 @@ from coremill.report.events import EventWriter, read_events
 from coremill.report.progress import show_error
 from coremill.report.readers.base import Readers
 from coremill.report.summary_screen import render_summary
-from coremill.run.attempts import Ending, errors_of
+from coremill.run.attempts import Ending, NodeRun, errors_of
 from coremill.run.folder import RunFolder
 from coremill.run.prepare import Orders, say
 from coremill.supervise.output import Failure
@@ -44,18 +44,9 @@ def leave_report(
     return readers.sum_up(exit_code)
 
 
-def close_launcher(
-    config: RunConfig,
-    orders: Orders,
-    folder: RunFolder,
-    ending: Ending,
-    readers: Readers,
-    console: Console,
-    *,
-    leads: bool,
-) -> int:
-    """After the last attempt; the exit code is the one that stands in the report. One node of several `leads`."""
-    outcome = ending.outcome
+def close_launcher(run: NodeRun, ending: Ending, console: Console) -> int:
+    """After the last attempt; the exit code is the one that stands in the report. One node of several leads."""
+    outcome, folder = ending.outcome, run.folder
     if outcome.exit_code == Stopped.exit_code:
         REQUESTS.leave()  # ranks have saved: what is left is to say so
     if outcome.unkillable:
@@ -63,15 +54,15 @@ def close_launcher(
     OWNED.check_now()
     record_failure(outcome, folder, since=ending.since)
     exit_code = outcome.exit_code
-    if leads:
+    if run.leads:
         record_stop(outcome, folder, since=ending.since)
-        summary = leave_report(config, orders, folder, readers, exit_code)
+        summary = leave_report(run.config, run.orders, folder, run.readers, exit_code)
         exit_code = int(summary["exit_code"])  # what the screen says and what the command ends with are one value
         if exit_code == 0:
             render_summary(summary, console)
         elif outcome.exit_code == 0:
             show_error(summary["error"]["message"])
-    if outcome.exit_code != 0 and HEAD in environment_snapshot():
+    if outcome.exit_code != 0 and HEAD in run.environ:
         report_to_head(outcome, folder, since=ending.since)
     elif outcome.exit_code != 0:
         explain_failure(outcome, folder, since=ending.since, console=console)

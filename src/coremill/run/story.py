@@ -24,7 +24,7 @@ from coremill.hardware.process_memory import memory_now, peak_rss_bytes, reset_p
 from coremill.report.events import EventWriter
 from coremill.report.phases import phase
 from coremill.report.readers import make_readers
-from coremill.run.attempts import watch_ranks
+from coremill.run.attempts import NodeRun, watch_ranks
 from coremill.run.closing import close_launcher, close_rank
 from coremill.run.folder import RunFolder
 from coremill.run.opening import (
@@ -82,8 +82,9 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
 
         write_orders(folder, loaded, orders, fresh=options.fresh, node=node)
         readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console)
-        ending = watch_ranks(loaded.config, orders, folder, environ, node, readers)  # model to export, in the ranks
-        return close_launcher(loaded.config, orders, folder, ending, readers, console, leads=leads)
+        run = NodeRun(config=loaded.config, orders=orders, folder=folder, environ=environ, node=node, readers=readers)
+        ending = watch_ranks(run)  # model, engine, train, export: in the ranks
+        return close_launcher(run, ending, console)
 
 
 def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: RankIdentity, options: Options) -> int:

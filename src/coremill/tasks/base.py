@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from coremill.config.schema import RunConfig
-from coremill.data.loader import BatchT, EvaluationBatches, Loader
-from coremill.data.packed import Progress
 from coremill.errors import InputError
 from coremill.plan.types import Choice, StepCounts
 from coremill.registry import find
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # planning asks a task, and waits for no numpy
     import torch
     from torch import nn
+
+    from coremill.data.loader import AnyBatch, EvaluationBatches, Loader
+    from coremill.data.packed import Progress
+
+BatchT = TypeVar("BatchT", bound="AnyBatch")
 
 
 class Rows(Protocol):

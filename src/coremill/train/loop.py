@@ -48,7 +48,7 @@ class StepResult:
     optimizer_seconds: float
     wire_bytes: int  # sent by this rank
     collectives: dict[Kind, CollectiveUse]  # the same by kind, with seconds on the wire and seconds not hidden
-    skipped: bool = False  # its numbers were not finite: the optimizer did not see it
+    skipped: bool = False  # its loss or norm was not finite: the optimizer did not see it
 
 
 def train_steps(

@@ -6,11 +6,11 @@ import io
 import re
 from pathlib import Path
 
-from coremill.report.page import render_page
 from rich.console import Console
 
 from coremill.report.events import EventWriter
 from coremill.report.metrics import format_metric, model_class_of
+from coremill.report.readers.page import render_page
 from coremill.report.summary import summarise
 from coremill.report.summary_screen import render_summary
 

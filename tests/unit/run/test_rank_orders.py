@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from coremill.config.load import load_config
 from coremill.config.schema import RunConfig
@@ -16,6 +17,7 @@ from coremill.errors import InputError
 from coremill.plan.card import read_card
 from coremill.plan.planner import make_plan
 from coremill.report.events import read_events
+from coremill.report.readers import make_readers
 from coremill.run import closing
 from coremill.run import orders as orders_module
 from coremill.run.closing import record_failure
@@ -52,7 +54,8 @@ def test_a_run_that_was_taken_over_leaves_no_report(tmp_path: Path, monkeypatch:
     (tmp_path / "events").mkdir()
     loaded = load_config(None, ["sample.prompt=The"])
     with pytest.raises(FolderTaken):
-        closing.close_rank(loaded.config, None, Alone(), folder)  # type: ignore[arg-type]
+        readers = make_readers(folder.path, None, {}, Console(quiet=True))
+        closing.close_rank(loaded.config, None, Alone(), folder, readers)  # type: ignore[arg-type]
     assert not folder.report.exists()
 
 

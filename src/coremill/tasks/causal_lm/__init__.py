@@ -1,4 +1,7 @@
-"""Causal language modelling: the next token of packed rows. This half imports no torch; training.py is the other."""
+"""Causal language modelling: the next token of packed rows. This half imports no torch; training.py is the other.
+
+It is imported to plan, too: what reads and tokenises text, and numpy with it, is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from coremill.config.schema import RunConfig
 from coremill.data.packed import PackedData, Progress
-from coremill.data.tokenise import check_sources, prepare_data, require_rows_for_ranks
 from coremill.plan.types import StepCounts
 from coremill.tasks.base import SmallerStep, Task
 from coremill.tasks.causal_lm.known_models import MODEL_CLASS, require_causal
@@ -50,6 +52,8 @@ class CausalLm(Task[PackedData]):
 
     def check_data(self, *, max_positions: int | None) -> None:
         """Names, the length of rows, the first row of local files."""
+        from coremill.data.tokenise import check_sources
+
         check_sources(self.config.data, max_positions=max_positions)
 
     def make_rows(
@@ -63,6 +67,8 @@ class CausalLm(Task[PackedData]):
         progress: Callable[[Progress], None] | None,
     ) -> PackedData:
         """Tokenised and packed, from the cache where that was done before."""
+        from coremill.data.tokenise import prepare_data
+
         return prepare_data(
             self.config,
             tokenizer_folder=tokenizer_folder,
@@ -74,6 +80,8 @@ class CausalLm(Task[PackedData]):
         )
 
     def check_rows(self, rows: PackedData, *, world_size: int) -> None:
+        from coremill.data.tokenise import require_rows_for_ranks
+
         require_rows_for_ranks(rows, world_size)
 
     @staticmethod
