@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import nn
 
 from coremill.engines.base import Engine, ParameterState, StepAgreement, StepTotals, WireUse
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.optimizers.cost import WEIGHT_BYTES
 from coremill.engines.wire.exchange import WireMeter
+from coremill.model.slices import RowSlice, model_name, rows_of_rank
 from coremill.world.group import World
 
 
@@ -66,3 +68,9 @@ class OptimizerUpdate(Engine):
             math.prod(piece.shape) * (WEIGHT_BYTES + (beside if piece.local.requires_grad else 0))
             for piece in self.slices()
         )
+
+
+def row_slice(name: str, whole: torch.Tensor, local: torch.Tensor, rank: int = 0, ranks: int = 1) -> RowSlice:
+    """This rank's rows of a parameter, by the name that files have for it; all rows where ranks do not share them."""
+    rows = whole.shape[0] if whole.dim() else 1
+    return RowSlice(model_name(name), tuple(whole.shape), *rows_of_rank(rows, rank, ranks), local)

@@ -11,7 +11,6 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
@@ -22,10 +21,10 @@ from coremill.engines.one_host.cost import RESIDENT_UP_TO_BYTES
 from coremill.engines.one_host.shared_memory import HostPeers
 from coremill.engines.one_host.slots import HostSums, HostWeight, HostWeights
 from coremill.engines.optimizers import OptimizerSettings
-from coremill.engines.update import OptimizerUpdate
+from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers
-from coremill.model.slices import RowSlice, check_has_rows, keep_as, model_name, rows_of_rank
+from coremill.model.slices import RowSlice, check_has_rows, keep_as
 from coremill.plan.types import Choice
 from coremill.world.group import World
 
@@ -53,9 +52,7 @@ class OneHostShardEngine(OptimizerUpdate):
         super().__init__(world, optimizer)
         self._peers = peers
         self._compute_dtype = compute_dtype
-        self.exchange: Choice[Literal["memory", "wire"]] = Choice(
-            "memory", f"all {world.size} ranks are on this host: they share it, nothing is sent"
-        )
+        self.exchange = Choice("memory", f"all {world.size} ranks are on this host: they share it, nothing is sent")
         self._is_finite: bool | None = None  # while gradients are only looked at
         self._used: set[HostWeight] = set()  # by this rank, in this step
 
@@ -119,15 +116,8 @@ class OneHostShardEngine(OptimizerUpdate):
         return [(name, weight.local) for name, weight in self._named if weight.is_trained and weight.local.numel()]
 
     def slices(self) -> list[RowSlice]:
-        return [
-            RowSlice(
-                model_name(name),
-                tuple(weight.whole.shape),
-                *rows_of_rank(weight.whole.shape[0], self._world.rank, self._world.size),
-                weight.local,
-            )
-            for name, weight in self._named
-        ]
+        rank, ranks = self._world.rank, self._world.size
+        return [row_slice(name, weight.whole, weight.local, rank, ranks) for name, weight in self._named]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; its gradients are added to those of the earlier ones as they leave."""

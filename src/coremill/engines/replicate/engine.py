@@ -21,12 +21,12 @@ from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.cost import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
 from coremill.engines.replicate.named_rows import AllReduceOfRows, NamedRows, lookups_of
 from coremill.engines.replicate.replicas import require_equal_replicas
-from coremill.engines.update import OptimizerUpdate
+from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.engines.wire.codec import Codec, shares_of
 from coremill.engines.wire.collectives import AllReduce, BufferPool
 from coremill.engines.wire.exchange import Exchange
 from coremill.model.build import names_kept_in_fp32
-from coremill.model.slices import RowSlice, materialise, model_name
+from coremill.model.slices import RowSlice, materialise
 from coremill.plan.types import Choice
 from coremill.world.group import World
 
@@ -61,7 +61,7 @@ class ReplicateEngine(OptimizerUpdate):
         self._codec = gradient_codec
         self._pool = BufferPool()
         self._wire = Exchange(self._meter, world.flows)
-        self.exchange: Choice[Literal["memory", "wire"]] = Choice("wire", "replicate: gradients go through gloo")
+        self.exchange = Choice("wire", "replicate: gradients go through gloo")
         self._tables: dict[nn.Parameter, NamedRows] = {}  # of which not all rows are sent
         # What the optimizer moves, where that is not the weight that is computed with: fp32 for bf16; the same memory
         # for a table in fp32, whose gradient is added up here and arrives there.
@@ -109,16 +109,8 @@ class ReplicateEngine(OptimizerUpdate):
         return [(name, weight) for name, weight in self.module.named_parameters() if weight.requires_grad]
 
     def slices(self) -> list[RowSlice]:
-        return [
-            RowSlice(
-                model_name(name),
-                tuple(weight.shape),
-                0,
-                weight.shape[0] if weight.dim() else 1,
-                self._masters.get(weight, weight),
-            )
-            for name, weight in self.module.named_parameters()
-        ]
+        named = self.module.named_parameters()
+        return [row_slice(name, weight, self._masters.get(weight, weight)) for name, weight in named]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; buckets are sent during the last one's backward."""

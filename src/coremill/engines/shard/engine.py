@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,12 +20,12 @@ from coremill.engines.base import LossFunction, StepTotals, sum_of_squares
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.shard.embedding import ShardedEmbedding
 from coremill.engines.shard.fsdp_rules import check_layers_share_nothing, check_runs_all_layers, forget_other_names
-from coremill.engines.update import OptimizerUpdate
+from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.engines.wire.codec import Codec
 from coremill.engines.wire.collectives import AllGather, BufferPool, ReduceScatter, install
 from coremill.engines.wire.exchange import Exchange
 from coremill.model.build import LayerMap, find_layers, has_plain_lookup
-from coremill.model.slices import RowSlice, check_has_rows, materialise, model_name, rows_of_rank
+from coremill.model.slices import RowSlice, check_has_rows, materialise
 from coremill.plan.types import Choice
 from coremill.world.group import World
 
@@ -66,9 +66,7 @@ class ShardEngine(OptimizerUpdate):
         shares_cards = world.nodes > 1 and world.nodes < world.size
         self._all_gather = AllGather(self._wire, weight_wire_dtype, as_ring=shares_cards)
         self._reduce_scatter = ReduceScatter(self._wire, self._pool, gradient_codec)
-        self.exchange: Choice[Literal["memory", "wire"]] = Choice(
-            "wire", why_wire if world.size > 1 else "one rank: nothing is exchanged"
-        )
+        self.exchange = Choice("wire", why_wire if world.size > 1 else "one rank: nothing is exchanged")
         self._table: ShardedEmbedding | None = None  # an embedding of which ranks fetch rows
         self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
         self._by_name: dict[str, nn.Parameter] = {}  # these rows by every name that the model has for them
@@ -201,15 +199,8 @@ class ShardEngine(OptimizerUpdate):
         return [(name, local) for name, _, local in self._locals if local.requires_grad and local.numel()]
 
     def slices(self) -> list[RowSlice]:
-        return [
-            RowSlice(
-                model_name(name),
-                tuple(parameter.shape),
-                *rows_of_rank(parameter.shape[0], self._world.rank, self._world.size),
-                local,
-            )
-            for name, parameter, local in self._locals
-        ]
+        rank, ranks = self._world.rank, self._world.size
+        return [row_slice(name, parameter, local, rank, ranks) for name, parameter, local in self._locals]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; gathered weights stay through accumulation where the plan keeps them."""

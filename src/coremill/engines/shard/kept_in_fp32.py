@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 import torch.distributed
@@ -20,10 +19,9 @@ from torch import nn
 from coremill.engines.base import Engine, LossFunction, StepTotals, WireUse, sum_of_squares
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.replicas import require_equal_replicas
-from coremill.engines.update import OptimizerUpdate
+from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.model.build import names_kept_in_fp32
-from coremill.model.slices import RowSlice, model_name
-from coremill.plan.types import Choice
+from coremill.model.slices import RowSlice
 from coremill.world.group import World
 
 
@@ -40,7 +38,7 @@ class KeepsInFp32(OptimizerUpdate):
         self._used: set[nn.Parameter] = set()  # by this rank, in this step
         self._is_finite: bool | None = None  # while gradients are only looked at
         self.name = inner.name
-        self.exchange: Choice[Literal["memory", "wire"]] = inner.exchange
+        self.exchange = inner.exchange
 
     def place(self, model: nn.Module) -> None:
         """The others as the engine does; these whole."""
@@ -85,13 +83,7 @@ class KeepsInFp32(OptimizerUpdate):
 
     def slices(self) -> list[RowSlice]:
         """The engine's, and all rows of these."""
-        return [
-            *self._inner.slices(),
-            *(
-                RowSlice(model_name(name), tuple(weight.shape), 0, weight.shape[0] if weight.dim() else 1, weight)
-                for name, weight in self._weights.items()
-            ),
-        ]
+        return [*self._inner.slices(), *(row_slice(name, weight, weight) for name, weight in self._weights.items())]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; gradients of these add up where autograd leaves them."""
