@@ -47,13 +47,13 @@ class HostCommand:
     silence_seconds: float | None = None  # the host ends it after so long without a `beat`; None: never
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class HostsOutcome:
     """How it ended."""
 
     exit_code: int
-    message: str  # one line; empty where all went well
-    last_words: str  # of the first rank that failed
+    message: str = ""  # one line; empty where all went well
+    last_words: str = ""  # of the first rank that failed
 
 
 def run_on_hosts(commands: Sequence[HostCommand], remote: Remote) -> HostsOutcome:
@@ -201,35 +201,29 @@ def _watch(runs: Sequence[HostRun], stop: StopSignals) -> None:
 
 
 def outcome_of(runs: Sequence[HostRun], stop: StopSignals) -> HostsOutcome:
-    """How it ended, by what hosts and their ranks said."""
     codes = [run.process.returncode or 0 for run in runs]
     failures = [failure for run in runs for failure in run.failures]
     if stop.at_once:
-        return HostsOutcome(exit_code=stop.exit_code, message="stopped at once (Ctrl-C)", last_words="")
+        return HostsOutcome(stop.exit_code, "stopped at once (Ctrl-C)")
     for run, code in zip(runs, codes, strict=True):
         if code == InputError.exit_code and not run.was_asked_to_end and not run.failures:  # it said why itself
-            message = f"host {run.host.name}: the command ended with exit code {code}"
-            return HostsOutcome(exit_code=code, message=message, last_words="")
+            return HostsOutcome(code, f"host {run.host.name}: the command ended with exit code {code}")
     if any(failure.exit_code == Stopped.exit_code for failure in failures):
-        return HostsOutcome(exit_code=Stopped.exit_code, message="stopped on request, saved", last_words="")
+        return HostsOutcome(Stopped.exit_code, "stopped on request, saved")
     if stop.first is not None:
-        return HostsOutcome(exit_code=stop.exit_code, message=f"stopped on request ({stop.name})", last_words="")
+        return HostsOutcome(stop.exit_code, f"stopped on request ({stop.name})")
     failure = first_failure(failures)
     if failure is not None:
         how = f"failed with exit code {failure.exit_code}"
         if failure.signal is not None:
             how = f"was ended by {signal.Signals(failure.signal).name}"
         where = "" if failure.host == socket.gethostname() and len(runs) == 1 else f" on {failure.host}"
-        return HostsOutcome(
-            exit_code=failure.exit_code, message=f"rank {failure.rank}{where} {how}", last_words=failure.tail
-        )
+        return HostsOutcome(failure.exit_code, f"rank {failure.rank}{where} {how}", failure.tail)
     for run, code in zip(runs, codes, strict=True):
         if code == _SSH_FAILED and not run.host.is_here and not run.was_asked_to_end:
-            return HostsOutcome(
-                exit_code=PeerLost.exit_code, message=f"host {run.host.name}: the connection was lost", last_words=""
-            )
+            return HostsOutcome(PeerLost.exit_code, f"host {run.host.name}: the connection was lost")
     for run, code in zip(runs, codes, strict=True):
         if code and not run.was_asked_to_end:
             message = f"host {run.host.name}: the command ended with exit code {code}"
-            return HostsOutcome(exit_code=code if code > 0 else 128 - code, message=message, last_words="")
-    return HostsOutcome(exit_code=0, message="", last_words="")
+            return HostsOutcome(code if code > 0 else 128 - code, message)
+    return HostsOutcome(0)

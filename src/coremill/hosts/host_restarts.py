@@ -23,7 +23,7 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 SETTLED_SECONDS = 60.0  # a host that stayed so long is back; the next loss has the whole time again
 BEAT_SECONDS = 5.0
-# After so long without a beat a host ends its ranks: longer than an outage that heals (33 s, see hosts.py), and sooner
+# After so long without a beat a host ends its ranks: longer than an outage that heals (33 s, see ssh.py), and sooner
 # than the head's ssh gives the connection up (55 s), so that no rank is left when the head starts others in its place.
 SILENCE_SECONDS = 45.0
 _LOOK_SECONDS = 0.25  # at what no process's end tells
@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReformPolicy:
+class HostRestarts:
     """What the config says."""
 
     restart: bool = True
@@ -59,7 +59,6 @@ class HostState:
         self.start_at, self.started_at = None, now
 
     def is_given_up(self, now: float, wait_seconds: float) -> bool:
-        """Whether it has been away for too long."""
         return self.start_at is not None and self.lost_since is not None and now - self.lost_since >= wait_seconds
 
 
@@ -71,7 +70,7 @@ def run_nodes(
     hosts: tuple[Host, ...],
     commands_of: CommandsOf,
     remote: Remote,
-    policy: ReformPolicy,
+    policy: HostRestarts,
     say: Callable[[str], None],
 ) -> HostsOutcome:
     """Start every host's launcher and keep the fleet together until the run ends. Call it from the main thread."""
@@ -96,7 +95,7 @@ class _Fleet:
     hosts: tuple[Host, ...]
     commands_of: CommandsOf
     remote: Remote
-    policy: ReformPolicy
+    policy: HostRestarts
     say: Callable[[str], None]
     stop: StopSignals
     is_first: bool
@@ -163,9 +162,7 @@ class _Fleet:
             return left
         away = f"away for {self.policy.wait_seconds:.0f} s" if self.policy.restart else "lost"
         allowed = "" if self.policy.min_nodes is None else f", and fewer than {self.policy.min_nodes} are left"
-        self._cause = HostsOutcome(
-            exit_code=PeerLost.exit_code, message=f"host {names} was {away}{allowed}", last_words=""
-        )
+        self._cause = HostsOutcome(PeerLost.exit_code, f"host {names} was {away}{allowed}")
         return None
 
     def end(self, *, goes_on: bool) -> None:
@@ -180,11 +177,10 @@ class _Fleet:
         end_all(self._runs, at_once=self.stop.at_once)
 
     def outcome(self) -> HostsOutcome:
-        """How the last formation ended."""
         return self._cause or outcome_of(self._runs, self.stop)
 
 
-def check_policy(policy: ReformPolicy, hosts: int) -> None:
+def check_policy(policy: HostRestarts, hosts: int) -> None:
     """More hosts at least than there are cannot be meant."""
     if policy.min_nodes is not None and policy.min_nodes > hosts:
         raise InputError(
