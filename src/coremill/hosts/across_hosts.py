@@ -24,13 +24,14 @@ from coremill.errors import InputError, PeerLost, Stopped
 from coremill.hosts.agent import AT_ONCE_SECONDS, AT_ONCE_WORD, STOP_WORD
 from coremill.hosts.ssh import Host, Remote
 from coremill.supervise.output import Failure, Prefixer, first_failure, write_lines
+from coremill.supervise.waiting import wait_for_end
 from coremill.world.stop import StopSignals
 
+POLL_SECONDS = 0.1  # for what no process's end tells
 BLAME_SECONDS = 3.0  # a host whose ranks only lost their peers may end before the one that failed
 # For a command that ends itself, and whose agent sees where it hangs: only an agent that hangs takes so long.
 LONGEST_STOP_SECONDS = 24 * 3600.0
 _AGENT_SECONDS = 4.0  # for the agent to do its work
-_POLL_SECONDS = 0.1
 _SSH_FAILED = 255
 
 
@@ -121,8 +122,8 @@ class HostRun:
             self.was_asked_to_end = True
             self._send(STOP_WORD + b"\n")
 
-    def hurry(self) -> None:
-        """Take back the time it was given: it ends at once."""
+    def end_at_once(self) -> None:
+        """Take back the time it was given."""
         self.ask_to_end()
         self.grace_seconds = AT_ONCE_SECONDS + _AGENT_SECONDS
         self._send(AT_ONCE_WORD + b"\n")
@@ -171,11 +172,15 @@ class HostRun:
         write_lines(target.fileno(), content)
 
 
+def running_pids(runs: Sequence[HostRun]) -> list[int]:
+    return [run.process.pid for run in runs if run.process.poll() is None]
+
+
 def end_all(runs: Sequence[HostRun], *, at_once: bool) -> None:
     """Leave nothing on any host."""
     if at_once:
         for run in runs:
-            run.hurry()
+            run.end_at_once()
     for run in runs:
         run.kill()
 
@@ -183,7 +188,7 @@ def end_all(runs: Sequence[HostRun], *, at_once: bool) -> None:
 def _watch(runs: Sequence[HostRun], stop: StopSignals) -> None:
     """Until all have ended; a failure or a request to stop ends the others."""
     end_at: float | None = None
-    while any(run.process.poll() is None for run in runs):
+    while pids := running_pids(runs):
         # MPICH leaves the other ranks alone when one exits badly; a rank's own word of its failure is enough.
         told = [failure for run in runs for failure in run.failures if failure.exit_code != Stopped.exit_code]
         failed = bool(told) or any(run.process.poll() for run in runs)
@@ -197,7 +202,7 @@ def _watch(runs: Sequence[HostRun], stop: StopSignals) -> None:
                 run.ask_to_end()
         if stop.at_once or (end_at is not None and time.monotonic() > end_at + max(run.grace_seconds for run in runs)):
             return
-        time.sleep(_POLL_SECONDS)
+        wait_for_end(pids, POLL_SECONDS)
 
 
 def outcome_of(runs: Sequence[HostRun], stop: StopSignals) -> HostsOutcome:

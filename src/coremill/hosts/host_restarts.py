@@ -13,10 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coremill.errors import InputError, PeerLost
-from coremill.hosts.across_hosts import HostCommand, HostRun, HostsOutcome, end_all, outcome_of
+from coremill.hosts.across_hosts import (
+    POLL_SECONDS,
+    HostCommand,
+    HostRun,
+    HostsOutcome,
+    end_all,
+    outcome_of,
+    running_pids,
+)
 from coremill.hosts.ssh import Host, Remote
 from coremill.supervise.restarts import is_worth_a_restart
-from coremill.supervise.waiting import sleep_unless_ended
+from coremill.supervise.waiting import wait_for_end
 from coremill.world.stop import StopSignals
 
 FIRST_PAUSE_SECONDS = 1.0
@@ -27,7 +35,6 @@ BEAT_SECONDS = 5.0
 # than the head's ssh gives the connection up (55 s), so that no rank is left when the head starts others in its place.
 SILENCE_SECONDS = 45.0
 _LOOK_SECONDS = 0.25  # at what no process's end tells
-_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +140,7 @@ class _Fleet:
             gone = [index for index, state in enumerate(self._states) if self._is_given_up(state, now)]
             if gone:
                 return self._without(gone)
-            sleep_unless_ended([run.process.pid for run in self._runs if run.process.poll() is None], _LOOK_SECONDS)
+            wait_for_end(running_pids(self._runs), _LOOK_SECONDS)
 
     def _has_decided(self, run: HostRun) -> bool:
         """Whether the run is over by the word of this host's launcher."""
@@ -170,10 +177,10 @@ class _Fleet:
         for run in self._runs:
             (run.let_go if goes_on else run.ask_to_end)()
         deadline = time.monotonic() + max((run.grace_seconds for run in self._runs), default=0.0)
-        while any(run.process.poll() is None for run in self._runs):
+        while pids := running_pids(self._runs):
             if self.stop.at_once or time.monotonic() > deadline:
                 break
-            time.sleep(_POLL_SECONDS)
+            wait_for_end(pids, POLL_SECONDS)
         end_all(self._runs, at_once=self.stop.at_once)
 
     def outcome(self) -> HostsOutcome:

@@ -31,7 +31,7 @@ from coremill.supervise.rank_environment import (
 from coremill.supervise.rank_process import RankProcess, end_all, explained
 from coremill.supervise.starting import RankStart, start_rank
 from coremill.supervise.stuck import Stuck
-from coremill.supervise.waiting import sleep_unless_ended
+from coremill.supervise.waiting import wait_for_end
 from coremill.world.identity import NodeIdentity
 from coremill.world.sockets import listen_on_loopback
 from coremill.world.stop import StopSignals
@@ -235,7 +235,7 @@ def _watch(
         on_tick()
         if not running:
             return culprit
-        if sleep_unless_ended([rank.pid for rank in running if rank.pid is not None], TICK_SECONDS):
+        if wait_for_end([rank.pid for rank in running if rank.pid is not None], TICK_SECONDS):
             time.sleep(TOGETHER_SECONDS)
 
 
