@@ -8,6 +8,7 @@ otherwise, is the engine's own.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Literal, Protocol
 import torch
 from torch import nn
 
-from coremill.engines.wire.exchange import CollectiveUse, WireMeter
+from coremill.engines.wire.exchange import CollectiveUse, Kind, WireMeter
 from coremill.errors import InputError
 from coremill.model.slices import RowSlice
 from coremill.plan.types import Choice
@@ -38,16 +39,20 @@ class StepTotals:
     gradient_norm: float  # over all parameters, summed in double: independent of the sharding
     votes: tuple[float, ...] = ()  # of all ranks, added up
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the optimizer may see this step; the same answer on every rank."""
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
 
 @dataclass(frozen=True)
 class WireUse:
     """What the collectives of one step cost this rank."""
 
-    collectives: dict[str, CollectiveUse]  # by kind
+    collectives: dict[Kind, CollectiveUse]
 
     @property
     def bytes_sent(self) -> int:
-        """Of all kinds."""
         return sum(use.bytes for use in self.collectives.values())
 
     @property
@@ -81,16 +86,13 @@ class Engine(Protocol):
 
     name: str
     exchange: Choice[Literal["memory", "wire"]]  # how ranks pass on weights and gradients
+    module: nn.Module  # what to call for a forward pass, once it is placed
 
     def place(self, model: nn.Module) -> None:
         """Take a model on the meta device and give each rank its (still empty) share."""
 
     def start(self) -> None:
         """Parameters are filled: get ready for the first step."""
-
-    @property
-    def module(self) -> nn.Module:
-        """What to call for a forward pass."""
 
     def trainable(self) -> list[tuple[str, torch.Tensor]]:
         """What is updated on this rank: names and fp32 tensors. Frozen parameters are left out: they have no gradient

@@ -33,7 +33,6 @@ class StateBytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.parameters + self.gradients + self.optimizer
 
 
@@ -99,7 +98,6 @@ class EngineCost(Protocol):
 
 
 def cost_named(engine: str) -> EngineCost:
-    """Of the engine with this name."""
     cost: EngineCost = find("coremill.engines", engine).cost
     return cost
 

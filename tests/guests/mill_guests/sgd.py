@@ -15,8 +15,8 @@ from coremill.plan.time import rank_share
 from coremill.plan.types import Arrangement
 
 if TYPE_CHECKING:
-    from coremill.config.schema import TrainSection
     from coremill.engines.base import Engine
+    from coremill.engines.optimizers import OptimizerSettings
     from coremill.plan.types import Plan
     from coremill.world.group import World
 
@@ -77,7 +77,7 @@ class Sgd:
     def make(
         plan: Plan,
         world: World,
-        settings: TrainSection,
+        optimizer: OptimizerSettings,
         *,
         head_in_backward: bool,
         through_memory: bool,
