@@ -262,10 +262,8 @@ def test_the_engine_is_reported_and_exported(scene: Scene, engine_runs: tuple[Pa
     import torch
     from transformers import AutoModelForCausalLM
 
-    trained, untrained = (
-        AutoModelForCausalLM.from_pretrained(each) for each in (peace / "export", scene.path("model"))
-    )
-    assert not torch.equal(trained.lm_head.weight, untrained.lm_head.weight)
+    before, after = (AutoModelForCausalLM.from_pretrained(each) for each in (scene.path("model"), peace / "export"))
+    assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
 
 
 @pytest.mark.timeout(600)

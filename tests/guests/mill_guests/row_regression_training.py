@@ -68,7 +68,8 @@ class RowRegressionTraining(TrainingTask[RegressionRows, RegressionBatch]):
     def loss(self, module: nn.Module, batch: RegressionBatch, scale: float) -> torch.Tensor:
         """Sum of squared errors times scale."""
         predicted = module(input_ids=batch.input_ids, use_cache=False).logits[:, 0].float()
-        return ((predicted - batch.targets).square() * batch.has_target).sum() * scale
+        summed: torch.Tensor = ((predicted - batch.targets).square() * batch.has_target).sum()
+        return summed * scale
 
     def metrics(self, mean_loss: float) -> tuple[float]:
         """The root of the mean squared error."""

@@ -55,7 +55,7 @@ class SgdCost(EngineCost):
         activations = kept + backward_bytes(card, arrangement)
         yield StepPoint(name="backward", gradients=gradients, activations=activations)
 
-    def saved_bytes(self, card: ModelCard) -> int:
+    def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
         """Weights and velocities."""
         return WEIGHT_BYTES * card.parameters + VELOCITY_BYTES * card.trainable_parameters
 
