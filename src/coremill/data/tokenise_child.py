@@ -33,7 +33,6 @@ class Speaker:
         self._stream.flush()
 
     def progress(self, progress: Progress, *, always: bool = False) -> None:
-        """How far the job has come."""
         now = time.monotonic()
         if always or now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress = now

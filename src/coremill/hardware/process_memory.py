@@ -18,7 +18,6 @@ MAPPED_FILE_BYTES = 80_000_000
 
 
 def rss_bytes() -> int:
-    """Resident memory now."""
     return _status_bytes("VmRSS")
 
 

@@ -133,9 +133,7 @@ def _require_commit(name: str, info: Any, revision: str | None) -> None:
         )
 
 
-def _choose_files(
-    name: str, info: Any, revision: str | None, weights: bool, *, code: bool = False
-) -> tuple[list[str], int]:
+def _choose_files(name: str, info: Any, revision: str | None, weights: bool, *, code: bool) -> tuple[list[str], int]:
     """Exactly the files of the model: repositories also hold the same weights in other formats and precisions."""
     from huggingface_hub import hf_hub_download
 

@@ -192,9 +192,8 @@ class Plan:
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node.value
 
-    def hours(self, steps: int | None = None) -> float | None:
-        count = self.steps if steps is None else steps
-        return None if count is None else count * self.step_seconds.total / 3600
+    def hours(self) -> float | None:
+        return None if self.steps is None else self.steps * self.step_seconds.total / 3600
 
     def usd(self) -> float | None:
         hours = self.hours()
