@@ -7,7 +7,7 @@ A packing is a folder with these files:
     documents.bin   uint64 per document of a whole source: how many tokens there are up to its end
     manifest.json   `PackedManifest`: the sizes of the others, and what they were made from
 
-Documents held out for evaluation make a folder of two packings, `train` and `evaluation` (holding_out.py).
+Documents held out for evaluation make a folder of two packings, `train` and `evaluation` (holdout.py).
 
 Positions inside a document need no file: a document ends with the end token, so they follow from the ids. Where a
 tokenizer begins a text with its end token (OPT), one token stands between two documents: the second begins with it, and
@@ -76,7 +76,7 @@ class PackedManifest:
 
     @property
     def all_tokens(self) -> int:
-        """With the tail."""
+        """Those of full rows and the tail."""
         return self.tokens + self.dropped_tokens
 
     @property
@@ -171,7 +171,7 @@ class PackedData:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For handing to a rank: `PackedData.from_json` there costs no hashing."""
+        """What a rank is handed: there `from_json` costs no hashing."""
         document = asdict(self)
         document["folder"] = str(self.folder)
         document["evaluation_folder"] = None if self.evaluation_folder is None else str(self.evaluation_folder)

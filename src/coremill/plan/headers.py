@@ -212,7 +212,7 @@ def _no_weights(folder: Path) -> InputError:
 
 
 def pickle_files(names: Iterable[str]) -> list[str]:
-    """Those of the names that are weights in a pickle; what trainers leave beside the weights does not count."""
+    """The names that are weights in a pickle; what trainers leave with the weights does not count."""
     beside = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
     return sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")) and not name.startswith(beside))
 

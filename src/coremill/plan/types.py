@@ -53,12 +53,12 @@ class Arrangement:
 
     @property
     def compute_bytes(self) -> int:
-        """Of one number in the model's arithmetic."""
+        """Bytes of one number in the model's arithmetic."""
         return 2 if self.dtype == "bf16" else 4
 
     @property
     def gather_bytes(self) -> int:
-        """Of one weight on the wire."""
+        """Bytes of one weight on the wire."""
         return 2 if self.wire_dtype == "bf16" else self.compute_bytes
 
     @property
