@@ -88,7 +88,6 @@ def agree(views: Mapping[int, View], hosts: Sequence[str]) -> JointSurvey:
 
 
 def _joined(name: str, digest: str, held: Mapping[int, Mapping[str, Any]]) -> Whole:
-    """All parts of one save."""
     parts = {place: each for place, each in held.items() if each["digest"] == digest}
     files = {file for each in parts.values() for file in (*each["here"], *each["away"])}
     return Whole(

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 from coremill.checkpoint.agreement import JointSurvey, Whole, agree, view_of
 from coremill.checkpoint.fetch import Needs, all_files, assemble
@@ -20,15 +19,9 @@ from coremill.checkpoint.manifest import STATE_FILE, Checkpoint, PassedOver, Unu
 from coremill.checkpoint.places import NoPlace, Places, find_places
 from coremill.checkpoint.store import START_ANEW, Store
 from coremill.errors import InputError, StorageError
+from coremill.train.numerics import EventSink
 from coremill.world.group import World
 from coremill.world.heartbeat import HEARTBEAT
-
-
-class EventSink(Protocol):
-    """Where a rank says what it finds and does."""
-
-    def write(self, kind: str, /, **fields: Any) -> None:
-        """One event."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +40,7 @@ class ResumePoint:
         """The last step that is done."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
-    def give_back(self) -> None:
+    def remove_fetched(self) -> None:
         """Once all ranks have read the checkpoint: what was brought from other hosts goes."""
         if self.fetched is not None and self.places.leads:
             shutil.rmtree(self.fetched, ignore_errors=True)
@@ -177,7 +170,7 @@ def _verified_share(folder: Path, whole: Whole, places: Places) -> tuple[Checkpo
     try:
         checkpoint = open_checkpoint(folder)
         if checkpoint.digest != whole.digest:
-            raise Unusable("its manifest is another one now")
+            raise Unusable("its manifest has changed")
     except Unusable as error:
         return None, {"": str(error)}
     ranks = places.ranks_of(places.mine)

@@ -57,8 +57,8 @@ def layer_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
 
 
 def _experts_bytes(card: ModelCard, compute: int) -> int:
-    """For each expert that a token goes to: its input and output, gate and up in one, the activated gate, their product;
-    and the router's probabilities, choices and order."""
+    """For each expert that a token goes to: its input and output, gate and up in one, the activated gate and their
+    product; and the router's probabilities, choices and order."""
     routed = card.experts_per_token
     return routed * compute * (2 * card.hidden + 4 * card.expert_width) + 4 * card.experts + 40 * routed
 

@@ -12,7 +12,7 @@ from coremill.plan.card import ModelCard
 from coremill.plan.engine_cost import cost_named
 from coremill.plan.planner import make_plan
 from coremill.plan.types import Plan, Remedy
-from coremill.registry import names
+from coremill.registry import importable
 
 MOST_NODES = 256
 SHORTEST_ROW = 64
@@ -58,8 +58,8 @@ def _ladders(config: RunConfig, fleet: Fleet, card: ModelCard) -> Iterator[Itera
         words = "let the plan choose smaller micro-batches"
         yield iter([_set(config, fleet, words, "train", "micro_batch_rows", "auto")])
     if parallel.engine != "auto" and cost_named(parallel.engine).holds_whole_model:
-        for name in names("coremill.engines"):
-            if (relief := cost_named(name).relief) is not None:
+        for name, kind in importable("coremill.engines").items():
+            if (relief := kind.cost.relief) is not None:
                 yield iter([_set(config, fleet, relief, "parallel", "engine", name)])
     if parallel.ranks_per_node != "auto" and parallel.ranks_per_node > 1:
         yield iter([_set(config, fleet, "fewer ranks per machine", "parallel", "ranks_per_node", 1)])
