@@ -147,28 +147,21 @@ class PackedData:
     def explain_change(self, config: RunConfig, earlier: Mapping[str, Any], *, what: str, anew: str) -> InputError:
         """Why a run whose config was `earlier` does not find its rows any more; `anew`: how to begin another one."""
         older = is_without_special_tokens(earlier)
+        where, do = "data", f"bring the old text and tokenizer back; or {anew}"
+        why = "the text, the tokenizer or the packing of its rows has changed since"
         if older and config.data.evaluation_fraction:
-            return InputError(
-                what,
-                where="data.evaluation_fraction",
-                why="it was begun by coremill 0.1.0, which held out rows; now whole documents are held out, so that"
-                " none is trained and evaluated on",
-                do=f"{anew}; or finish this one with coremill 0.1.0",
+            where, do = "data.evaluation_fraction", f"{anew}; or finish this one with coremill 0.1.0"
+            why = (
+                "it was begun by coremill 0.1.0, which held out rows; now whole documents are held out, so that none is"
+                " trained and evaluated on"
             )
-        if older and not self.is_plain:
-            return InputError(
-                what,
-                where="data.special_tokens",
-                why="it was begun by coremill 0.1.0, which left out the special tokens that this tokenizer puts around"
-                " a text",
-                do=f"go on as before with --set data.special_tokens=none; or {anew}",
+        elif older and not self.is_plain:
+            where, do = "data.special_tokens", f"go on as before with --set data.special_tokens=none; or {anew}"
+            why = (
+                "it was begun by coremill 0.1.0, which left out the special tokens that this tokenizer puts around a"
+                " text"
             )
-        return InputError(
-            what,
-            where="data",
-            why="the text, the tokenizer or the packing of its rows has changed since",
-            do=f"bring the old text and tokenizer back; or {anew}",
-        )
+        return InputError(what, where=where, why=why, do=do)
 
     def to_json(self) -> dict[str, Any]:
         """What a rank is handed: there `from_json` costs no hashing."""
