@@ -26,7 +26,7 @@ class AnyBatch(Protocol):
 
     @property
     def row_ids(self) -> tuple[int, ...]:
-        """Of the rows in it; FILLER for a filler."""
+        """The rows in it; FILLER for a filler."""
 
 
 BatchT = TypeVar("BatchT", bound=AnyBatch)
@@ -38,7 +38,7 @@ class BatchMaker(Protocol[BatchT_co]):
 
     @property
     def row_tokens(self) -> int:
-        """Of one row."""
+        """Tokens of one row."""
 
     def valid_targets(self, row_ids: Positions) -> int:
         """What a loss over these rows is divided by."""
@@ -88,7 +88,7 @@ class RowLoader(Generic[BatchT]):
         micro_batch_rows: int,
         accumulation_steps: int,
     ) -> None:
-        """Of `rows` rows that go by the name `key`."""
+        """`rows` rows, which go by the name `key`."""
         share = math.ceil(rows_per_step / world_size)
         if share > micro_batch_rows * accumulation_steps:
             raise ValueError(

@@ -7,7 +7,7 @@ A packing is a folder with these files:
     documents.bin   uint64 per document of a whole source: how many tokens there are up to its end
     manifest.json   `PackedManifest`: the sizes of the others, and what they were made from
 
-Documents held out for evaluation make a folder of two packings, `train` and `evaluation` (holding_out.py).
+Documents held out for evaluation make a folder of two packings, `train` and `evaluation` (holdout.py).
 
 Positions inside a document need no file: a document ends with the end token, so they follow from the ids. Where a
 tokenizer begins a text with its end token (OPT), one token stands between two documents: the second begins with it, and
@@ -76,7 +76,7 @@ class PackedManifest:
 
     @property
     def all_tokens(self) -> int:
-        """With the tail."""
+        """Those of full rows and the tail."""
         return self.tokens + self.dropped_tokens
 
     @property
@@ -147,31 +147,24 @@ class PackedData:
     def explain_change(self, config: RunConfig, earlier: Mapping[str, Any], *, what: str, anew: str) -> InputError:
         """Why a run whose config was `earlier` does not find its rows any more; `anew`: how to begin another one."""
         older = is_without_special_tokens(earlier)
+        where, do = "data", f"bring the old text and tokenizer back; or {anew}"
+        why = "the text, the tokenizer or the packing of its rows has changed since"
         if older and config.data.evaluation_fraction:
-            return InputError(
-                what,
-                where="data.evaluation_fraction",
-                why="it was begun by coremill 0.1.0, which held out rows; now whole documents are held out, so that"
-                " none is trained and evaluated on",
-                do=f"{anew}; or finish this one with coremill 0.1.0",
+            where, do = "data.evaluation_fraction", f"{anew}; or finish this one with coremill 0.1.0"
+            why = (
+                "it was begun by coremill 0.1.0, which held out rows; now whole documents are held out, so that none is"
+                " trained and evaluated on"
             )
-        if older and not self.is_plain:
-            return InputError(
-                what,
-                where="data.special_tokens",
-                why="it was begun by coremill 0.1.0, which left out the special tokens that this tokenizer puts around"
-                " a text",
-                do=f"go on as before with --set data.special_tokens=none; or {anew}",
+        elif older and not self.is_plain:
+            where, do = "data.special_tokens", f"go on as before with --set data.special_tokens=none; or {anew}"
+            why = (
+                "it was begun by coremill 0.1.0, which left out the special tokens that this tokenizer puts around a"
+                " text"
             )
-        return InputError(
-            what,
-            where="data",
-            why="the text, the tokenizer or the packing of its rows has changed since",
-            do=f"bring the old text and tokenizer back; or {anew}",
-        )
+        return InputError(what, where=where, why=why, do=do)
 
     def to_json(self) -> dict[str, Any]:
-        """For handing to a rank: `PackedData.from_json` there costs no hashing."""
+        """What a rank is handed: there `from_json` costs no hashing."""
         document = asdict(self)
         document["folder"] = str(self.folder)
         document["evaluation_folder"] = None if self.evaluation_folder is None else str(self.evaluation_folder)

@@ -246,7 +246,7 @@ class _Packer:
 
 
 def _sources(section: DataSection) -> tuple[TextSource, TextSource | None]:
-    """To train and to evaluate on."""
+    """The text to train on, and the one to evaluate on."""
     resolve = partial(resolve_source, column=section.column, on_bad_rows=section.on_bad_rows)
     training, split = resolve(section.source, split=section.split), section.evaluation_split
     if section.evaluation_source is not None:

@@ -158,7 +158,7 @@ def _sum(rates: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def _rate_part(node: NodeFacts, numa_node: int) -> Part:
-    """Of one NUMA node, on the first hardware thread of each core.
+    """The rates of one NUMA node, on the first hardware thread of each core.
 
     Under a CPU quota fewer threads run, on all those cores: the kernel finds free ones, where others that all start
     counting at cpu 0 would meet.

@@ -105,7 +105,7 @@ class Fleet:
     node: NodeFacts
     calibration: Calibration
     name: str  # "this machine", "4 x c7i.8xlarge"
-    link_bits_per_second: float | None  # per node; None on one node
+    link_bits_per_second: float | None  # per node; None: not known, or not needed
     link_flow_bits_per_second: float | None = None  # cap of one TCP flow, where the cloud has one
     usd_per_hour: float | None = None  # of the whole fleet
     memory_bytes_per_node: int | None = None  # what a pod may have (allocatable); None: all of the node's memory

@@ -157,8 +157,8 @@ def fleet_of(text: str) -> Fleet:
         node=node_facts_of(instance),
         calibration=assumed_calibration(instance),
         name=f"{nodes} x {instance.name}",
-        link_bits_per_second=instance.network_baseline_gbps * 1e9 if nodes > 1 else None,
-        link_flow_bits_per_second=FLOW_BITS_PER_SECOND if nodes > 1 else None,
+        link_bits_per_second=instance.network_baseline_gbps * 1e9,  # of one machine too: a plan may try more of them
+        link_flow_bits_per_second=FLOW_BITS_PER_SECOND,
         usd_per_hour=None if instance.usd_per_hour is None else nodes * instance.usd_per_hour,
         memory_bytes_per_node=None if allocatable is None else allocatable * 2**20,
     )

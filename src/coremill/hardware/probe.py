@@ -109,7 +109,7 @@ def affinity_mask() -> frozenset[int]:
 
 
 def boot_id() -> str:
-    """Of the running kernel: another one on every machine and after every start; empty where it is not known."""
+    """What names the running kernel: different on every machine and after every start; empty where unknown."""
     return text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 

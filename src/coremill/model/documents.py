@@ -100,7 +100,7 @@ def influence_of_documents(small: PreTrainedModel) -> Influence:
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor | None) -> torch.Tensor:
-    """As a batch is given to a model in training."""
+    """Called as in training."""
     inputs: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
     result: torch.Tensor = model(input_ids=token_ids, use_cache=False, **inputs).logits
     return result

@@ -88,7 +88,7 @@ def _aliases(tensors: dict[str, torch.Tensor]) -> list[tuple[str, ...]]:
 def _bytes_to_read(
     slices: dict[str, RowSlice], aliases: Iterable[tuple[str, ...]], names: NameMap, headers: dict[str, TensorHeader]
 ) -> int:
-    """By this rank: its rows of what is only renamed, all of what is converted."""
+    """What this rank reads: its rows of what is only renamed, all of what is converted."""
     rows = sum(
         bytes_of_rows(headers[names.renamed[name]], slices[tied[0]].start, slices[tied[0]].stop)
         for tied in aliases

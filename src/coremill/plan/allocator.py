@@ -47,5 +47,5 @@ GLIBC_FP32 = Allocator(
 
 
 def allocator_of(architecture: str, dtype: str) -> Allocator:
-    """Of the torch wheels for an architecture, computing in a dtype."""
+    """What torch's wheels allocate with on an architecture, as fitted for a dtype."""
     return MIMALLOC if architecture == "aarch64" else GLIBC_FP32 if dtype == "fp32" else GLIBC

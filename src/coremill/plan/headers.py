@@ -202,24 +202,17 @@ def _no_weights(folder: Path) -> InputError:
     pickles = pickle_files(path.name for path in folder.iterdir())
     if pickles:
         return pickle_refusal(str(folder), pickles[0], f"{str(folder).rstrip('/')}-safetensors")
-    others = sorted(path.name for path in folder.glob("*.safetensors"))
-    if others:
-        return InputError(
-            f"no {SINGLE_FILE} and no {INDEX_FILE} in the model folder",
-            where=str(folder),
-            why=f"it has {', '.join(others[:3])}, but nothing says which files make up the model",
-            do=f"add the index, or rename the file to {SINGLE_FILE} if it is the whole model",
-        )
-    return InputError(
-        "no weights in the model folder",
-        where=str(folder),
-        why=f"neither {SINGLE_FILE} nor {INDEX_FILE} is there",
-        do="give a folder with weights, or set model.weights=random to start from scratch",
-    )
+    what, why = "no weights in the model folder", f"neither {SINGLE_FILE} nor {INDEX_FILE} is there"
+    do = "give a folder with weights, or set model.weights=random to start from scratch"
+    if others := sorted(path.name for path in folder.glob("*.safetensors")):
+        what = f"no {SINGLE_FILE} and no {INDEX_FILE} in the model folder"
+        why = f"it has {', '.join(others[:3])}, but nothing says which files make up the model"
+        do = f"add the index, or rename the file to {SINGLE_FILE} if it is the whole model"
+    return InputError(what, where=str(folder), why=why, do=do)
 
 
 def pickle_files(names: Iterable[str]) -> list[str]:
-    """Those of the names that are weights in a pickle; what trainers leave beside the weights does not count."""
+    """The names that are weights in a pickle; what trainers leave with the weights does not count."""
     beside = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
     return sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")) and not name.startswith(beside))
 

@@ -21,7 +21,7 @@ GRACE_SECONDS = 120.0
 # Of the time to stop: the rest is for saying so and leaving.
 SHARE_OF_GRACE = 0.8
 SET_BY_USER = "set by you"
-SPOT_NOTICE_SECONDS = 120.0  # EC2 takes a machine back so long after it said so
+SPOT_NOTICE_SECONDS = 120.0  # from the notice until EC2 takes the machine back
 
 
 def plan_save(config: RunConfig, state_bytes: int, step_seconds: float) -> SavePlan:

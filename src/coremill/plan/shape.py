@@ -203,7 +203,7 @@ def _attention_shapes(shape: ModelShape) -> list[tuple[int, ...]]:
 
 
 def _expert_shapes(shape: ModelShape) -> list[tuple[int, ...]]:
-    """Of all experts of a layer, merged as transformers has them."""
+    """All experts of a layer, merged as transformers has them."""
     return [(shape.experts, 2 * shape.expert_width, shape.hidden), (shape.experts, shape.hidden, shape.expert_width)]
 
 

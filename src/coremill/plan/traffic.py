@@ -44,14 +44,14 @@ class Traffic:
 
 
 def looked_up_parameters(card: ModelCard) -> int:
-    """Of a lookup table that is nothing else; the rest of an embedding are learned positions."""
+    """Parameters of a lookup table that is not the head too; the rest of an embedding are learned positions."""
     if card.tied or not card.block.plain_lookup:
         return 0
     return min(card.embedding_parameters, card.vocabulary_rows * card.hidden)
 
 
 def named_rows(card: ModelCard, tokens: int) -> int:
-    """How many rows of a table so many tokens name."""
+    """How many rows of a table this many tokens name."""
     return int(min(DISTINCT_TOKENS * tokens**DISTINCT_TOKENS_POWER, tokens, card.vocabulary_rows))
 
 

@@ -53,12 +53,12 @@ class Arrangement:
 
     @property
     def compute_bytes(self) -> int:
-        """Of one number in the model's arithmetic."""
+        """Bytes of one number in the model's arithmetic."""
         return 2 if self.dtype == "bf16" else 4
 
     @property
     def gather_bytes(self) -> int:
-        """Of one weight on the wire."""
+        """Bytes of one weight on the wire."""
         return 2 if self.wire_dtype == "bf16" else self.compute_bytes
 
     @property
@@ -192,9 +192,8 @@ class Plan:
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node.value
 
-    def hours(self, steps: int | None = None) -> float | None:
-        count = self.steps if steps is None else steps
-        return None if count is None else count * self.step_seconds.total / 3600
+    def hours(self) -> float | None:
+        return None if self.steps is None else self.steps * self.step_seconds.total / 3600
 
     def usd(self) -> float | None:
         hours = self.hours()

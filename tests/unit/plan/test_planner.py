@@ -234,6 +234,15 @@ def test_what_does_not_fit_comes_with_remedies_that_do() -> None:
     assert all(remedy.tokens_per_second > 0 for remedy in made.remedies)
 
 
+def test_more_machines_of_a_type_have_its_network() -> None:
+    settings = config(train={"steps": 50}, fleet={"nodes": 1, "instance": "c7i.8xlarge"})
+    made = make_plan(settings, fleet_of("1xc7i.8xlarge"), LLAMA)
+    more = next(remedy for remedy in made.remedies if remedy.settings[0].startswith("fleet.nodes="))
+    nodes = more.settings[0].partition("=")[2]
+    named = config(train={"steps": 50}, fleet={"nodes": int(nodes), "instance": "c7i.8xlarge"})
+    assert more.tokens_per_second == make_plan(named, fleet_of(f"{nodes}xc7i.8xlarge"), LLAMA).tokens_per_second
+
+
 def test_remedies_undo_what_the_user_fixed() -> None:
     fixed = {"activation_checkpointing": False}
     needed = plan(train={**fixed, "micro_batch_rows": 1}).memory.peak.total
