@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coremill.checkpoint.agreement import JointSurvey, Whole, join_views, view_of
 from coremill.checkpoint.fetch import Needs, all_files, assemble
@@ -19,9 +20,11 @@ from coremill.checkpoint.manifest import STATE_FILE, Checkpoint, PassedOver, Unu
 from coremill.checkpoint.places import NoPlace, Places, find_places
 from coremill.checkpoint.store import START_ANEW, Store
 from coremill.errors import InputError, StorageError
-from coremill.train.numerics import EventSink
 from coremill.world.group import World
 from coremill.world.heartbeat import HEARTBEAT
+
+if TYPE_CHECKING:
+    from coremill.train.numerics import EventSink
 
 
 @dataclass(frozen=True)
