@@ -254,7 +254,8 @@ def train_saved(
     def noted() -> Any:
         nonlocal now
         batches = next_step()
-        now = loader.rows_done // rows_per_step
+        state = loader.state()
+        now = (state["epoch"] * state["rows"] + state["position"]) // rows_per_step
         rows[now] = batches.row_ids
         bad_rows[now] = list(batches.batches[-1].row_ids)
         return batches

@@ -23,11 +23,7 @@ _IN_USE: dict[Path, IO[bytes]] = {}  # locks that this process holds until it en
 
 
 def build_once(
-    final: Path,
-    *,
-    is_whole: Callable[[Path], bool],
-    build: Callable[[Path], None],
-    on_wait: Callable[[], None],
+    final: Path, *, is_whole: Callable[[Path], bool], build: Callable[[Path], None], on_wait: Callable[[], None]
 ) -> bool:
     """Make sure `final` is there and whole; True where it was already, False where `build` has made it now."""
     if is_whole(final):

@@ -17,12 +17,11 @@ from typing import Any
 
 from coremill import hub
 from coremill.data.bad_rows import BadRows
-from coremill.data.files import missing_column, pieces_of_arrow, require_text_type
+from coremill.data.files import BATCH_ROWS, missing_column, pieces_of_arrow, require_text_type
 from coremill.data.pieces import Piece
 from coremill.errors import InputError
 
 PREFIX = "hf://"
-BATCH_ROWS = 1024
 
 _NAME = re.compile(r"hf://(?P<repository>[^:@]+?)(?::(?P<config>[^@]+))?(?:@(?P<revision>.+))?")
 _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -81,13 +80,12 @@ def open_dataset(dataset: Dataset, *, column: str, where: str, bad: BadRows) -> 
     import datasets
 
     datasets.disable_progress_bars()
+    name, config = dataset.repository, dataset.config
     try:
         if dataset.offline:
             rows = _prepared_earlier(dataset, where)
         else:
-            rows = datasets.load_dataset(
-                dataset.repository, dataset.config, split=dataset.split, revision=dataset.commit
-            )
+            rows = datasets.load_dataset(name, config, split=dataset.split, revision=dataset.commit)
     except InputError:
         raise
     except Exception as error:

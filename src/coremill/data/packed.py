@@ -81,11 +81,9 @@ class PackedManifest:
 
     @property
     def tokens_bytes(self) -> int:
-        """Size of tokens.bin."""
         return self.all_tokens * (2 if self.dtype == "uint16" else 4)
 
     def write(self, folder: Path) -> None:
-        """Leave the manifest in its folder."""
         (folder / MANIFEST_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
@@ -134,18 +132,15 @@ class PackedData:
         return self.begin_ids[:1] == (self.eos_id,)
 
     def counts(self) -> dict[str, Any]:
-        """What is known of the data, for an event."""
         rows = ("train_rows", "evaluation_rows", "tokens", "dropped_tokens", "documents", "evaluation_documents")
         words = ("bad_rows", "bad_rows_words", "evaluation_words")
         return {name: getattr(self, name) for name in (*rows, *words)}
 
     def files(self) -> list[Path]:
-        """What hosts must have alike."""
         folders = [folder for folder in (self.folder, self.evaluation_folder) if folder is not None]
         return [folder / name for folder in folders for name in (TOKENS_FILE, BOUNDARIES_FILE)]
 
     def in_words(self) -> str:
-        """How much there is."""
         rows = f"{self.train_rows:,} rows to train and {self.evaluation_rows:,} to evaluate on"
         return f"{rows}, {self.documents:,} documents"
 

@@ -93,10 +93,7 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
     source = TextSource.from_json(job["source"])
     destination = Path(job["destination"])
     tokenizer = load_tokenizer(
-        Path(job["tokenizer_folder"]),
-        job["special_tokens"],
-        code_sha256=job["code_sha256"],
-        cache=Path(job["cache"]),
+        Path(job["tokenizer_folder"]), job["special_tokens"], code_sha256=job["code_sha256"], cache=Path(job["cache"])
     )
     if source.dataset is not None:
         speaker.progress(Progress(0, 0, None, 0, "download"), always=True)

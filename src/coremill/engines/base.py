@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from coremill.engines.wire.exchange import CollectiveUse, Kind, WireMeter
+from coremill.errors import InputError
 from coremill.model.slices import RowSlice
 from coremill.plan.types import Choice
 from coremill.world.group import World
@@ -69,6 +70,17 @@ class ParameterState:
     updates: int  # of this parameter so far
 
 
+def require_state_names(state: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+    """Refuse to go on with what another engine or optimizer held beside a weight."""
+    if sorted(state) != sorted(names):
+        raise InputError(
+            f"the checkpoint holds {' and '.join(sorted(state))} of the weights, not {' and '.join(sorted(names))}:"
+            " another engine or optimizer saved it",
+            where="parallel.engine",
+            do="bring the old value back, set run.folder to a new folder, or start anew with --fresh",
+        )
+
+
 class Engine(Protocol):
     """How ranks share the work."""
 
@@ -118,7 +130,7 @@ class Engine(Protocol):
 
     def restore(self, state: Sequence[ParameterState]) -> None:
         """What `state` gave, as far as this rank holds it now, after `start` and before the first step; the weights are
-        there already."""
+        there already. Another engine may have given it (`require_state_names`)."""
 
     def finish(self) -> None:
         """Training is over: let go of what only an update needs, before the weights are exported."""

@@ -96,14 +96,6 @@ class Calibration:
     bf16_emulated_flops_per_second: float | None = None  # only where there are no bf16 units: what bf16 would cost
     learned: tuple[Observation, ...] = ()  # from runs the user had it learn from
 
-    def matmul_flops_per_second(self, dtype: str) -> float:
-        """The rate of one dtype; a dtype that was not measured is an error of the caller."""
-        if dtype == "fp32":
-            return self.fp32_matmul_flops_per_second
-        if self.bf16_matmul_flops_per_second is None:
-            raise ValueError("bf16 was not measured on this machine")
-        return self.bf16_matmul_flops_per_second
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:

@@ -39,11 +39,7 @@ def own_bytes() -> int:
 
 def memory_now() -> dict[str, int]:
     """As events have it."""
-    return {
-        "rss_bytes": rss_bytes(),
-        "peak_rss_bytes": peak_rss_bytes(),
-        "mapped_file_bytes": mapped_file_bytes(),
-    }
+    return {"rss_bytes": rss_bytes(), "peak_rss_bytes": peak_rss_bytes(), "mapped_file_bytes": mapped_file_bytes()}
 
 
 def reset_peak() -> bool:

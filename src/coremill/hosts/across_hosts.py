@@ -24,13 +24,14 @@ from coremill.errors import InputError, PeerLost, Stopped
 from coremill.hosts.agent import AT_ONCE_SECONDS, AT_ONCE_WORD, STOP_WORD
 from coremill.hosts.ssh import Host, Remote
 from coremill.supervise.output import Failure, Prefixer, first_failure, write_lines
+from coremill.supervise.waiting import wait_for_end
 from coremill.world.stop import StopSignals
 
+POLL_SECONDS = 0.1  # for what no process's end tells
 BLAME_SECONDS = 3.0  # a host whose ranks only lost their peers may end before the one that failed
 # For a command that ends itself, and whose agent sees where it hangs: only an agent that hangs takes so long.
 LONGEST_STOP_SECONDS = 24 * 3600.0
 _AGENT_SECONDS = 4.0  # for the agent to do its work
-_POLL_SECONDS = 0.1
 _SSH_FAILED = 255
 
 
@@ -47,13 +48,13 @@ class HostCommand:
     silence_seconds: float | None = None  # the host ends it after so long without a `beat`; None: never
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class HostsOutcome:
     """How it ended."""
 
     exit_code: int
-    message: str  # one line; empty where all went well
-    last_words: str  # of the first rank that failed
+    message: str = ""  # one line; empty where all went well
+    last_words: str = ""  # of the first rank that failed
 
 
 def run_on_hosts(commands: Sequence[HostCommand], remote: Remote) -> HostsOutcome:
@@ -121,8 +122,8 @@ class HostRun:
             self.was_asked_to_end = True
             self._send(STOP_WORD + b"\n")
 
-    def hurry(self) -> None:
-        """Take back the time it was given: it ends at once."""
+    def end_at_once(self) -> None:
+        """Take back the time it was given."""
         self.ask_to_end()
         self.grace_seconds = AT_ONCE_SECONDS + _AGENT_SECONDS
         self._send(AT_ONCE_WORD + b"\n")
@@ -171,11 +172,15 @@ class HostRun:
         write_lines(target.fileno(), content)
 
 
+def running_pids(runs: Sequence[HostRun]) -> list[int]:
+    return [run.process.pid for run in runs if run.process.poll() is None]
+
+
 def end_all(runs: Sequence[HostRun], *, at_once: bool) -> None:
     """Leave nothing on any host."""
     if at_once:
         for run in runs:
-            run.hurry()
+            run.end_at_once()
     for run in runs:
         run.kill()
 
@@ -183,7 +188,7 @@ def end_all(runs: Sequence[HostRun], *, at_once: bool) -> None:
 def _watch(runs: Sequence[HostRun], stop: StopSignals) -> None:
     """Until all have ended; a failure or a request to stop ends the others."""
     end_at: float | None = None
-    while any(run.process.poll() is None for run in runs):
+    while pids := running_pids(runs):
         # MPICH leaves the other ranks alone when one exits badly; a rank's own word of its failure is enough.
         told = [failure for run in runs for failure in run.failures if failure.exit_code != Stopped.exit_code]
         failed = bool(told) or any(run.process.poll() for run in runs)
@@ -197,39 +202,33 @@ def _watch(runs: Sequence[HostRun], stop: StopSignals) -> None:
                 run.ask_to_end()
         if stop.at_once or (end_at is not None and time.monotonic() > end_at + max(run.grace_seconds for run in runs)):
             return
-        time.sleep(_POLL_SECONDS)
+        wait_for_end(pids, POLL_SECONDS)
 
 
 def outcome_of(runs: Sequence[HostRun], stop: StopSignals) -> HostsOutcome:
-    """How it ended, by what hosts and their ranks said."""
     codes = [run.process.returncode or 0 for run in runs]
     failures = [failure for run in runs for failure in run.failures]
     if stop.at_once:
-        return HostsOutcome(exit_code=stop.exit_code, message="stopped at once (Ctrl-C)", last_words="")
+        return HostsOutcome(stop.exit_code, "stopped at once (Ctrl-C)")
     for run, code in zip(runs, codes, strict=True):
         if code == InputError.exit_code and not run.was_asked_to_end and not run.failures:  # it said why itself
-            message = f"host {run.host.name}: the command ended with exit code {code}"
-            return HostsOutcome(exit_code=code, message=message, last_words="")
+            return HostsOutcome(code, f"host {run.host.name}: the command ended with exit code {code}")
     if any(failure.exit_code == Stopped.exit_code for failure in failures):
-        return HostsOutcome(exit_code=Stopped.exit_code, message="stopped on request, saved", last_words="")
+        return HostsOutcome(Stopped.exit_code, "stopped on request, saved")
     if stop.first is not None:
-        return HostsOutcome(exit_code=stop.exit_code, message=f"stopped on request ({stop.name})", last_words="")
+        return HostsOutcome(stop.exit_code, f"stopped on request ({stop.name})")
     failure = first_failure(failures)
     if failure is not None:
         how = f"failed with exit code {failure.exit_code}"
         if failure.signal is not None:
             how = f"was ended by {signal.Signals(failure.signal).name}"
         where = "" if failure.host == socket.gethostname() and len(runs) == 1 else f" on {failure.host}"
-        return HostsOutcome(
-            exit_code=failure.exit_code, message=f"rank {failure.rank}{where} {how}", last_words=failure.tail
-        )
+        return HostsOutcome(failure.exit_code, f"rank {failure.rank}{where} {how}", failure.tail)
     for run, code in zip(runs, codes, strict=True):
         if code == _SSH_FAILED and not run.host.is_here and not run.was_asked_to_end:
-            return HostsOutcome(
-                exit_code=PeerLost.exit_code, message=f"host {run.host.name}: the connection was lost", last_words=""
-            )
+            return HostsOutcome(PeerLost.exit_code, f"host {run.host.name}: the connection was lost")
     for run, code in zip(runs, codes, strict=True):
         if code and not run.was_asked_to_end:
             message = f"host {run.host.name}: the command ended with exit code {code}"
-            return HostsOutcome(exit_code=code if code > 0 else 128 - code, message=message, last_words="")
-    return HostsOutcome(exit_code=0, message="", last_words="")
+            return HostsOutcome(code if code > 0 else 128 - code, message)
+    return HostsOutcome(0)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from pathlib import Path
 from coremill.child import read_line, wrapped
 from coremill.hardware.probe import environment_snapshot
 from coremill.supervise.descendants import adopt_orphans, end_descendants
-from coremill.supervise.waiting import end_of
+from coremill.supervise.waiting import wait_for_end
 from coremill.world.stop import SAME_PRESS_SECONDS
 
 STOP_WORD = b"stop"
@@ -72,23 +71,17 @@ def run_command(
         return 127
     heard_at = time.monotonic()
     try:
-        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as opened:
-            selector.register(stdin, selectors.EVENT_READ)
-            look_seconds = _POLL_SECONDS
-            with contextlib.suppress(AttributeError, OSError):  # not Linux, or one before 5.3
-                selector.register(end_of(process.pid, opened), selectors.EVENT_READ)
-                look_seconds = _LOOK_SECONDS
-            while process.poll() is None and not stopped and not lost:
-                if any(key.fd == stdin for key, _ in selector.select(look_seconds)):
-                    heard_at = time.monotonic()
-                    heard = os.read(stdin, 4096)
-                    if STOP_WORD in heard:  # one write of a few bytes: it comes whole
-                        stopped.append(signal.SIGTERM)
-                        at_once = AT_ONCE_WORD in heard
-                    elif not heard:
-                        lost = "the connection to the first host is lost"
-                elif silence_seconds is not None and time.monotonic() - heard_at > silence_seconds:
-                    lost = f"no word from the first host for {silence_seconds:.0f} s"
+        while process.poll() is None and not stopped and not lost:
+            if wait_for_end([process.pid], _LOOK_SECONDS, or_input=stdin) == "input":
+                heard_at = time.monotonic()
+                heard = os.read(stdin, 4096)
+                if STOP_WORD in heard:  # one write of a few bytes: it comes whole
+                    stopped.append(signal.SIGTERM)
+                    at_once = AT_ONCE_WORD in heard
+                elif not heard:
+                    lost = "the connection to the first host is lost"
+            elif silence_seconds is not None and time.monotonic() - heard_at > silence_seconds:
+                lost = f"no word from the first host for {silence_seconds:.0f} s"
     finally:
         if lost:
             process.kill()
@@ -112,8 +105,9 @@ def _wait_for_end(
     asked_at = time.monotonic()
     deadline, sleeps = asked_at + grace_seconds, _sleeps_of(process.pid)
     again_at: float | None = None
+    is_open = True
 
-    def hurry() -> None:
+    def end_at_once() -> None:
         nonlocal deadline, again_at, ends_itself
         process.send_signal(signal.SIGINT)
         now = time.monotonic()
@@ -122,24 +116,20 @@ def _wait_for_end(
         deadline, ends_itself = min(deadline, now + AT_ONCE_SECONDS), False
 
     if at_once:
-        hurry()
-    with selectors.DefaultSelector() as selector:
-        selector.register(stdin, selectors.EVENT_READ)
-        while process.poll() is None:
-            if ends_itself and (now_sleeps := _sleeps_of(process.pid)) != sleeps:
-                deadline, sleeps = time.monotonic() + grace_seconds, now_sleeps
-            if time.monotonic() >= deadline:
-                return
-            if again_at is not None and time.monotonic() > again_at:
-                process.send_signal(signal.SIGINT)
-                again_at = None
-            if not selector.select(_POLL_SECONDS):
-                continue
+        end_at_once()
+    while process.poll() is None:
+        if ends_itself and (now_sleeps := _sleeps_of(process.pid)) != sleeps:
+            deadline, sleeps = time.monotonic() + grace_seconds, now_sleeps
+        if time.monotonic() >= deadline:
+            return
+        if again_at is not None and time.monotonic() > again_at:
+            process.send_signal(signal.SIGINT)
+            again_at = None
+        if wait_for_end([process.pid], _POLL_SECONDS, or_input=stdin if is_open else None) == "input":
             heard = os.read(stdin, 4096)
+            is_open = bool(heard)
             if AT_ONCE_WORD in heard:
-                hurry()
-            elif not heard:
-                selector.unregister(stdin)
+                end_at_once()
 
 
 def _sleeps_of(pid: int) -> float:

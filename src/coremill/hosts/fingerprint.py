@@ -20,19 +20,10 @@ from coremill.hosts.host_report import public_version, versions
 CHANGE_NUMBERS = ("coremill", "torch", "transformers", "tokenizers")
 # Where things lie on a host, how many cores it has and who would take it away: what is found there is compared instead,
 # and the launchers count the ranks.
-MAY_DIFFER = frozenset(
-    {
-        "model.name",
-        "tokenizer",
-        "data.source",
-        "data.evaluation_source",
-        "run.folder",
-        "checkpoint.folder",
-        "checkpoint.spot_notices",
-        "parallel.ranks_per_node",
-        "parallel.threads_per_rank",
-    }
-)
+MAY_DIFFER = frozenset({
+    "model.name", "tokenizer", "data.source", "data.evaluation_source", "run.folder", "checkpoint.folder",
+    "checkpoint.spot_notices", "parallel.ranks_per_node", "parallel.threads_per_rank",
+})  # fmt: skip
 # Of large files: 256 reads, a second or two from a cold disk. A trained model differs from another one everywhere.
 SAMPLED_BYTES = 16 * 2**20
 BLOCK_BYTES = 2**16
@@ -62,7 +53,6 @@ def facts_of_settings(config: Mapping[str, Any]) -> dict[str, Fact]:
 
 
 def facts_to_json(facts: Facts) -> dict[str, list[str]]:
-    """Ready to travel."""
     return {name: [fact.value, fact.note] for name, fact in facts.items()}
 
 

@@ -13,25 +13,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coremill.errors import InputError, PeerLost
-from coremill.hosts.across_hosts import HostCommand, HostRun, HostsOutcome, end_all, outcome_of
+from coremill.hosts.across_hosts import (
+    POLL_SECONDS,
+    HostCommand,
+    HostRun,
+    HostsOutcome,
+    end_all,
+    outcome_of,
+    running_pids,
+)
 from coremill.hosts.ssh import Host, Remote
 from coremill.supervise.restarts import is_worth_a_restart
-from coremill.supervise.waiting import sleep_unless_ended
+from coremill.supervise.waiting import wait_for_end
 from coremill.world.stop import StopSignals
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 SETTLED_SECONDS = 60.0  # a host that stayed so long is back; the next loss has the whole time again
 BEAT_SECONDS = 5.0
-# After so long without a beat a host ends its ranks: longer than an outage that heals (33 s, see hosts.py), and sooner
+# After so long without a beat a host ends its ranks: longer than an outage that heals (33 s, see ssh.py), and sooner
 # than the head's ssh gives the connection up (55 s), so that no rank is left when the head starts others in its place.
 SILENCE_SECONDS = 45.0
 _LOOK_SECONDS = 0.25  # at what no process's end tells
-_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReformPolicy:
+class HostRestarts:
     """What the config says."""
 
     restart: bool = True
@@ -59,7 +66,6 @@ class HostState:
         self.start_at, self.started_at = None, now
 
     def is_given_up(self, now: float, wait_seconds: float) -> bool:
-        """Whether it has been away for too long."""
         return self.start_at is not None and self.lost_since is not None and now - self.lost_since >= wait_seconds
 
 
@@ -71,7 +77,7 @@ def run_nodes(
     hosts: tuple[Host, ...],
     commands_of: CommandsOf,
     remote: Remote,
-    policy: ReformPolicy,
+    policy: HostRestarts,
     say: Callable[[str], None],
 ) -> HostsOutcome:
     """Start every host's launcher and keep the fleet together until the run ends. Call it from the main thread."""
@@ -96,7 +102,7 @@ class _Fleet:
     hosts: tuple[Host, ...]
     commands_of: CommandsOf
     remote: Remote
-    policy: ReformPolicy
+    policy: HostRestarts
     say: Callable[[str], None]
     stop: StopSignals
     is_first: bool
@@ -134,7 +140,7 @@ class _Fleet:
             gone = [index for index, state in enumerate(self._states) if self._is_given_up(state, now)]
             if gone:
                 return self._without(gone)
-            sleep_unless_ended([run.process.pid for run in self._runs if run.process.poll() is None], _LOOK_SECONDS)
+            wait_for_end(running_pids(self._runs), _LOOK_SECONDS)
 
     def _has_decided(self, run: HostRun) -> bool:
         """Whether the run is over by the word of this host's launcher."""
@@ -163,9 +169,7 @@ class _Fleet:
             return left
         away = f"away for {self.policy.wait_seconds:.0f} s" if self.policy.restart else "lost"
         allowed = "" if self.policy.min_nodes is None else f", and fewer than {self.policy.min_nodes} are left"
-        self._cause = HostsOutcome(
-            exit_code=PeerLost.exit_code, message=f"host {names} was {away}{allowed}", last_words=""
-        )
+        self._cause = HostsOutcome(PeerLost.exit_code, f"host {names} was {away}{allowed}")
         return None
 
     def end(self, *, goes_on: bool) -> None:
@@ -173,18 +177,17 @@ class _Fleet:
         for run in self._runs:
             (run.let_go if goes_on else run.ask_to_end)()
         deadline = time.monotonic() + max((run.grace_seconds for run in self._runs), default=0.0)
-        while any(run.process.poll() is None for run in self._runs):
+        while pids := running_pids(self._runs):
             if self.stop.at_once or time.monotonic() > deadline:
                 break
-            time.sleep(_POLL_SECONDS)
+            wait_for_end(pids, POLL_SECONDS)
         end_all(self._runs, at_once=self.stop.at_once)
 
     def outcome(self) -> HostsOutcome:
-        """How the last formation ended."""
         return self._cause or outcome_of(self._runs, self.stop)
 
 
-def check_policy(policy: ReformPolicy, hosts: int) -> None:
+def check_policy(policy: HostRestarts, hosts: int) -> None:
     """More hosts at least than there are cannot be meant."""
     if policy.min_nodes is not None and policy.min_nodes > hosts:
         raise InputError(

@@ -53,7 +53,6 @@ def find_mpirun(wanted: str | None) -> Mpirun:
 
 
 def hostfile_text(hosts: Sequence[Host], family: Family) -> str:
-    """The hosts in the family's own form."""
     form = "{} slots={}" if family == "open-mpi" else "{}:{}"
     return "".join(form.format(host.name, host.ranks) + "\n" for host in hosts)
 

@@ -16,12 +16,7 @@ from coremill.supervise.rank_environment import Setting, cpus_for_rank
 from coremill.world.identity import LOOPBACK, NodeIdentity
 
 
-def show_local(
-    request: Request,
-    layout: Layout,
-    base: NodeIdentity | None,
-    settings: Sequence[Setting],
-) -> None:
+def show_local(request: Request, layout: Layout, base: NodeIdentity | None, settings: Sequence[Setting]) -> None:
     """Ranks that this machine's launcher would start."""
     ranks = layout.ranks_per_node.value
     first, size = (0, ranks) if base is None else (base.node_rank * ranks, base.nodes * ranks)

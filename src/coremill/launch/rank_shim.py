@@ -37,7 +37,6 @@ from coremill.launch.settings import (
     setting_lines,
 )
 from coremill.plan.layout import lay_out
-from coremill.plan.types import Choice
 from coremill.supervise.descendants import adopt_orphans, end_descendants
 from coremill.supervise.output import Failure, Prefixer, Tail, write_lines
 from coremill.supervise.rank_environment import Setting, cpus_for_rank
@@ -62,12 +61,10 @@ class ShimOrder:
     announce: bool = False  # the first rank of each host says what was set there, and why
 
     def to_json(self) -> str:
-        """As it travels in the environment."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> ShimOrder:
-        """Read it again."""
         document = json.loads(text)
         return cls(**{field.name: document[field.name] for field in fields(cls) if field.name in document})
 
@@ -102,12 +99,13 @@ def start_of_rank(
     node = probe_node(mask=inherited, busy_seconds=0)
     ranks_in_mask = 1 if is_bound else identity.local_size
     layout = lay_out(node, ranks=ranks_in_mask, threads=order.threads)
+    master = None if identity.is_one_host else identity.master_address
     settings = script_settings(
         node,
         layout,
         environ,
         openmp=find_openmp(node, find_torch_folder(), environ),
-        interface=_interface(identity, order),
+        interface=choose_interface(order.interface, master, identity.size // identity.local_size),
         allocator=order.allocator,
         bind_threads=order.bind_threads,
     )
@@ -132,11 +130,6 @@ def is_bound_by_parent(inherited: frozenset[int]) -> bool:
         return False
     line = next((line for line in status.splitlines() if line.startswith("Cpus_allowed_list:")), "")
     return inherited < frozenset(parse_cpu_list(line.partition(":")[2]))
-
-
-def _interface(identity: RankIdentity, order: ShimOrder) -> Choice[str] | None:
-    master = None if identity.is_one_host else identity.master_address
-    return choose_interface(order.interface, master, identity.size // identity.local_size)
 
 
 def run_rank(argv: list[str], start: ScriptStart, rank: int, order: ShimOrder) -> int:

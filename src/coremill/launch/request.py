@@ -11,7 +11,7 @@ from typing import Literal
 from coremill.errors import InputError
 from coremill.hardware.facts import NodeFacts
 from coremill.hardware.hostfile import read_hostfile
-from coremill.hosts.host_restarts import ReformPolicy
+from coremill.hosts.host_restarts import HostRestarts
 from coremill.hosts.ssh import Host, is_this_host
 from coremill.launch.settings import Allocator
 from coremill.world.identity import DEFAULT_PORT, DERIVED_PORTS, LOOPBACK, NodeIdentity, is_loopback
@@ -50,7 +50,7 @@ class Request:
     memory_bytes_per_rank: int | None = None  # where known: hosts with less are refused
     stop_seconds: float = 8.0  # from a request to stop to the kill
     ends_itself: bool = False  # the launcher on each host does, when nothing gets on: it is not killed while it lives
-    nodes: ReformPolicy | None = None  # the program is a launcher on each host, and a host that is lost comes back
+    nodes: HostRestarts | None = None  # the program is a launcher on each host, and a host that is lost comes back
     only_first: tuple[str, ...] = ()  # words of `arguments` that a host which comes back is not told
 
     @property

@@ -218,7 +218,15 @@ def _run_across(request: Request, node: NodeFacts, hosts: tuple[Host, ...], envi
     check = request.check if request.check is not None else not request.dry_run
     answers: list[HostAnswer] = []
     if check:
-        answers = check_hosts(hosts, remote, _questions(request, hosts, ports))
+        questions = Questions(
+            folder=Path.cwd(),
+            files=request.files,
+            master=hosts[0],
+            ports=ports,
+            interface=request.interface,
+            memory_bytes_per_rank=request.memory_bytes_per_rank,
+        )
+        answers = check_hosts(hosts, remote, questions)
         port = next((answer.report["port"] for answer in answers if answer.report and answer.report["port"]), ports[0])
     else:
         port = ports[0]
@@ -242,17 +250,6 @@ def _run_across(request: Request, node: NodeFacts, hosts: tuple[Host, ...], envi
             outcome = run_on_hosts(commands, remote)
     _explain(outcome.message, outcome.last_words)
     return outcome.exit_code
-
-
-def _questions(request: Request, hosts: tuple[Host, ...], ports: tuple[int, ...]) -> Questions:
-    return Questions(
-        folder=Path.cwd(),
-        files=request.files,
-        master=hosts[0],
-        ports=ports,
-        interface=request.interface,
-        memory_bytes_per_rank=request.memory_bytes_per_rank,
-    )
 
 
 def _commands(
@@ -293,13 +290,8 @@ def _commands(
         hostfile.write_text(hostfile_text(hosts, mpirun.family))
     argv = mpirun_command(mpirun, hosts, hostfile, folder, sorted(told), ssh, request.interface, shim)
     here = Host(name="localhost", ranks=sum(host.ranks for host in hosts), is_here=True)
-    own = mpirun_environment(mpirun, hosts, ssh, environ)
-    environ_of_mpirun = {**told, **own}
-    return [
-        HostCommand(
-            host=here, argv=tuple(argv), folder=folder, environ=environ_of_mpirun, grace_seconds=request.stop_seconds
-        )
-    ]
+    told |= mpirun_environment(mpirun, hosts, ssh, environ)
+    return [HostCommand(host=here, argv=tuple(argv), folder=folder, environ=told, grace_seconds=request.stop_seconds)]
 
 
 def _shim_order(request: Request) -> ShimOrder:

@@ -1,7 +1,7 @@
 """The environment a training script wants on this machine, each variable with its reason; what the user set stays.
 
 What a script computes with is looked up, not guessed: the OpenMP runtime that torch brings, the allocators and pages
-this machine has. Cores are given by the mask of the process (supervise/process.py), which every thread inherits.
+this machine has. Cores are given by the mask of the process (child.py), which every thread inherits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coremill.hardware.facts import NodeFacts
 from coremill.hosts.forwarding import shown
 from coremill.plan.layout import Layout
 from coremill.plan.types import Choice
-from coremill.supervise.rank_environment import KEEP_MEMORY, Setting, yielding
+from coremill.supervise.rank_environment import KEEP_MEMORY, Setting, unless_set_by_user
 from coremill.world.sockets import flows_of, interface_for_flows, interface_towards
 
 Allocator = Literal["auto", "tcmalloc", "jemalloc", "none"]
@@ -84,7 +84,7 @@ def script_settings(
     ]
     if interface is not None:
         wanted.append(Setting("GLOO_SOCKET_IFNAME", interface.value, interface.reason))
-    return tuple(yielding(setting, environ) for setting in wanted)
+    return tuple(unless_set_by_user(setting, environ) for setting in wanted)
 
 
 def choose_interface(asked: str | None, master: str | None, hosts: int) -> Choice[str] | None:

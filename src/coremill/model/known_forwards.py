@@ -275,9 +275,9 @@ def gate_of(activation: Any) -> str | None:
         return "silu" if activation is nn.functional.silu else None
     if type(activation) is nn.GELU:
         return {"none": "gelu", "tanh": "gelu_tanh"}[activation.approximate]
-    for form in (KnownForward(forward=_silu), KnownForward(forward=nn.SiLU.forward)):
-        if not isinstance(find_known(activation, (form,)), str):
-            return "silu"
+    silu = (KnownForward(forward=_silu), KnownForward(forward=nn.SiLU.forward))
+    if not isinstance(find_known(activation, silu), str):
+        return "silu"
     if isinstance(find_known(activation, (KnownForward(forward=_act),)), str):
         return None
     act = activation.act

@@ -16,7 +16,7 @@ from coremill.plan.card import ModelCard
 from coremill.plan.peak import StepPoint
 from coremill.plan.traffic import Traffic
 from coremill.plan.types import Arrangement
-from coremill.registry import find, names
+from coremill.registry import find, importable
 
 # With one pass per step gathered weights are kept only where that saves more of the step than this: they take as much
 # memory as the whole model. With several passes not keeping them would send everything once per pass.
@@ -33,7 +33,6 @@ class StateBytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.parameters + self.gradients + self.optimizer
 
 
@@ -99,7 +98,6 @@ class EngineCost(Protocol):
 
 
 def cost_named(engine: str) -> EngineCost:
-    """Of the engine with this name."""
     cost: EngineCost = find("coremill.engines", engine).cost
     return cost
 
@@ -111,7 +109,7 @@ def cost_of(arrangement: Arrangement) -> EngineCost:
 
 def engines_for_auto(world_size: int) -> tuple[str, ...]:
     """That are worth pricing; one rank has nothing to share."""
-    tried = {name: cost_named(name) for name in names("coremill.engines")}
+    tried = {name: kind.cost for name, kind in importable("coremill.engines").items()}
     return tuple(
         name for name, cost in tried.items() if cost.tried_by_auto and (world_size > 1 or cost.holds_whole_model)
     )

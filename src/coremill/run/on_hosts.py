@@ -15,7 +15,7 @@ from coremill.config.durations import seconds_of
 from coremill.config.load import load_config
 from coremill.config.schema import AUTO
 from coremill.hardware.probe import probe_node
-from coremill.hosts.host_restarts import ReformPolicy, check_policy
+from coremill.hosts.host_restarts import HostRestarts, check_policy
 from coremill.launch.request import Request, check_request, hosts_of, via_of
 from coremill.launch.script import launch_script, say
 from coremill.plan.planner import make_plan
@@ -42,7 +42,7 @@ def train_on_hosts(
     plan = make_plan(run_config, fleet, card_without_weights(run_config))
     refuse_what_does_not_fit(plan, force=options.force)
     wanted = run_config.supervise
-    policy = ReformPolicy(
+    policy = HostRestarts(
         restart=wanted.restart,
         wait_seconds=seconds_of(wanted.wait_for_hosts),
         min_nodes=run_config.fleet.min_nodes,

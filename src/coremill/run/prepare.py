@@ -44,7 +44,7 @@ from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan_short
 from coremill.report.progress import AmountProgress
 from coremill.run.machines import Place, measured_fleet
-from coremill.supervise.ranks import describe_layout
+from coremill.supervise.rank_environment import oversubscription_note
 from coremill.tasks.base import Rows, make_task, rows_from_json
 
 # In a config.json, and of no consequence: who saved it, and under which name.
@@ -145,7 +145,7 @@ def prepare_run(
         fleet = measured_fleet(place, on_model)
         plan = make_plan(config, fleet, card)
         render_plan_short(plan.to_json(), console)
-        if (cost_of_crowding := describe_layout(plan)) is not None:
+        if (cost_of_crowding := oversubscription_note(plan)) is not None:
             say(console, cost_of_crowding)
         refuse_what_does_not_fit(plan, force=force)
         tokenizer = resolve_tokenizer(config, model, cache=cache, progress=on_model, training_progress=bars.show)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from typing import IO, Any
 
 from coremill.child import wrapped
 from coremill.supervise.fork_server import ForkOrder, receive, send
+from coremill.supervise.waiting import wait_for_end
 
 READY_SECONDS = 600.0  # imports from a slow disk take minutes
 ANSWER_SECONDS = 60.0  # a fork takes milliseconds; a machine that swaps takes longer
@@ -86,7 +86,7 @@ class ForkServer:
             self.start()
         deadline = time.monotonic() + READY_SECONDS
         while self._connection is not None and not self._is_ready and not is_off():
-            if select.select([self._connection], [], [], POLL_SECONDS)[0]:
+            if wait_for_end([], POLL_SECONDS, or_input=self._connection.fileno()):
                 self._is_ready = receive(self._connection) is not None
                 if not self._is_ready:
                     self._give_up(f"{self._end()} while it imported{self._last_words()}")

@@ -40,7 +40,6 @@ class HangDetector:
 
     @property
     def descriptor(self) -> int:
-        """What ranks inherit."""
         return self._board.descriptor
 
     def variable(self, local_rank: int) -> dict[str, str]:
@@ -90,7 +89,6 @@ class HangDetector:
 
     @property
     def slower_step_seconds(self) -> float:
-        """By how much a step takes longer than planned."""
         return self._watch.slower_step_seconds
 
     @property

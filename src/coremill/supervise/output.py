@@ -95,7 +95,6 @@ class Tail:
         self._lock = threading.Lock()
 
     def add(self, chunk: bytes) -> None:
-        """Remember the end of it."""
         with self._lock:
             self._content = (self._content + chunk)[-_KEPT_BYTES:]
 
@@ -125,7 +124,6 @@ class LogFollower:
         self._write = write
 
     def poll(self, *, is_end: bool = False) -> None:
-        """Show what is new."""
         for index, (path, prefixer) in enumerate(self._files):
             try:
                 with path.open("rb") as log:

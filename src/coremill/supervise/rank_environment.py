@@ -59,7 +59,7 @@ def shared_settings(plan: Plan | Layout, environ: Mapping[str, str], node: NodeI
         device = interface_towards(None)
         if device is not None:
             wanted.append(Setting("GLOO_SOCKET_IFNAME", device, "all ranks are on this machine: nothing leaves it"))
-    return tuple(yielding(setting, environ) for setting in wanted)
+    return tuple(unless_set_by_user(setting, environ) for setting in wanted)
 
 
 def rank_environment(
@@ -109,8 +109,8 @@ def cpus_for_rank(plan: Plan | Layout, local_rank: int, inherited: frozenset[int
     return cpus if cpus and cpus != inherited else None
 
 
-def describe_layout(plan: Plan | Layout) -> str | None:
-    """One line on what it costs where ranks ask for more threads than they have CPUs; None where they do not."""
+def oversubscription_note(plan: Plan | Layout) -> str | None:
+    """What it costs where ranks ask for more threads than they have CPUs, in one line; None where they do not."""
     ranks, threads = plan.ranks_per_node.value, plan.threads_per_rank.value
     cpus = len({cpu for rank in plan.cpus_of_rank for cpu in rank})
     asked = ranks * threads
@@ -124,7 +124,7 @@ def describe_layout(plan: Plan | Layout) -> str | None:
     )
 
 
-def yielding(setting: Setting, environ: Mapping[str, str]) -> Setting:
+def unless_set_by_user(setting: Setting, environ: Mapping[str, str]) -> Setting:
     """The setting, or what the user has set instead."""
     theirs = environ.get(setting.variable)
     if not theirs:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coremill.child import die_with_parent
 from coremill.errors import Stopped
 from coremill.plan.layout import Layout
 from coremill.plan.types import Plan
@@ -25,7 +24,6 @@ from coremill.supervise.memory_kills import memory_kills
 from coremill.supervise.rank_environment import (
     Setting,
     cpus_for_rank,
-    describe_layout,
     node_of_launcher,
     rank_environment,
     shared_settings,
@@ -33,12 +31,10 @@ from coremill.supervise.rank_environment import (
 from coremill.supervise.rank_process import RankProcess, end_all, explained
 from coremill.supervise.starting import RankStart, start_rank
 from coremill.supervise.stuck import Stuck
-from coremill.supervise.waiting import sleep_unless_ended
+from coremill.supervise.waiting import wait_for_end
 from coremill.world.identity import NodeIdentity
 from coremill.world.sockets import listen_on_loopback
 from coremill.world.stop import StopSignals
-
-__all__ = ["Outcome", "Setting", "describe_layout", "die_with_parent", "run_local_ranks"]
 
 GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
 # A rank that lost its peers may be gone before the rank that failed: unwinding torch takes up to a second or two.
@@ -69,7 +65,6 @@ class Outcome:
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether the failed rank was killed by the kernel for lack of memory."""
         return self.signal == signal.SIGKILL and self.memory_kills > 0
 
 
@@ -133,8 +128,7 @@ def run_local_ranks(
                 def grace_after(exit_code: int) -> float:
                     return 0.0 if ends_at_once(exit_code) else grace_seconds
 
-                grows = hang_detector is not None and grace_may_grow
-                culprit = _watch(ranks, stop, on_tick, on_stop, grace_after, stop_grace, hang_detector, grows)
+                culprit = _watch(ranks, stop, on_tick, on_stop, grace_after, stop_grace, hang_detector, grace_may_grow)
             finally:
                 end_all(ranks)
     return _outcome(ranks, culprit, stop, shared, memory_kills() - kills_before)
@@ -241,7 +235,7 @@ def _watch(
         on_tick()
         if not running:
             return culprit
-        if sleep_unless_ended([rank.pid for rank in running if rank.pid is not None], TICK_SECONDS):
+        if wait_for_end([rank.pid for rank in running if rank.pid is not None], TICK_SECONDS):
             time.sleep(TOGETHER_SECONDS)
 
 

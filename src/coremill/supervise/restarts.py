@@ -21,9 +21,7 @@ from typing import Literal, Protocol
 from coremill.errors import CoremillError, InputError, Interrupted, NonFinite, PeerLost, Stopped, StorageError
 from coremill.supervise.ranks import Outcome
 
-NEVER_AGAIN = frozenset(
-    {0, InputError.exit_code, NonFinite.exit_code, Stopped.exit_code, Interrupted.exit_code, 127}
-)  # fmt: skip
+NEVER_AGAIN = frozenset({0, InputError.exit_code, NonFinite.exit_code, Stopped.exit_code, Interrupted.exit_code, 127})
 RESTARTS_WITHOUT_PROGRESS = 3
 
 Cause = Literal["killed", "out of memory", "stuck", "failed", "peer lost", "storage"]
@@ -35,7 +33,6 @@ def is_worth_a_restart(exit_code: int) -> bool:
 
 
 def cause_of(outcome: Outcome) -> Cause:
-    """One word for what happened."""
     if outcome.is_out_of_memory:
         return "out of memory"
     if outcome.exit_code == StorageError.exit_code:

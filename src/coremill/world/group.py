@@ -1,9 +1,9 @@
-"""Who am I among how many, and how the ranks talk: process group, device mesh, small exchanges, timeouts.
+"""How the ranks of a run talk: process group, device mesh, small exchanges, timeouts.
 
-`identify(environ)` says which rank a launcher made of this process; `join_world(identity)` meets the others and gives a
-`World`. Rank 0 serves the store that ranks meet at; collectives are gloo over TCP. On one host both stay on the
-loopback device, so no other machine can reach them. What travels through `World` itself is JSON and float64, never
-pickle.
+`identify(environ)` (world/identity.py) says which rank a launcher made of this process; `join_world(identity)` meets
+the others and gives a `World`. Rank 0 serves the store that ranks meet at; collectives are gloo over TCP. On one host
+both stay on the loopback device, so no other machine can reach them. What travels through `World` itself is JSON and
+float64, never pickle.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coremill.errors import CoremillError, PeerLost, Stopped
 from coremill.world.heartbeat import HEARTBEAT
-from coremill.world.identity import INTERFACE, NodeIdentity, RankIdentity, identify, identify_node
+from coremill.world.identity import INTERFACE, RankIdentity
 from coremill.world.lost_peers import as_peer_lost, follower_line, peer_errors
 from coremill.world.meeting import (
     POLL_SECONDS,
@@ -36,23 +37,11 @@ from coremill.world.meeting import (
 )
 from coremill.world.peer_progress import PeerProgress
 from coremill.world.sockets import close_sockets_since, flows_of, interface_for_flows, interface_towards, open_sockets
-from coremill.world.wire_threads import let_compute_finish
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
-
-__all__ = [
-    "NodeIdentity",
-    "PeerFailed",
-    "RankIdentity",
-    "World",
-    "as_peer_lost",
-    "identify",
-    "identify_node",
-    "join_world",
-]
 
 T = TypeVar("T")
 
@@ -96,22 +85,18 @@ class World:
 
     @property
     def rank(self) -> int:
-        """This process among all, from 0."""
         return self.identity.rank
 
     @property
     def size(self) -> int:
-        """Ranks over all hosts."""
         return self.identity.size
 
     @property
     def local_rank(self) -> int:
-        """This process among those of its host, from 0."""
         return self.identity.local_rank
 
     @property
     def local_size(self) -> int:
-        """Ranks on this host."""
         return self.identity.local_size
 
     def whereabouts(self) -> dict[str, Any]:
@@ -121,7 +106,6 @@ class World:
 
     @property
     def group(self) -> ProcessGroup:
-        """The process group of all ranks."""
         import torch.distributed as dist
 
         group = dist.group.WORLD
@@ -168,7 +152,6 @@ class World:
         return _from_tensor(text)
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
         import torch.distributed as dist
 
         with peer_errors():
@@ -179,7 +162,6 @@ class World:
         return self.sums([value])[0]
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Several sums over all ranks in one exchange."""
         import torch
         import torch.distributed as dist
 
@@ -280,7 +262,7 @@ def join_world(identity: RankIdentity, *, timeout_seconds: float = DEFAULT_TIMEO
             progress = PeerProgress(store, timeout_seconds, partial(close_sockets_since, sockets_before))
             if identity.size > 1:
                 stack.enter_context(progress)
-            world = _tie(identity, store, roster, device, progress)
+            world = _connect(identity, store, roster, device, progress)
             yield world
             world.barrier()
         world.close()
@@ -296,17 +278,17 @@ def join_world(identity: RankIdentity, *, timeout_seconds: float = DEFAULT_TIMEO
 
 
 def _device(identity: RankIdentity) -> str | None:
-    """For gloo to use; None where its own variable says how often to use which, or none can be told."""
+    """For gloo to use; None where the user's own variable names one, or none can be told."""
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return None
     towards = None if identity.is_one_host else identity.master_address
     return os.environ.get(INTERFACE) or interface_towards(towards)
 
 
-def _tie(
+def _connect(
     identity: RankIdentity, store: Store, roster: list[dict[str, Any]], device: str | None, progress: PeerProgress
 ) -> World:
-    """Connect every rank with every other. `device`: for gloo to use, unless the user named one."""
+    """Every rank with every other."""
     import torch.distributed as dist
 
     if device is not None:
@@ -315,12 +297,12 @@ def _tie(
     rank, size = identity.rank, identity.size
     with peer_errors():
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=GLOO_TIMEOUT)
-    let_compute_finish()
+    _let_compute_finish()
     nodes = nodes_of(roster)
     HEARTBEAT.enter("other")
     return World(
         identity=identity,
-        node_rank=nodes[identity.rank],
+        node_rank=nodes[rank],
         nodes=len(set(nodes)),
         node_of_rank=tuple(nodes),
         hostnames=names_of(roster, nodes),
@@ -330,6 +312,22 @@ def _tie(
         progress=progress,
         attempt=roster[0]["time"],
     )
+
+
+def _let_compute_finish() -> None:
+    """Make gloo's threads batch threads, so that they do not interrupt compute threads.
+
+    Ranks give all their cores to arithmetic, and gloo's threads wake for every few packets. Under the kernel's usual
+    policy each time one of them takes the core at once, and the product it broke into finds its caches gone. As batch
+    threads they have the same share of the core, but wait for the end of a compute thread's slice, a few milliseconds,
+    and then find more to do; a core that idles they take at once, as ever.
+    """
+    if not hasattr(os, "SCHED_BATCH"):
+        return
+    for task in Path("/proc/self/task").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it
+            if (task / "comm").read_text().startswith("gloo"):
+                os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))
 
 
 def _meet_at_a_fresh_store(identity: RankIdentity, deadline: float) -> tuple[Store, list[dict[str, Any]]]:

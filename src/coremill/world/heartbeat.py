@@ -62,18 +62,13 @@ class HeartbeatBoard:
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         size = ranks * SLOT_WORDS * 8
-        self._descriptor = _anonymous_file(size)
-        self._map = mmap.mmap(self._descriptor, size)
+        self.descriptor = _anonymous_file(size)  # for ranks to inherit
+        self._map = mmap.mmap(self.descriptor, size)
         self._words = memoryview(self._map).cast("Q")
-
-    @property
-    def descriptor(self) -> int:
-        """For ranks to inherit."""
-        return self._descriptor
 
     def variable(self, local_rank: int) -> dict[str, str]:
         """What tells a rank where its slot is."""
-        return {HEARTBEAT_FD: f"{self._descriptor}:{local_rank}"}
+        return {HEARTBEAT_FD: f"{self.descriptor}:{local_rank}"}
 
     def clear(self) -> None:
         """Forget the ranks of the attempt before; none of them may be left."""
@@ -81,20 +76,15 @@ class HeartbeatBoard:
             self._words[index] = 0
 
     def read(self, local_rank: int) -> Reading:
-        """The last word of a rank."""
         return _reading(self._words[local_rank * SLOT_WORDS : (local_rank + 1) * SLOT_WORDS])
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._words.release()
-        self._map.close()
-        os.close(self._descriptor)
 
     def __enter__(self) -> HeartbeatBoard:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._words.release()
+        self._map.close()
+        os.close(self.descriptor)
 
 
 class Heartbeat:
@@ -129,7 +119,6 @@ class Heartbeat:
             time.sleep(BEAT_SECONDS)
 
     def mark(self) -> None:
-        """The work got on."""
         self._words[_MARKS] += 1
 
     def step(self, step: int) -> None:
@@ -187,7 +176,6 @@ class Heartbeat:
         self.mark()
 
     def advance(self, count_bytes: int) -> None:
-        """So many more bytes of the work are done."""
         self._words[_WORK_DONE_BYTES] += count_bytes
         self.mark()
 
@@ -202,7 +190,6 @@ class Heartbeat:
             self._words[_SAVING_SINCE_NS] = 0
 
     def saved(self, count_bytes: int) -> None:
-        """So many more bytes of the save are written."""
         self._words[_SAVED_BYTES] += count_bytes
 
     def not_saving(self) -> None:

@@ -58,15 +58,9 @@ class RankIdentity:
     def alone(cls) -> RankIdentity:
         """A process nobody launched, as a world of one."""
         return cls(
-            rank=0,
-            size=1,
-            local_rank=0,
-            local_size=1,
-            node_rank=0,
-            master_address=LOOPBACK,
-            master_port=0,
-            launcher="alone",
-        )
+            rank=0, size=1, local_rank=0, local_size=1, node_rank=0,
+            master_address=LOOPBACK, master_port=0, launcher="alone",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +81,7 @@ def identify(
 
     `job_of_process` names the job where the variables do not (MPICH and Intel MPI); it is asked only then.
     """
-    mpi = _open_mpi(environ) or _hydra(environ, job_of_process or hydra_job)
+    mpi = _mpi(environ, job_of_process or hydra_job)
     if "LOCAL_RANK" in environ or ("RANK" in environ and not _describes_node(environ)):
         if mpi is not None and "RANK" not in environ:
             return _check(_agreeing(mpi, environ))
@@ -141,7 +135,6 @@ def hydra_job() -> str | None:
 
 
 def port_of_job(job: str) -> int:
-    """The port all ranks of a job derive from its name."""
     return DERIVED_PORTS[zlib.crc32(job.encode()) % len(DERIVED_PORTS)]
 
 
@@ -191,50 +184,21 @@ def _torch(environ: Mapping[str, str], mpi: RankIdentity | None) -> RankIdentity
     )
 
 
-def _open_mpi(environ: Mapping[str, str]) -> RankIdentity | None:
-    prefix = "OMPI_COMM_WORLD_"
-    if prefix + "RANK" not in environ:
-        return None
-    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
-    return _mpi(
-        environ,
-        prefix + "RANK",
-        prefix + "SIZE",
-        prefix + "LOCAL_RANK",
-        prefix + "LOCAL_SIZE",
-        "open-mpi",
-        lambda: job,
-        job,
-    )
-
-
-def _hydra(environ: Mapping[str, str], job_of_process: Callable[[], str | None]) -> RankIdentity | None:
-    if "PMI_RANK" not in environ:
-        return None
-    job = environ.get("PMI_JOBID")
-    return _mpi(
-        environ,
-        "PMI_RANK",
-        "PMI_SIZE",
-        "MPI_LOCALRANKID",
-        "MPI_LOCALNRANKS",
-        "hydra",
-        lambda: job or job_of_process(),
-        job,
-    )
-
-
-def _mpi(
-    environ: Mapping[str, str],
-    rank_name: str,
-    size_name: str,
-    local_rank_name: str,
-    local_size_name: str,
-    launcher: Launcher,
-    job_on_host: Callable[[], str | None],
-    job_everywhere: str | None,
-) -> RankIdentity:
+def _mpi(environ: Mapping[str, str], job_of_process: Callable[[], str | None]) -> RankIdentity | None:
     """A rank of an MPI launcher, which names no master: derived on one host, asked for on several."""
+    launcher: Launcher
+    if "OMPI_COMM_WORLD_RANK" in environ:
+        launcher = "open-mpi"
+        rank_name, size_name = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+        local_rank_name, local_size_name = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+        job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
+    elif "PMI_RANK" in environ:
+        launcher = "hydra"
+        rank_name, size_name = "PMI_RANK", "PMI_SIZE"
+        local_rank_name, local_size_name = "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
+        job = environ.get("PMI_JOBID")
+    else:
+        return None
     rank = _integer(environ, rank_name, minimum=0)
     size = _integer(environ, size_name, minimum=1)
     alone = size == 1
@@ -255,7 +219,8 @@ def _mpi(
     elif alone:
         master_port = 0
     else:
-        job = job_on_host() if local_size == size else job_everywhere
+        if not job and launcher == "hydra" and local_size == size:  # a process has a name for the job on its own host
+            job = job_of_process()
         master_port = DEFAULT_PORT if job is None else port_of_job(job)
     return RankIdentity(
         rank=rank,

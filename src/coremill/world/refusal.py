@@ -51,15 +51,9 @@ def refusals_told(node: NodeIdentity | None, environ: Mapping[str, str], *, dry_
 def _serve(node: NodeIdentity, words: Mapping[str, object], deadline: float) -> None:
     """As the first node: until every other node has heard it."""
     identity = RankIdentity(
-        rank=0,
-        size=node.nodes,
-        local_rank=0,
-        local_size=1,
-        node_rank=0,
-        master_address=node.master_address,
-        master_port=node.master_port,
-        launcher="coremill",
-    )
+        rank=0, size=node.nodes, local_rank=0, local_size=1, node_rank=0,
+        master_address=node.master_address, master_port=node.master_port, launcher="coremill",
+    )  # fmt: skip
     with contextlib.suppress(InputError, RuntimeError):  # the port is taken: then nobody can be told
         store, _ = serve_store(identity, timedelta(seconds=TELLING_SECONDS))
         store.set("roll", json.dumps({"refused": words}))

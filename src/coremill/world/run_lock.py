@@ -58,9 +58,7 @@ class OwnedFolders:
 
         def take_one(folder: Path, mode: int | None) -> None:
             try:
-                lock = FolderLock(
-                    folder, run, meeting=meeting, say=say, mode=mode, patience_seconds=patience_seconds
-                )  # fmt: skip
+                lock = FolderLock(folder, run, meeting, say=say, mode=mode, patience_seconds=patience_seconds)
                 self._locks.append(lock)
             except OSError as error:  # where nothing can be written, that is refused in a moment
                 say(f"{folder} cannot be held ({error.strerror}): a second run in it would not be noticed")

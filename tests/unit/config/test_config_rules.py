@@ -70,7 +70,7 @@ BROKEN = [
     ),
     (
         "train: {steps: 5}\ndata:\n  evaluation_fraction: 0.1\n  evaluation_source: b.txt",
-        "data.evaluation_fraction is given beside data.evaluation_source",
+        "data.evaluation_fraction is given together with data.evaluation_source",
         (3, 4),
         "keep one",
     ),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts.refresh_instances import table_document
 
 from coremill.errors import InputError
 from coremill.hardware.facts import Calibration
@@ -19,7 +20,6 @@ from coremill.hardware.instances import (
     instance_named,
     live_instances,
     table,
-    table_document,
     this_machine,
 )
 

@@ -19,8 +19,8 @@ from coremill.hosts.host_restarts import (
     BEAT_SECONDS,
     LONGEST_PAUSE_SECONDS,
     SILENCE_SECONDS,
+    HostRestarts,
     HostState,
-    ReformPolicy,
     check_policy,
 )
 from coremill.hosts.ssh import ALIVE_COUNT, ALIVE_SECONDS, Host, Remote
@@ -65,9 +65,9 @@ def test_it_is_given_up_only_while_it_is_away() -> None:
 
 
 def test_more_hosts_than_there_are_cannot_be_meant() -> None:
-    check_policy(ReformPolicy(min_nodes=2), 2)
+    check_policy(HostRestarts(min_nodes=2), 2)
     with pytest.raises(InputError, match="fleet.min_nodes is 3, the hostfile has 2"):
-        check_policy(ReformPolicy(min_nodes=3), 2)
+        check_policy(HostRestarts(min_nodes=3), 2)
 
 
 KEPT = """

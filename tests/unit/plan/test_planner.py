@@ -11,7 +11,7 @@ from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import fleet_of
 from coremill.plan.card import read_card
-from coremill.plan.cost import compare_fleets, usd_per_million_tokens
+from coremill.plan.compare import compare_fleets, usd_per_million_tokens
 from coremill.plan.dtype import choose_dtype
 from coremill.plan.engine_cost import cost_of
 from coremill.plan.planner import candidates_of, make_plan

@@ -15,8 +15,8 @@ from coremill.supervise.fork_server import renumbered
 from coremill.supervise.memory_kills import memory_kills
 from coremill.supervise.rank_environment import (
     cpus_for_rank,
-    describe_layout,
     node_of_launcher,
+    oversubscription_note,
     rank_environment,
     shared_settings,
 )
@@ -99,8 +99,8 @@ def test_cpus_for_rank(cpus: tuple[tuple[int, ...], ...], inherited: set[int], e
 
 
 def test_layout_is_described_only_where_ranks_share() -> None:
-    assert describe_layout(rank_plan(2, cpus=((0,), (1,)))) is None
-    line = describe_layout(rank_plan(4, cpus=((0, 1),) * 4))
+    assert oversubscription_note(rank_plan(2, cpus=((0,), (1,)))) is None
+    line = oversubscription_note(rank_plan(4, cpus=((0, 1),) * 4))
     assert line is not None and "\n" not in line
     assert "4 ranks" in line and "2 CPUs" in line and "50%" in line
 

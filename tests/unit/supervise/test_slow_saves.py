@@ -66,7 +66,7 @@ def seconds_to_the_kill(
     clock, ended = Clock(), []
     began = clock.now
     monkeypatch.setattr(ranks, "time", clock)
-    monkeypatch.setattr(ranks, "sleep_unless_ended", lambda pids, seconds: clock.sleep(seconds))
+    monkeypatch.setattr(ranks, "wait_for_end", lambda pids, seconds: clock.sleep(seconds))
     monkeypatch.setattr(ranks, "end_all", lambda every: ended.append(clock.now - began))
     rank: Any = SimpleNamespace(
         poll=lambda: None, is_running=True, exit_code=None, failed=False, pid=None, ask_to_end=lambda: None

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from coremill.supervise.waiting import sleep_unless_ended
+from coremill.supervise.waiting import wait_for_end
 
 FAR_TOO_LONG_SECONDS = 3600  # the suite's own time limit would end such a test
 
@@ -22,10 +22,10 @@ def test_the_first_end_wakes_it_and_one_that_was_missed_does_too():
         subprocess.Popen([sys.executable, "-c", ""]) as short,
     ):
         for _ in range(2):  # nobody has waited for it: it still counts as ended
-            assert sleep_unless_ended([lasting.pid, short.pid], FAR_TOO_LONG_SECONDS)
+            assert wait_for_end([lasting.pid, short.pid], FAR_TOO_LONG_SECONDS)
             assert has_ended(short)
         assert not has_ended(lasting)
-        assert not sleep_unless_ended([lasting.pid], 0.01)
+        assert not wait_for_end([lasting.pid], 0.01)
         lasting.communicate(b"\n")
 
 
@@ -34,4 +34,4 @@ def test_without_the_kernels_help_it_looks_again_soon(monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
-    assert not sleep_unless_ended([os.getpid()], FAR_TOO_LONG_SECONDS)
+    assert not wait_for_end([os.getpid()], FAR_TOO_LONG_SECONDS)

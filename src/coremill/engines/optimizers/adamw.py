@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from coremill.engines.base import require_state_names
 from coremill.engines.optimizers import OptimizerSettings
 
 # Two moments of each gradient, under the names that torch and a checkpoint have for them.
@@ -48,6 +49,7 @@ class AdamW(torch.optim.AdamW):
     def restore(self, weight: torch.Tensor, state: Mapping[str, torch.Tensor], updates: int) -> None:
         """A weight that was never moved has no state."""
         if state:
+            require_state_names(state, STATE_NAMES)
             step = torch.tensor(float(updates), dtype=torch.float32)
             self.state[weight] = {"step": step, **{name: state[name] for name in STATE_NAMES}}
 

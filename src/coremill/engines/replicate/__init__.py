@@ -33,7 +33,7 @@ class Replicate:
         from coremill.engines.base import DTYPES
         from coremill.engines.replicate.engine import ReplicateEngine
         from coremill.engines.wire.codec import codec_of
-        from coremill.plan.wire import gradient_form
+        from coremill.plan.traffic import gradient_form
 
         codec = codec_of(gradient_form(plan.wire_dtype.value, plan.dtype.value))
         dtype = DTYPES[plan.dtype.value]

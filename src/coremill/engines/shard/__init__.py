@@ -46,7 +46,7 @@ class Shard:
         from coremill.engines.shard.engine import ShardEngine
         from coremill.engines.shard.kept_in_fp32 import KeepsInFp32
         from coremill.engines.wire.codec import codec_of
-        from coremill.plan.wire import gradient_form
+        from coremill.plan.traffic import gradient_form
 
         dtype, wire = plan.dtype.value, plan.wire_dtype.value
         may_share = through_memory and world.size > 1 and not rounds(wire, dtype)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from coremill.plan.wire import SCALE_BLOCK, GradientForm
+from coremill.plan.traffic import SCALE_BLOCK, GradientForm
 
 _LARGEST = 32767
 # Values of a chunk for each thread: 256 KiB in fp32, and torch gives each thread at least 32 Ki.

@@ -19,8 +19,8 @@ from torch import nn
 from coremill.config.schema import DataSection
 from coremill.data.loader import EvaluationBatches, RowLoader
 from coremill.data.packed import PackedData
-from coremill.data.packed_batches import Batch, evaluation_batches, make_loader
-from coremill.model.chunked_loss import IGNORED, HeadLoss, logits_loss
+from coremill.data.packed_batches import IGNORED, Batch, evaluation_batches, make_loader
+from coremill.model.chunked_loss import HeadLoss, logits_loss
 from coremill.model.documents import documents_of
 from coremill.model.tied_lookup import tied_lookup
 from coremill.plan.model_choices import NOT_FUSED

@@ -1,4 +1,4 @@
-"""Hours and dollars of a run, and fleets ranked by either."""
+"""The same run on several fleets, ranked by time and by money."""
 
 from __future__ import annotations
 
