@@ -69,7 +69,7 @@ def view_of(found: Survey) -> dict[str, Any]:
     }
 
 
-def agree(views: Mapping[int, View], hosts: Sequence[str]) -> JointSurvey:
+def join_views(views: Mapping[int, View], hosts: Sequence[str]) -> JointSurvey:
     """Join the views, by place; `hosts` by place give reasons a name."""
     names = {held["name"] for view in views.values() for held in view["held"]}
     names |= {name for view in views.values() for name, _ in view["passed_over"]}

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from coremill import __version__
-from coremill.checkpoint.agreement import agree, view_of
+from coremill.checkpoint.agreement import join_views, view_of
 from coremill.checkpoint.in_flight import GivenUp, Save, error_text, wait_for
 from coremill.checkpoint.manifest import Manifest, StoredFile, Survey, step_folder_name, survey
 from coremill.checkpoint.places import Places
@@ -86,7 +86,7 @@ class Committer:
             views |= self._heard(f"{prefix}/place", others, save)
             failure = next((view["error"] for view in views.values() if "error" in view), None)
         if failure is None:
-            kept = agree(views, self._world.hostnames).kept(self._keep, self._bad - {step_folder_name(save.step)})
+            kept = join_views(views, self._world.hostnames).kept(self._keep, self._bad - {step_folder_name(save.step)})
         if not save.decide("written"):
             raise GivenUp
         outcome = {"failure": failure, "given_up": False, "kept": kept}

@@ -12,16 +12,19 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from coremill.checkpoint.agreement import JointSurvey, Whole, agree, view_of
+from coremill.checkpoint.agreement import JointSurvey, Whole, join_views, view_of
 from coremill.checkpoint.fetch import Needs, all_files, assemble
 from coremill.checkpoint.manifest import STATE_FILE, Checkpoint, PassedOver, Unusable, open_checkpoint, survey
 from coremill.checkpoint.places import NoPlace, Places, find_places
 from coremill.checkpoint.store import START_ANEW, Store
 from coremill.errors import InputError, StorageError
-from coremill.train.numerics import EventSink
 from coremill.world.group import World
 from coremill.world.heartbeat import HEARTBEAT
+
+if TYPE_CHECKING:
+    from coremill.train.numerics import EventSink
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def _survey_together(folder: Path, world: World, places: Places) -> JointSurvey:
         views = {0: world.broadcast(view)}
     else:
         views = {rank: each for rank, each in enumerate(world.gather(view)) if each is not None}
-    return agree(views, world.hostnames)
+    return join_views(views, world.hostnames)
 
 
 def _verified(store: Store, whole: Whole, needs: Needs, world: World, places: Places) -> tuple[Checkpoint, Path | None]:

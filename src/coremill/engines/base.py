@@ -147,17 +147,6 @@ class Engine(Protocol):
         """Since the last call."""
 
 
-def agree(world: World, values: Sequence[float], meter: WireMeter) -> list[float]:
-    """Sums over all ranks of a few numbers: the small exchange that ends a step, where the quick wait for the slow."""
-    began = time.perf_counter()
-    totals = world.sums(values)
-    seconds = time.perf_counter() - began
-    if world.size > 1:
-        sent = 2 * (world.size - 1) * 8 * len(values) // world.size
-        meter.add("agreement", sent=sent, seconds=seconds, exposed=seconds)
-    return totals
-
-
 class StepAgreement:
     """How an engine's ranks end a step: each one's part in, the totals of all out.
 
@@ -178,13 +167,23 @@ class StepAgreement:
         backward made a gradient of it."""
         used = list(is_used.values())
         mine = [loss, squares, *votes, float(not all(used)), float(used != self._told)]
-        total_loss, squares, *total_votes, with_unused, with_changes = agree(self._world, mine, self._meter)
+        total_loss, squares, *total_votes, with_unused, with_changes = self._sums(mine)
         if with_unused:  # the same numbers on every rank: all go the same way
             if with_changes:
-                users = agree(self._world, [float(each) for each in used], self._meter)
+                users = self._sums([float(each) for each in used])
                 self._told, self._used_anywhere = used, [count > 0 for count in users]
             drop_gradients(dict(zip(is_used, self._used_anywhere, strict=True)))
         return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
+
+    def _sums(self, values: Sequence[float]) -> list[float]:
+        """Over all ranks: the small exchange that ends a step, where the quick wait for the slow."""
+        began = time.perf_counter()
+        totals = self._world.sums(values)
+        seconds, ranks = time.perf_counter() - began, self._world.size
+        if ranks > 1:
+            sent = 2 * (ranks - 1) * 8 * len(values) // ranks
+            self._meter.add("agreement", sent=sent, seconds=seconds, exposed=seconds)
+        return totals
 
 
 def drop_gradients(is_used: Mapping[nn.Parameter, bool]) -> None:

@@ -23,6 +23,7 @@ from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import RowSlice
 from coremill.world.group import World
+from coremill.world.lost_peers import peer_errors
 
 
 class KeepsInFp32(OptimizerUpdate):
@@ -109,7 +110,8 @@ class KeepsInFp32(OptimizerUpdate):
         flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), users])
         if self._world.size > 1:
             began = time.perf_counter()
-            torch.distributed.all_reduce(flat, group=self._world.group)
+            with peer_errors():
+                torch.distributed.all_reduce(flat, group=self._world.group)
             seconds = time.perf_counter() - began
             sent = 2 * (self._world.size - 1) * flat.nbytes // self._world.size
             self._meter.add("all_reduce", sent=sent, seconds=seconds, exposed=seconds)
