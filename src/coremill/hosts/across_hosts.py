@@ -24,6 +24,7 @@ from coremill.errors import InputError, PeerLost, Stopped
 from coremill.hosts.agent import AT_ONCE_SECONDS, AT_ONCE_WORD, STOP_WORD
 from coremill.hosts.ssh import Host, Remote
 from coremill.supervise.output import Failure, Prefixer, first_failure, write_lines
+from coremill.supervise.process import exit_code_of
 from coremill.supervise.waiting import wait_for_end
 from coremill.world.stop import StopSignals
 
@@ -230,5 +231,5 @@ def outcome_of(runs: Sequence[HostRun], stop: StopSignals) -> HostsOutcome:
     for run, code in zip(runs, codes, strict=True):
         if code and not run.was_asked_to_end:
             message = f"host {run.host.name}: the command ended with exit code {code}"
-            return HostsOutcome(code if code > 0 else 128 - code, message)
+            return HostsOutcome(exit_code_of(code), message)
     return HostsOutcome(0)

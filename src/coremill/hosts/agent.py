@@ -28,11 +28,12 @@ import sys
 import time
 from pathlib import Path
 
-from coremill.child import read_line, wrapped
+from coremill.child import read_line
 from coremill.hardware.probe import environment_snapshot
 from coremill.supervise.descendants import adopt_orphans, end_descendants
+from coremill.supervise.process import exit_code_of, start_process
 from coremill.supervise.waiting import wait_for_end
-from coremill.world.stop import SAME_PRESS_SECONDS
+from coremill.world.stop import SAME_PRESS_SECONDS, StopSignals
 
 STOP_WORD = b"stop"
 AT_ONCE_WORD = b"at once"
@@ -54,48 +55,41 @@ def run_command(
 ) -> int:
     """Run the command until it ends, is to end, or nobody is there who wants it; returns its exit code."""
     adopt_orphans()
-    stopped: list[int] = []
-    lost, at_once = "", False
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda received, _: stopped.append(received))
+    stop = StopSignals()
+    stop.listen()
+    lost, was_asked, at_once = "", False, False
     try:
-        process = subprocess.Popen(
-            wrapped(argv, launcher_pid=os.getpid(), cpus=None),
-            cwd=folder,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = start_process(argv, environ, folder=folder)
     except OSError as error:
         print(f"coremill: cannot start {argv[0]} in {folder}: {error.strerror}", file=sys.stderr)
         return 127
     heard_at = time.monotonic()
     try:
-        while process.poll() is None and not stopped and not lost:
+        while process.poll() is None and stop.first is None and not was_asked and not lost:
             if wait_for_end([process.pid], _LOOK_SECONDS, or_input=stdin) == "input":
                 heard_at = time.monotonic()
                 heard = os.read(stdin, 4096)
                 if STOP_WORD in heard:  # one write of a few bytes: it comes whole
-                    stopped.append(signal.SIGTERM)
-                    at_once = AT_ONCE_WORD in heard
+                    was_asked, at_once = True, AT_ONCE_WORD in heard
                 elif not heard:
                     lost = "the connection to the first host is lost"
             elif silence_seconds is not None and time.monotonic() - heard_at > silence_seconds:
                 lost = f"no word from the first host for {silence_seconds:.0f} s"
     finally:
+        was_asked = was_asked or stop.first is not None
         if lost:
             process.kill()
             process.wait()
             with contextlib.suppress(OSError):  # the other end may be gone
                 print(f"coremill: {lost}: its ranks here are ended", file=sys.stderr, flush=True)
-        elif stopped and process.poll() is None:
+        elif was_asked and process.poll() is None:
             process.terminate()
             _wait_for_end(process, stdin, grace_seconds, ends_itself, at_once=at_once)
         code = process.poll()  # before our own wait() on all children could take it
-        end_descendants(grace_seconds=0.0 if stopped or lost else 1.0)
+        end_descendants(grace_seconds=0.0 if was_asked or lost else 1.0)
     if code is None:
         code = -signal.SIGKILL
-    return code if code >= 0 else 128 - code
+    return exit_code_of(code)
 
 
 def _wait_for_end(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -21,10 +20,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
-from coremill.child import die_with_parent, wrapped
+from coremill.child import die_with_parent
 from coremill.errors import CoremillError, PeerLost, Stopped
 from coremill.hardware.probe import affinity_mask, environment_snapshot, probe_node
 from coremill.hardware.topology import parse_cpu_list
@@ -39,10 +37,11 @@ from coremill.launch.settings import (
 from coremill.plan.layout import lay_out
 from coremill.supervise.descendants import adopt_orphans, end_descendants
 from coremill.supervise.output import Failure, Prefixer, Tail, write_lines
+from coremill.supervise.process import exit_code_of, start_process
 from coremill.supervise.rank_environment import Setting, cpus_for_rank
 from coremill.world.identity import RankIdentity, identify
 from coremill.world.lost_peers import is_follower
-from coremill.world.stop import is_same_press
+from coremill.world.stop import ForwardedSignals
 
 SHIM = "COREMILL_SHIM"
 
@@ -135,28 +134,8 @@ def is_bound_by_parent(inherited: frozenset[int]) -> bool:
 def run_rank(argv: list[str], start: ScriptStart, rank: int, order: ShimOrder) -> int:
     """Run the script as this rank; returns its exit code. Nothing it started is left."""
     adopt_orphans()
-    asked: list[int] = []
-    asked_at = 0.0
-    process = subprocess.Popen(
-        wrapped(argv, launcher_pid=os.getpid(), cpus=start.cpus),
-        env=start.environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-
-    def hand_on(number: int, _: FrameType | None) -> None:
-        nonlocal asked_at
-        if number == signal.SIGINT and asked and is_same_press(asked_at):
-            return  # the terminal's, and once more from torchrun or mpirun
-        asked_at = time.monotonic()
-        asked.append(number)
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, hand_on)
+    process = start_process(argv, start.environ, cpus=start.cpus, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    signals = ForwardedSignals(process.send_signal)
     tail, errors = Tail(), Tail()
     with contextlib.ExitStack() as files:
         log = None
@@ -178,8 +157,8 @@ def run_rank(argv: list[str], start: ScriptStart, rank: int, order: ShimOrder) -
         end_descendants(grace_seconds=0.5)  # they hold the rank's sockets, and its pipes
         for reader in readers:
             reader.join(timeout=5)
-    exit_code = code if code >= 0 else 128 - code
-    if exit_code and (not asked or exit_code == Stopped.exit_code):
+    exit_code = exit_code_of(code)
+    if exit_code and (not signals.any_came or exit_code == Stopped.exit_code):
         text = errors.text() or tail.text()
         failure = Failure(
             rank=rank,

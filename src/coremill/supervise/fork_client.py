@@ -18,13 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from coremill.child import wrapped
 from coremill.supervise.fork_server import ForkOrder, receive, send
+from coremill.supervise.process import POLL_SECONDS, ForkedProcess, start_process
 from coremill.supervise.waiting import wait_for_end
 
 READY_SECONDS = 600.0  # imports from a slow disk take minutes
 ANSWER_SECONDS = 60.0  # a fork takes milliseconds; a machine that swaps takes longer
-POLL_SECONDS = 0.05
 # OpenMP places its threads when it is loaded, within the mask of that moment: the fork server's, which is no rank's.
 BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 # numpy's OpenBLAS starts its threads when it is loaded, and a process with threads does not fork.
@@ -67,14 +66,12 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with theirs, self._log_file.open("wb") as log:
-            self._process = subprocess.Popen(
-                wrapped([*self._argv, str(theirs.fileno())], launcher_pid=os.getpid(), cpus=None),
-                env={**self._environ, **OWN_VARIABLES},
-                stdin=subprocess.DEVNULL,
+            self._process = start_process(
+                [*self._argv, str(theirs.fileno())],
+                {**self._environ, **OWN_VARIABLES},
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
+                descriptors=[theirs.fileno()],
             )
         self._connection, self._is_ready = ours, False
 
@@ -162,30 +159,3 @@ class ForkServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class ForkedProcess:
-    """A child that this process adopted: what `subprocess.Popen` is to one that it started."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, negative for a signal; raises subprocess.TimeoutExpired."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG if deadline is not None else 0)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-            elif deadline is not None and time.monotonic() >= deadline:
-                raise subprocess.TimeoutExpired(f"rank with process id {self.pid}", timeout or 0.0)
-            elif deadline is not None:
-                time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """To the process itself; one that was waited for gets none."""
-        if self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)

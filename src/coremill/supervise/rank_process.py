@@ -9,10 +9,10 @@ import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from coremill.errors import PeerLost, StorageError
 from coremill.supervise.memory_kills import memory_note
+from coremill.supervise.process import Process, exit_code_of, signal_group
 from coremill.supervise.stuck import Stuck
 from coremill.world.lost_peers import is_follower
 
@@ -26,24 +26,6 @@ _MEANINGS = {
     78: "bad config or input",
     127: "the command was not found",
 }
-
-
-class Process(Protocol):
-    """A child of this process, as `subprocess.Popen` has it."""
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-
-    @property
-    def returncode(self) -> int | None:
-        """None until it was waited for; negative: the signal that ended it."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code; raises subprocess.TimeoutExpired."""
-
-    def send_signal(self, number: int, /) -> None:
-        """To it alone, not its group."""
 
 
 class RankProcess:
@@ -91,7 +73,7 @@ class RankProcess:
         before the rank is reaped, while its number cannot have been given to anybody else.
         """
         if self.is_running and os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            self._signal_group(signal.SIGKILL)
+            signal_group(self._process, signal.SIGKILL)
             self._process.wait()
             self.ended_at = time.monotonic()
             self.unseen_seconds = self.ended_at - self._seen_at
@@ -106,12 +88,12 @@ class RankProcess:
     def ask_to_end(self) -> None:
         if self.is_running:
             self.was_asked_to_end = True
-            self._signal_group(signal.SIGTERM)
+            signal_group(self._process, signal.SIGTERM)
 
     def kill(self, wait_seconds: float = UNKILLABLE_SECONDS) -> None:
         if self.is_running:
             self.was_asked_to_end = True
-            self._signal_group(signal.SIGKILL)
+            signal_group(self._process, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(wait_seconds)
 
@@ -119,12 +101,6 @@ class RankProcess:
         with self.log_file.open("rb") as log:
             log.seek(max(self._log_begin, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             return log.read().decode(errors="replace")
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        try:
-            os.killpg(self._process.pid, number)
-        except (ProcessLookupError, PermissionError):  # it has not become a group of its own yet, or holds only zombies
-            self._process.send_signal(number)
 
 
 def end_all(ranks: Iterable[RankProcess]) -> None:
@@ -150,4 +126,4 @@ def explained(culprit: RankProcess, kills: int = 0) -> tuple[int, str, int | Non
     except ValueError:
         name = f"signal {-code}"
     note = memory_note(kills) if -code == signal.SIGKILL else ""
-    return 128 - code, f"rank {culprit.rank} was ended by {name}{note}", -code
+    return exit_code_of(code), f"rank {culprit.rank} was ended by {name}{note}", -code

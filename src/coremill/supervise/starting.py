@@ -8,15 +8,13 @@ exec      any other program; no fork server, or dead  a Python of its own and it
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from dataclasses import dataclass
 from typing import IO
 
-from coremill.child import wrapped
 from coremill.supervise.fork_client import CannotFork, ForkServer
 from coremill.supervise.fork_server import ForkOrder
-from coremill.supervise.rank_process import Process
+from coremill.supervise.process import Process, start_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +40,11 @@ def start_rank(start: RankStart, log: IO[bytes], fork_server: ForkServer | None)
         )
         with contextlib.suppress(CannotFork):
             return fork_server.fork(order, log)
-    return subprocess.Popen(
-        wrapped(list(start.argv), launcher_pid=os.getpid(), cpus=start.cpus),
-        env=start.environ,
-        stdin=subprocess.DEVNULL,
+    return start_process(
+        start.argv,
+        start.environ,
+        cpus=start.cpus,
         stdout=log,
         stderr=subprocess.STDOUT,
-        pass_fds=start.descriptors,
-        start_new_session=True,
+        descriptors=start.descriptors,
     )

@@ -4,9 +4,9 @@
 save, and a request ends the process at once (exit 75). In between it is only noted: the ranks agree on a step, save it
 and leave together. A second Ctrl-C ends at once (130); a second SIGTERM changes nothing, and neither does a SIGINT
 within a second of the first request: launchers and wrappers (timeout, make, npm, docker) pass on what the terminal has
-already sent to all. `StopSignals` counts so too, for launchers while their ranks run. Once the way out is decided
-(`leave`) signals are ignored to the very end: a rank that has saved must not die of a signal in Python's own shutdown,
-which gives signals back to the kernel's default.
+already sent to all. `StopSignals` counts so too, for launchers and agents while what they started runs;
+`ForwardedSignals` hands on what comes. Once the way out is decided (`leave`) signals are ignored to the very end: a
+rank that has saved must not die of a signal in Python's own shutdown, which gives signals back to the kernel's default.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -29,9 +30,22 @@ REQUEST_FILE = "stop-request.json"
 SAME_PRESS_SECONDS = 1.0  # one press, two signals
 
 
-def is_same_press(first_time: float) -> bool:
+def is_same_press(former_time: float) -> bool:
     """Whether a Ctrl-C that comes now belongs to a request made then (time.monotonic())."""
-    return time.monotonic() - first_time <= SAME_PRESS_SECONDS
+    return time.monotonic() - former_time <= SAME_PRESS_SECONDS
+
+
+Handler = Callable[[int, FrameType | None], None]
+
+
+def _take_signals(
+    numbers: Iterable[signal.Signals], handler: Handler, *, ignored_too: bool = False
+) -> dict[signal.Signals, Any]:
+    """Have these handled from now on, and return how they were; one that is ignored (nohup) stays so, unless asked."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    wanted = [number for number in numbers if ignored_too or signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in wanted}
 
 
 class StopRequests:
@@ -44,12 +58,10 @@ class StopRequests:
         self._listens = False
 
     def listen(self) -> None:
-        """Take SIGTERM and Ctrl-C from now on; a signal that is ignored (nohup) stays so."""
+        """Take SIGTERM and Ctrl-C from now on."""
         if threading.current_thread() is threading.main_thread():
             self._listens = True
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    signal.signal(number, self._take)
+            _take_signals((signal.SIGINT, signal.SIGTERM), self._take)
             atexit.register(self.leave)
             # A forked rank is born with both held back: what came since is taken now.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -92,9 +104,10 @@ REQUESTS = StopRequests()
 
 
 class StopSignals:
-    """Ctrl-C, SIGTERM and a closed terminal while a block runs; only noted. The former handlers come back afterwards.
+    """Ctrl-C, SIGTERM and a closed terminal, only noted: from `listen` on, or while a block runs.
 
-    Where one came, all that is left to this process is to say how it ended: `REQUESTS` takes no further one.
+    The former handlers come back after the block. Where one came, all that is left to this process is to say how it
+    ended: `REQUESTS` takes no further one.
     """
 
     def __init__(self) -> None:
@@ -115,11 +128,12 @@ class StopSignals:
         assert self.first is not None
         return 128 + (signal.SIGINT if self.at_once else self.first)
 
+    def listen(self) -> None:
+        """To the end of the process, also to what its parent ignores: what it starts must not inherit that."""
+        _take_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._take, ignored_too=True)
+
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup keeps its meaning
-                    self._former[number] = signal.signal(number, self._take)
+        self._former = _take_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._take)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -133,6 +147,22 @@ class StopSignals:
             self.first, self._first_time = signal.Signals(number), time.monotonic()
         elif number == signal.SIGINT and not is_same_press(self._first_time):
             self.at_once = True
+
+
+class ForwardedSignals:
+    """For a process that stands in front of another one: what it is sent from now on goes on to that one."""
+
+    def __init__(self, send: Callable[[int], None]) -> None:
+        self.any_came = False
+        self._send, self._last_time = send, 0.0
+        _take_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1), self._take, ignored_too=True)
+
+    def _take(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT and self.any_came and is_same_press(self._last_time):
+            return  # the terminal's, and once more from torchrun or mpirun
+        self.any_came, self._last_time = True, time.monotonic()
+        with contextlib.suppress(ProcessLookupError):
+            self._send(number)
 
 
 def request_file(run_folder: Path) -> Path:
