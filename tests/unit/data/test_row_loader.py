@@ -78,7 +78,6 @@ def make_loader(
     share = -(-rows_per_step // world_size)
     return make_packed_loader(
         data,
-        split="train",
         seed=seed,
         rows_per_step=rows_per_step,
         rank=rank,
