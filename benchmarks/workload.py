@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from coremill.data.built_in_corpus import built_in_files
 from coremill.data.built_in_tokenizer import built_in_tokenizer
+from coremill.data.sources import built_in_files
 
 SEQUENCE_LENGTH = 512
 MODULE_STRIDE = 6  # every sixth module

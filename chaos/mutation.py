@@ -52,12 +52,14 @@ def _be_rank(folder: Path, trials: int) -> None:
     from coremill.checkpoint.store import Store
     from coremill.config.schema import TrainSection
     from coremill.engines.base import ParameterState
+    from coremill.engines.optimizers import optimizer_of
     from coremill.engines.optimizers.adamw import STATE_NAMES, AdamW
     from coremill.model.slices import RowSlice
 
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Tanh(), torch.nn.Linear(512, 64))
-    optimizer = AdamW(model, list(model.named_parameters()), TrainSection(learning_rate=1e-2, weight_decay=1e-2))
+    settings = optimizer_of(TrainSection(learning_rate=1e-2, weight_decay=1e-2))
+    optimizer = AdamW(model, list(model.named_parameters()), settings)
     slices = [RowSlice(name, tuple(weight.shape), 0, len(weight), weight) for name, weight in model.named_parameters()]
 
     class Engine:

@@ -21,13 +21,13 @@ import gzip
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
-from coremill.hardware.instances import Instance, Table, instance_of_description, table, table_document
+from coremill.hardware.instances import Instance, Table, instance_of_description, table
 
 INTEL_WITH_AMX = re.compile(r"^[a-z]+[78]i[a-z]*(-[a-z0-9]+)?\.")
 ALLOCATABLE_PAGE = "website/content/en/docs/reference/instance-types.md"
@@ -65,6 +65,14 @@ def main() -> None:
     text = table_document(fresh, sources=sources, region=known.region, price_date=price_date)
     arguments.output.write_text(text, encoding="utf-8")
     print(changes(known, fresh))
+
+
+def table_document(instances: Iterable[Instance], *, sources: dict[str, str], region: str, price_date: str) -> str:
+    """The table as instances.json holds it: one row a line, columns named once."""
+    columns = list(Instance.__dataclass_fields__)
+    head = json.dumps({"sources": sources, "region": region, "price_date": price_date, "columns": columns}, indent=1)
+    rows = [json.dumps([getattr(one, column) for column in columns], separators=(",", ":")) for one in instances]
+    return head[:-2] + ',\n "instances": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
 
 
 def types_source() -> str:

@@ -119,6 +119,7 @@ def train_saved(
     from coremill.data.packed import PackedData
     from coremill.data.packed_batches import make_loader
     from coremill.engines import make_engine
+    from coremill.engines.optimizers import optimizer_of
     from coremill.errors import Drifted, NonFinite, Stopped, StorageError
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
@@ -133,7 +134,7 @@ def train_saved(
     torch.manual_seed(5)
     last = world.rank == world.size - 1
     write_tensors, healed = store.Store.write_tensors, threading.Event()
-    saver_module.PATIENCE_SECONDS = 0.2
+    saver_module.WAIT_FOR_EARLIER_SECONDS = 0.2
 
     def write(self: Any, path: Path, *rest: Any) -> Any:
         if slow_writes:
@@ -208,7 +209,7 @@ def train_saved(
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(name.startswith(each) for each in frozen))
     settings = TrainSection(steps=steps, learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, seed=5)
-    made = make_engine(plan, world, settings, head_in_backward=task.needs_head_in_backward)
+    made = make_engine(plan, world, optimizer_of(settings), head_in_backward=task.needs_head_in_backward)
     made.place(model)
     here = {"rank": world.rank, "world_size": world.size}
     pretend_hosts(world, disks)
@@ -253,7 +254,8 @@ def train_saved(
     def noted() -> Any:
         nonlocal now
         batches = next_step()
-        now = loader.rows_done // rows_per_step
+        state = loader.state()
+        now = (state["epoch"] * state["rows"] + state["position"]) // rows_per_step
         rows[now] = batches.row_ids
         bad_rows[now] = list(batches.batches[-1].row_ids)
         return batches

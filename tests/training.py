@@ -89,6 +89,7 @@ def train_here(
     from coremill.config.schema import DataSection, ModelSection, RunConfig, TrainSection
     from coremill.data.packed_batches import make_loader
     from coremill.engines import make_engine
+    from coremill.engines.optimizers import optimizer_of
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
     from coremill.model.load import fill_parameters
@@ -126,7 +127,7 @@ def train_here(
     made = make_engine(
         plan,
         world,
-        settings,
+        optimizer_of(settings),
         head_in_backward=task.needs_head_in_backward,
         through_memory=through_memory,
         named_rows=fused,

@@ -7,11 +7,14 @@ find them. What a name stands for is importable without torch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
+
+from coremill.errors import InputError
 
 Group = Literal["coremill.engines", "coremill.tasks"]
 
@@ -42,4 +45,23 @@ def find(group: Group, name: str) -> Any:
     if name in BUILT_IN[group]:
         module, _, attribute = BUILT_IN[group][name].partition(":")
         return getattr(importlib.import_module(module), attribute)
-    return _guests(group)[name].load()
+    point = _guests(group)[name]
+    try:
+        return point.load()
+    except Exception as error:  # whatever other people's modules raise
+        package = "" if point.dist is None else f" of {point.dist.name} {point.dist.version}"
+        raise InputError(
+            f"{name} is registered, but cannot be imported",
+            where=f"entry point {point.value}{package}",
+            why=f"{type(error).__name__}: {error}",
+            do="repair or remove that package, or name another one of " + ", ".join(BUILT_IN[group]),
+        ) from error
+
+
+def importable(group: Group) -> dict[str, Any]:
+    """All there are, by name, less guests that cannot be imported: only a run that names one hears of it."""
+    found: dict[str, Any] = {}
+    for name in names(group):
+        with contextlib.suppress(InputError):
+            found[name] = find(group, name)
+    return found

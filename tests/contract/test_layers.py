@@ -50,6 +50,17 @@ def test_imports_are_absolute():
     assert not relative, relative
 
 
+def test_engines_learn_of_the_run_file_through_the_plan_and_their_optimizer():
+    knowing = {
+        module
+        for module, tree in sources().items()
+        if module.startswith("coremill.engines")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("coremill.config")
+    }
+    assert knowing == {"coremill.engines.optimizers"}  # which makes one value of the settings
+
+
 def test_engines_are_named_by_their_own_folder_and_the_registry():
     named = set(BUILT_IN["coremill.engines"])
     elsewhere = {

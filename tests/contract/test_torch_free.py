@@ -30,7 +30,7 @@ COMPUTING = (
     "coremill.engines.shard.engine",
     "coremill.engines.shard.fsdp_rules",
     "coremill.engines.shard.kept_in_fp32",
-    "coremill.engines.shard.rows",
+    "coremill.engines.shard.embedding",
     "coremill.engines.update",
     "coremill.engines.wire.codec",
     "coremill.engines.wire.collectives",

@@ -99,16 +99,16 @@ def sums_of_layers(world: Any, room_bytes: int, ahead: int) -> dict[str, Any]:
 
     before, collectives.ROOM_IN_FLIGHT_BYTES = collectives.ROOM_IN_FLIGHT_BYTES, room_bytes  # type: ignore[misc]
     exchange = Exchange(WireMeter(), world.flows)
-    scatter_sum = collectives.ScatterSum(exchange, collectives.BufferPool(), Plain(torch.bfloat16))
+    reduce_scatter = collectives.ReduceScatter(exchange, collectives.BufferPool(), Plain(torch.bfloat16))
     sums = [torch.empty(500) for _ in range(6)]
     first = ahead if world.rank == 0 else 0
     for into in sums[:first]:
-        scatter_sum(into, torch.full((1000,), 3.0), world.group)
+        reduce_scatter(into, torch.full((1000,), 3.0), world.group)
     world.sums([0.0])
     for into in sums[first:]:
-        scatter_sum(into, torch.full((1000,), 3.0), world.group)
-    in_flight = len(scatter_sum._in_flight)
-    scatter_sum.flush()
+        reduce_scatter(into, torch.full((1000,), 3.0), world.group)
+    in_flight = len(reduce_scatter._in_flight)
+    reduce_scatter.flush()
     collectives.ROOM_IN_FLIGHT_BYTES = before  # type: ignore[misc]
     return {"in_flight": in_flight, "right": all(bool((into == 6.0).all()) for into in sums)}
 

@@ -11,9 +11,10 @@ torch = pytest.importorskip("torch")
 
 import ranks  # noqa: E402
 from coremill.config.schema import TrainSection  # noqa: E402
+from coremill.engines.optimizers import optimizer_of  # noqa: E402
 
 WIDTH, LENGTH, PASSES = 12, 5, 4
-SETTINGS = TrainSection(steps=3, learning_rate=0.05, weight_decay=0.5)
+OPTIMIZER = optimizer_of(TrainSection(steps=3, learning_rate=0.05, weight_decay=0.5))
 ENGINES: dict[str, dict[str, Any]] = {
     "replicate": {"engine": "replicate"},
     "memory": {"engine": "shard"},
@@ -100,7 +101,7 @@ def started(
     through_memory = values.pop("through_memory", True)
     values["accumulation_steps"] = passes
     plan: Any = SimpleNamespace(**{key: SimpleNamespace(value=value) for key, value in values.items()})
-    engine = make_engine(plan, world, SETTINGS, head_in_backward=True, through_memory=through_memory)
+    engine = make_engine(plan, world, OPTIMIZER, head_in_backward=True, through_memory=through_memory)
     with torch.device("meta"):
         model = Mixture()
     given = dict(whole.named_parameters())
@@ -127,7 +128,7 @@ def reference_run(frozen: tuple[str, ...]) -> dict[str, tuple[Any, int]]:
 
     model = filled(frozen)
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    optimizer = AdamW(model, trained, SETTINGS)
+    optimizer = AdamW(model, trained, OPTIMIZER)
     for step, experts in enumerate(EXPERTS):
         for place, expert in enumerate(experts):
             model(tokens_of(step, place), expert).backward()
@@ -152,7 +153,7 @@ def frozen_and_unused(world: Any) -> list[str]:
                         is_last=turn == passes - 1,
                     )
                 engine.reduce(0.0)
-                engine.step(SETTINGS.learning_rate, None)
+                engine.step(OPTIMIZER.learning_rate, None)
             for each in engine.state():
                 piece = each.rows
                 value, moved = expected[piece.name]

@@ -162,7 +162,7 @@ def test_replicas_that_drift_apart_are_not_saved(inputs, tmp_path, dtype) -> Non
     results = ranks.run_ranks(train_saved, 3, folder=str(tmp_path), drift_at=6, steps=12, dtype=dtype, **known)
     name = os.uname().nodename
     for result in results:
-        assert f"rank 2 on {name} holds other weights than the other 2 after step 8" in result["ended"]
+        assert f"rank 2 on {name} holds different weights than the other 2 after step 8" in result["ended"]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000004"]
 
 

@@ -102,8 +102,8 @@ def run_tiny(folder: Path, out: Path, mesh: Any, ranks: Ranks) -> dict[str, Any]
     from coremill.checkpoint.export import export_model
     from coremill.config.schema import ModelSection, RunConfig
     from coremill.model.build import build_on_meta
-    from coremill.model.load import fill_parameters, materialise
-    from coremill.model.slices import rows_of_rank
+    from coremill.model.load import fill_parameters
+    from coremill.model.slices import materialise, rows_of_rank
     from coremill.model.source import resolve_model
     from coremill.tasks.causal_lm import CausalLm
 
@@ -157,7 +157,8 @@ def run_random(folder: Path, out: Path, mesh: Any, ranks: Ranks) -> None:
 
     from coremill.config.schema import ModelSection, RunConfig
     from coremill.model.build import build_on_meta
-    from coremill.model.load import fill_parameters, materialise
+    from coremill.model.load import fill_parameters
+    from coremill.model.slices import materialise
     from coremill.model.source import resolve_model
     from coremill.tasks.causal_lm import CausalLm
 
@@ -177,7 +178,8 @@ def run_large(folder: Path, out: Path, mesh: Any, ranks: Ranks, kept: list[Any])
 
     from coremill.config.schema import ModelSection, RunConfig
     from coremill.model.build import build_on_meta
-    from coremill.model.load import fill_parameters, materialise
+    from coremill.model.load import fill_parameters
+    from coremill.model.slices import materialise
     from coremill.model.source import resolve_model
     from coremill.tasks.causal_lm import CausalLm
 
@@ -312,7 +314,8 @@ def test_random_weights_are_the_same_for_any_number_of_ranks(outcome: Outcome, m
 
     from coremill.config.schema import ModelSection, RunConfig
     from coremill.model.build import build_on_meta
-    from coremill.model.load import fill_parameters, materialise
+    from coremill.model.load import fill_parameters
+    from coremill.model.slices import materialise
     from coremill.model.source import resolve_model
     from coremill.tasks.causal_lm import CausalLm
 

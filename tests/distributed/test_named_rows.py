@@ -43,6 +43,7 @@ def passes_of(rank: int, step: int) -> list[Any]:
 def gradients_and_bytes(world: Any, *, reads_whole: bool, dtype: str) -> list[dict[str, Any]]:
     """Of two steps: each gradient, what one process would have, and the bytes that were sent."""
     from coremill.config.schema import TrainSection
+    from coremill.engines.optimizers import optimizer_of
     from coremill.engines.replicate.engine import ReplicateEngine
     from coremill.engines.wire.codec import codec_of
 
@@ -54,7 +55,7 @@ def gradients_and_bytes(world: Any, *, reads_whole: bool, dtype: str) -> list[di
     with torch.device("meta"):
         model = make_model(reads_whole=reads_whole)
     engine = ReplicateEngine(
-        world, TrainSection(steps=2), compute_dtype=getattr(torch, dtype), gradient_codec=codec_of("fp32")
+        world, optimizer_of(TrainSection(steps=2)), compute_dtype=getattr(torch, dtype), gradient_codec=codec_of("fp32")
     )
     engine.place(model)
     with torch.no_grad():

@@ -47,17 +47,17 @@ def look_up(world: Any) -> dict[str, Any]:
     import torch
     from torch import nn
 
-    from coremill.engines.shard.rows import RowTable
+    from coremill.engines.shard.embedding import ShardedEmbedding
     from coremill.engines.wire.codec import Plain
-    from coremill.engines.wire.collectives import BufferPool, ScatterSum
+    from coremill.engines.wire.collectives import BufferPool, ReduceScatter
     from coremill.engines.wire.exchange import Exchange, WireMeter
 
     meter = WireMeter()
     exchange, codec = Exchange(meter, world.flows), Plain(torch.float32)
-    scatter_sum = ScatterSum(exchange, BufferPool(), codec)
+    reduce_scatter = ReduceScatter(exchange, BufferPool(), codec)
     embedding = nn.Embedding(10, 2, device="meta")
-    table = RowTable(
-        embedding, world.mesh(), exchange, scatter_sum, codec, wire_dtype=torch.float32, compute_dtype=torch.float32
+    table = ShardedEmbedding(
+        embedding, world.mesh(), exchange, reduce_scatter, codec, wire_dtype=torch.float32, compute_dtype=torch.float32
     )
     begin = 4 * world.rank  # ten rows on three ranks: 4, 4, 2
     held = torch.arange(begin, min(10, begin + 4)).float().unsqueeze(1).expand(-1, 2).contiguous()
@@ -65,7 +65,7 @@ def look_up(world: Any) -> dict[str, Any]:
     tokens = [torch.tensor([[9, 0], [9, 3]]), torch.tensor([[3, 3, 3]]), torch.tensor([[8]])][world.rank]
     rows = embedding(tokens)
     (rows * (world.rank + 1)).sum().backward()
-    scatter_sum.flush()
+    reduce_scatter.flush()
     gradient = table.take_gradient()
     assert gradient is not None
     found = {
@@ -98,24 +98,24 @@ def look_up_often(world: Any) -> dict[str, Any]:
     import torch
     from torch import nn
 
-    from coremill.engines.shard.rows import RowTable
+    from coremill.engines.shard.embedding import ShardedEmbedding
     from coremill.engines.wire import collectives
     from coremill.engines.wire.codec import Plain
     from coremill.engines.wire.exchange import Exchange, WireMeter
 
     collectives.ROOM_IN_FLIGHT_BYTES = 0  # this process is only for this
     exchange, codec = Exchange(WireMeter(), world.flows), Plain(torch.float32)
-    scatter_sum = collectives.ScatterSum(exchange, collectives.BufferPool(), codec)
+    reduce_scatter = collectives.ReduceScatter(exchange, collectives.BufferPool(), codec)
     embedding = nn.Embedding(10, 2, device="meta")
-    table = RowTable(
-        embedding, world.mesh(), exchange, scatter_sum, codec, wire_dtype=torch.float32, compute_dtype=torch.float32
+    table = ShardedEmbedding(
+        embedding, world.mesh(), exchange, reduce_scatter, codec, wire_dtype=torch.float32, compute_dtype=torch.float32
     )
     table.rows = nn.Parameter(torch.zeros(5, 2))
     waiting = []
     for each in range(PASSES):
         (embedding(torch.tensor([each % 5, 7])) * (world.rank + 1)).sum().backward()
-        waiting.append(len(scatter_sum._in_flight))
-    scatter_sum.flush()
+        waiting.append(len(reduce_scatter._in_flight))
+    reduce_scatter.flush()
     gradient = table.take_gradient()
     assert gradient is not None
     return {"waiting": max(waiting), "gradient": gradient[:, 0].tolist()}

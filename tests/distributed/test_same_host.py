@@ -59,7 +59,7 @@ def test_losses_are_those_of_the_wire(family: str, world_size: int, names: list[
         for name in names:
             memory, wire = found[name]["memory"], found[name]["wire"]
             if (family, name) == ("llama", "bf16"):
-                # Over the wire, gradients of equal tokens are added in fp32 before they are rounded (shard/rows.py).
+                # Over the wire, gradients of equal tokens are added in fp32 before they are rounded (embedding.py).
                 assert memory["norms"] == pytest.approx(wire["norms"], rel=1e-5)
             else:
                 assert (memory["losses"], memory["norms"]) == (wire["losses"], wire["norms"]), name
@@ -130,13 +130,14 @@ def one_host_here(world: Any, unmaps: bool) -> dict[str, Any]:
     from coremill.engines.one_host import engine as one_host
     from coremill.engines.one_host import slots as same_host
     from coremill.engines.one_host.shared_memory import HostPeers, meet_host_peers
+    from coremill.engines.optimizers import optimizer_of
 
     same_host.PASSED_AT_ONCE_NUMEL = 50 * world.size  # this process is only for this
     if unmaps:
         one_host.RESIDENT_UP_TO_BYTES = 0
     peers = meet_host_peers(world)
     assert isinstance(peers, HostPeers)
-    engine = one_host.OneHostShardEngine(world, peers, TrainSection(steps=2), compute_dtype=torch.float32)
+    engine = one_host.OneHostShardEngine(world, peers, optimizer_of(TrainSection(steps=2)), compute_dtype=torch.float32)
     with torch.device("meta"):
         model = Mixture()
     engine.place(model)

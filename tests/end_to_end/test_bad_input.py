@@ -168,7 +168,7 @@ CASES = {
         prepare=other_words,
     ),
     "an encoder": Case("encoder, not a causal language model...bert", ("model=encoder",), prepare=encoder),
-    "no language model": Case("no causal language model...vit", ("model=pictures",), prepare=pictures),
+    "no language model": Case("not a causal language model...vit", ("model=pictures",), prepare=pictures),
     "no such text": Case("no file matches...absent/", ("data.source=absent/*.jsonl",)),
     "empty dataset": Case("empty.jsonl", ("data.source=empty.jsonl",), prepare=empty_text),
     "missing column": Case("'body'...text", ("data.column=body",)),

@@ -1,1 +1,1 @@
-"""What a run leaves for others to load."""
+"""What a run leaves on disk: checkpoints to go on from, and an export for others to load."""

@@ -69,7 +69,7 @@ def view_of(found: Survey) -> dict[str, Any]:
     }
 
 
-def agree(views: Mapping[int, View], hosts: Sequence[str]) -> JointSurvey:
+def join_views(views: Mapping[int, View], hosts: Sequence[str]) -> JointSurvey:
     """Join the views, by place; `hosts` by place give reasons a name."""
     names = {held["name"] for view in views.values() for held in view["held"]}
     names |= {name for view in views.values() for name, _ in view["passed_over"]}
@@ -88,7 +88,6 @@ def agree(views: Mapping[int, View], hosts: Sequence[str]) -> JointSurvey:
 
 
 def _joined(name: str, digest: str, held: Mapping[int, Mapping[str, Any]]) -> Whole:
-    """All parts of one save."""
     parts = {place: each for place, each in held.items() if each["digest"] == digest}
     files = {file for each in parts.values() for file in (*each["here"], *each["away"])}
     return Whole(

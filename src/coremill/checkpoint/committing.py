@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from coremill import __version__
-from coremill.checkpoint.agreement import agree, view_of
-from coremill.checkpoint.in_flight import GivenUp, Save, wait_for, words
+from coremill.checkpoint.agreement import join_views, view_of
+from coremill.checkpoint.in_flight import GivenUp, Save, error_text, wait_for
 from coremill.checkpoint.manifest import Manifest, StoredFile, Survey, step_folder_name, survey
 from coremill.checkpoint.places import Places
 from coremill.checkpoint.snapshot import file_name
@@ -86,7 +86,7 @@ class Committer:
             views |= self._heard(f"{prefix}/place", others, save)
             failure = next((view["error"] for view in views.values() if "error" in view), None)
         if failure is None:
-            kept = agree(views, self._world.hostnames).kept(self._keep, self._bad - {step_folder_name(save.step)})
+            kept = join_views(views, self._world.hostnames).kept(self._keep, self._bad - {step_folder_name(save.step)})
         if not save.decide("written"):
             raise GivenUp
         outcome = {"failure": failure, "given_up": False, "kept": kept}
@@ -159,7 +159,7 @@ class Committer:
                 self._store.put(partial, save.step, manifest_text, state_text, lambda: self._may_rename(save))
         except OSError as error:
             host = "" if self._places.is_one else f"{self._world.hostnames[self._world.rank]}: "
-            return {"error": f"{host}{words(error)}"}
+            return {"error": f"{host}{error_text(error)}"}
         self._committed = save.number
         try:
             return view_of(survey(self._store.folder))
@@ -187,7 +187,7 @@ class Committer:
             if outcome["kept"] is not None:
                 self._store.prune_to(outcome["kept"])
         except OSError as error:  # the new checkpoint is whole; older ones simply stay
-            print(f"coremill: old checkpoints stay: {words(error)}", file=sys.stderr, flush=True)
+            print(f"coremill: old checkpoints stay: {error_text(error)}", file=sys.stderr, flush=True)
 
     def _take_back(self, save: Save, partial: Path) -> None:
         """In one place there is only what was not renamed: the rename was the last that could fail."""

@@ -19,14 +19,13 @@ from coremill.tasks.base import Rows
 from coremill.train.schedule import learning_rate_at
 
 # A run is the same run with other machines, another end and another rhythm of saving; with other data it is not.
-MAY_CHANGE = (
-    *("train.steps", "train.optimizer", "model.fused"),
-    *("checkpoint.", "parallel.", "fleet.", "run.", "supervise.", "numerics."),
+MAY_CHANGE = tuple(
+    f"{key}."
+    for key in ("train.steps", "model.fused", "checkpoint", "parallel", "fleet", "run", "supervise", "numerics")
 )
 
 
 def checkpoint_folder(config: RunConfig, run_folder: Path) -> Path:
-    """Where the checkpoints of a run lie."""
     named = config.checkpoint.folder
     return run_folder / "checkpoints" if named is None else Path(named).absolute()
 
@@ -70,7 +69,7 @@ def fixed_keys(earlier: dict[str, Any], config: RunConfig) -> list[str]:
     if is_without_special_tokens(earlier):
         had["data"] = {**had["data"], "special_tokens": config.data.special_tokens}
     differing = _differing_keys(had, config.model_dump(mode="json"))
-    return [key for key in differing if not f"{key}.".startswith(tuple(_dotted(name) for name in MAY_CHANGE))]
+    return [key for key in differing if not f"{key}.".startswith(MAY_CHANGE)]
 
 
 def written_config(loaded: LoadedConfig) -> dict[str, Any]:
@@ -92,12 +91,12 @@ def refuse_other_data(config: RunConfig, checkpoint: Checkpoint, data: Rows) -> 
         return  # the ranks will pass it over by name
     if key == data.key:
         return
-    what = f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: its data is another now"
+    what = f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: its data has changed"
     anew = "start anew with --fresh, or set run.folder to a new folder"
     raise data.explain_change(config, earlier, what=what, anew=anew)
 
 
-def words_of_another_end(config: RunConfig, checkpoint: Checkpoint) -> str | None:
+def describe_changed_steps(config: RunConfig, checkpoint: Checkpoint) -> str | None:
     """What a changed `train.steps` does to the learning rate, old and new; None where it is as it was."""
     try:
         old = checkpoint.state()["config"]["train"]["steps"]
@@ -132,10 +131,6 @@ def _with_defaults(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, 
         if isinstance(default, dict) and isinstance(tree.get(name), dict)
     }
     return {**defaults, **tree, **sections}
-
-
-def _dotted(name: str) -> str:
-    return name if name.endswith(".") else f"{name}."
 
 
 def _differing_keys(left: dict[str, Any], right: dict[str, Any], prefix: str = "") -> list[str]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from coremill.checkpoint.store import SteadyFile
+from coremill.checkpoint.store import FirstFailure, SteadyFile
 from coremill.data.tokenizer_files import write_chat_templates
 from coremill.errors import StorageError
 from coremill.files import sync_file, sync_folder
@@ -36,6 +36,7 @@ from coremill.model.slices import named_tensors, rows_of_rank
 from coremill.model.source import ModelFolder
 from coremill.plan.headers import INDEX_FILE, SINGLE_FILE, read_headers
 from coremill.plan.memory import EXPORT_PIECE_BYTES
+from coremill.world.group import World
 from coremill.world.heartbeat import HEARTBEAT
 from coremill.world.lost_peers import peer_errors
 
@@ -55,21 +56,6 @@ STORED_NAMES = {
 # Files of a tokenizer folder that belong to a model, if the folder is one.
 MODEL_ONLY = re.compile(r"^(config|generation_config|.*\.index|.*_results|trainer_state)\.json$")
 TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
-
-
-class Ranks(Protocol):
-    """What export asks of the world."""
-
-    @property
-    def rank(self) -> int:
-        """Of this process."""
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-
-    def barrier(self) -> None:
-        """Wait for all."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +100,7 @@ def export_model(
     tokenizer_folder: Path | None,
     destination: Path,
     *,
-    world: Ranks,
+    world: World,
     dtype: torch.dtype = torch.float32,
 ) -> ExportReport:
     """Write the model to a folder; every rank takes part, and the folder is there only once it is whole."""
@@ -129,29 +115,20 @@ def export_model(
     groups = _plan_groups(blueprint, tensors, dtype)
     files = _plan_files(groups)
     temporary = destination.with_name(f".{destination.name}.partial")
-    failure: OSError | None = None
-    writing = world.rank == 0
+    total_bytes = sum(group.bytes for group in groups)
+    disk, writing = FirstFailure(), world.rank == 0
     if writing:
-        try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            _write_beside(temporary, source, tokenizer_folder, blueprint, files, dtype)
-        except OSError as error:
-            failure = error
-    with HEARTBEAT.work("exporting", sum(group.bytes for group in groups) if writing else 0):
+        disk.attempt(_write_beside, temporary, source, tokenizer_folder, blueprint, files, dtype)
+    with HEARTBEAT.work("exporting", total_bytes if writing else 0):
         for file, listed in files.items():
-            failure = _write_file(temporary / file, listed, tensors, blueprint, world, failure)
+            _write_file(temporary / file, listed, tensors, blueprint, world, disk)
     if writing:
-        try:
-            if failure is not None:
-                raise failure
-            _publish(temporary, destination)
-        except OSError as error:
+        disk.attempt(_publish, temporary, destination)
+        if (error := disk.error) is not None:
             shutil.rmtree(temporary, ignore_errors=True)
             raise StorageError(f"cannot write the export: {error.strerror or error}", where=str(destination)) from error
     world.barrier()
-    seconds = time.perf_counter() - started
-    return ExportReport(destination, sum(group.bytes for group in groups), seconds, tuple(files))
+    return ExportReport(destination, total_bytes, time.perf_counter() - started, tuple(files))
 
 
 def _to_write(model: nn.Module, blueprint: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -169,7 +146,8 @@ def _to_write(model: nn.Module, blueprint: PreTrainedModel) -> dict[str, torch.T
 def _plan_groups(blueprint: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> list[_Group]:
     """What becomes what, found by a dry run on meta: a stand-in that comes back as itself was renamed at most."""
     in_fp32 = names_kept_in_fp32(blueprint, dtype)
-    dtypes = {name: torch.float32 if name in in_fp32 else _stored_dtype(tensors[name], dtype) for name in tensors}
+    dtypes = {name: dtype if isinstance(tensor, nn.Parameter) else tensor.dtype for name, tensor in tensors.items()}
+    dtypes |= dict.fromkeys(in_fp32 & dtypes.keys(), torch.float32)
     stand_ins = {name: torch.empty(tensor.shape, dtype=dtypes[name], device="meta") for name, tensor in tensors.items()}
     outcome = revert_weight_conversion(blueprint, dict(stand_ins))
     stored_names = {id(tensor): name for name, tensor in outcome.items()}
@@ -192,11 +170,6 @@ def _plan_groups(blueprint: PreTrainedModel, tensors: dict[str, torch.Tensor], d
     return groups
 
 
-def _stored_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Parameters in the asked dtype; buffers keep their own."""
-    return dtype if isinstance(tensor, nn.Parameter) else tensor.dtype
-
-
 def _plan_files(groups: list[_Group]) -> dict[str, list[_Group]]:
     """Files of at most 5 GB (a larger group has a file of its own), named as transformers names them."""
     parts: list[list[_Group]] = [[]]
@@ -217,33 +190,21 @@ def _write_file(
     groups: list[_Group],
     tensors: dict[str, torch.Tensor],
     blueprint: PreTrainedModel,
-    world: Ranks,
-    failure: OSError | None,
-) -> OSError | None:
-    """Stream one file; after a failed write rank 0 still takes what the others send: no rank is left waiting."""
-    file = SteadyFile(path) if world.rank == 0 and failure is None else None
-    try:
-        if file is not None:
-            file.open()
-            file.write(memoryview(_header(groups)))
-    except OSError as error:
-        failure = error
+    world: World,
+    disk: FirstFailure,
+) -> None:
+    """Rank 0 streams one file; after a failed write it still takes what the others send: no rank is left waiting."""
+    file = SteadyFile(path)
+    if world.rank == 0:
+        disk.attempt(file.open)
+        disk.attempt(lambda: file.write(memoryview(_header(groups))))
     for group in groups:
-        for data in _stored_bytes(group, tensors, blueprint, world):
-            try:
-                if file is not None and failure is None:
-                    file.write(data)
-            except OSError as error:
-                failure = error
+        for data in _stored_bytes(group, tensors, blueprint, world):  # nothing on the other ranks
+            disk.attempt(file.write, data)
             HEARTBEAT.advance(data.nbytes)
-    if file is not None:
-        try:
-            if failure is None:
-                file.sync()
-        except OSError as error:
-            failure = error
-        file.close()
-    return failure
+    if world.rank == 0:
+        disk.attempt(file.sync)
+    file.close()
 
 
 def _header(groups: list[_Group]) -> bytes:
@@ -263,7 +224,7 @@ def _header(groups: list[_Group]) -> bytes:
 
 
 def _stored_bytes(
-    group: _Group, tensors: dict[str, torch.Tensor], blueprint: PreTrainedModel, world: Ranks
+    group: _Group, tensors: dict[str, torch.Tensor], blueprint: PreTrainedModel, world: World
 ) -> Iterator[memoryview]:
     """The bytes of a group in the order of the header, on rank 0; the other ranks only send."""
     if group.streamed:
@@ -286,12 +247,11 @@ def _stored_bytes(
             yield _as_bytes(reverted[entry.name].contiguous())
 
 
-def _rows(tensor: torch.Tensor, world: Ranks) -> Iterator[torch.Tensor]:
+def _rows(tensor: torch.Tensor, world: World) -> Iterator[torch.Tensor]:
     """All elements of a tensor on rank 0, piece by piece in order; on the other ranks nothing, they send their rows."""
     if not isinstance(tensor, DTensor):
         if world.rank == 0:
-            flat = tensor.detach().reshape(-1)
-            yield from _pieces(flat)
+            yield from _pieces(tensor.detach().reshape(-1))
         return
     local = tensor.to_local().detach().reshape(-1)
     group = tensor.device_mesh.get_group()
@@ -332,7 +292,9 @@ def _write_beside(
     files: dict[str, list[_Group]],
     dtype: torch.dtype,
 ) -> None:
-    """Everything in the folder but the weights."""
+    """A fresh folder with everything but the weights."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     config = {key: value for key, value in source.config.items() if key not in ("torch_dtype", "dtype")}
     config["architectures"] = [type(blueprint).__name__]
     config["dtype"] = str(dtype).removeprefix("torch.")

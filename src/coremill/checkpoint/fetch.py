@@ -18,7 +18,7 @@ from pathlib import Path
 from coremill.checkpoint.agreement import Whole
 from coremill.checkpoint.manifest import MANIFEST_FILE, STATE_FILE, Checkpoint, Manifest, StoredFile, Unusable
 from coremill.checkpoint.places import Places
-from coremill.checkpoint.store import FETCHED_PREFIX, HashedFile, Store
+from coremill.checkpoint.store import FETCHED_PREFIX, FirstFailure, HashedFile, Store
 from coremill.errors import StorageError
 from coremill.world.group import World
 from coremill.world.heartbeat import HEARTBEAT
@@ -149,9 +149,8 @@ def _send(path: Path, transfer: Transfer) -> str | None:
     import torch
     import torch.distributed as dist
 
-    problem = None
+    problem, stream = None, None
     with contextlib.ExitStack() as stack:
-        stream = None
         try:
             stream = stack.enter_context(path.open("rb", buffering=0))
         except OSError as error:
@@ -173,31 +172,20 @@ def _take(path: Path, transfer: Transfer) -> str | None:
     import torch
     import torch.distributed as dist
 
-    problem = None
-    file = HashedFile(path)
-    try:
-        file.__enter__()
-    except OSError as error:
-        problem = f"storage: {error.strerror or error}"
-    is_open = problem is None
+    disk, file = FirstFailure(), HashedFile(path)
+    disk.attempt(file.open)
     for start in range(0, transfer.file.bytes, PIECE_BYTES):
         piece = torch.empty(min(PIECE_BYTES, transfer.file.bytes - start), dtype=torch.uint8)
         with peer_errors():
             dist.recv(piece, transfer.source)
-        try:
-            if problem is None:
-                file.write(piece.numpy().data)
-        except OSError as error:
-            problem = f"storage: {error.strerror or error}"
+        disk.attempt(file.write, piece.numpy().data)
         HEARTBEAT.advance(piece.numel())
-    try:
-        if is_open:
-            file.__exit__(None)
-    except OSError as error:
-        problem = f"storage: {error.strerror or error}"
-    if problem is None and file.digest.hexdigest() != transfer.file.sha256:
-        problem = f"{path.name} did not arrive as it was written"
-    return problem
+    disk.attempt(file.sync)
+    file.close()
+    if disk.error is not None:
+        return f"storage: {disk.error.strerror or disk.error}"
+    is_right = file.digest.hexdigest() == transfer.file.sha256
+    return None if is_right else f"{path.name} did not arrive as it was written"
 
 
 def _raise_alike(problems: Sequence[str | None], folder: Path, places: Places, world: World) -> None:

@@ -22,7 +22,7 @@ WRITTEN_BYTES_KEY = "save/bytes"
 
 
 @dataclass(frozen=True)
-class Patience:
+class SaveDeadline:
     """When a save counts as one that hangs in the storage."""
 
     seconds: float
@@ -36,14 +36,14 @@ class Patience:
         return f"the storage did not take it within {self.seconds:.0f} s ({self.setting})"
 
 
-def patience_of(config: RunConfig, *, is_stop: bool = False) -> Patience:
+def save_deadline_of(config: RunConfig, *, is_stop: bool = False) -> SaveDeadline:
     """How long a save may take: as the user set it, else as long as bytes go to the storage."""
-    named: list[Patience] = []
+    named: list[SaveDeadline] = []
     if config.supervise.save_deadline != AUTO:
-        named.append(Patience(seconds_of(config.supervise.save_deadline), "supervise.save_deadline"))
+        named.append(SaveDeadline(seconds_of(config.supervise.save_deadline), "supervise.save_deadline"))
     if is_stop and config.checkpoint.grace != AUTO:
-        named.append(Patience(SHARE_OF_GRACE * seconds_of(config.checkpoint.grace), "checkpoint.grace"))
-    standing = Patience(SHARE_OF_GRACE * GRACE_SECONDS if is_stop else STANDING_SECONDS)
+        named.append(SaveDeadline(SHARE_OF_GRACE * seconds_of(config.checkpoint.grace), "checkpoint.grace"))
+    standing = SaveDeadline(SHARE_OF_GRACE * GRACE_SECONDS if is_stop else STANDING_SECONDS)
     return min(named, key=lambda each: each.seconds, default=standing)
 
 
@@ -56,7 +56,7 @@ class Save:
     snapshot: Snapshot
     state: dict[str, Any]
     began: float
-    patience: Patience
+    deadline: SaveDeadline
     written_bytes: int  # by all ranks in all saves, as far as this rank has heard
     given_up: bool = False
     _decided: Literal["", "written", "given up"] = ""
@@ -96,20 +96,19 @@ class Save:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
         return time.perf_counter() - self.began
 
     @property
     def is_late(self) -> bool:
         """As far as this rank has heard of the others."""
-        since = self._got_on_at if self.patience.setting is None else self.began
-        return time.perf_counter() - since > self.patience.seconds
+        since = self._got_on_at if self.deadline.setting is None else self.began
+        return time.perf_counter() - since > self.deadline.seconds
 
     @property
     def hangs_in_the_end(self) -> bool:
         """Nobody may give it up any more, but the rename, or tidying up after it, does not return."""
-        patience_seconds = max(END_SECONDS, self.patience.seconds)
-        return self._decided == "written" and time.perf_counter() - self._decided_at > patience_seconds
+        deadline_seconds = max(END_SECONDS, self.deadline.seconds)
+        return self._decided == "written" and time.perf_counter() - self._decided_at > deadline_seconds
 
     @property
     def outcome_key(self) -> str:
@@ -131,7 +130,6 @@ class WrittenBytes:
         self._untold, self._told_at = 0, time.perf_counter()
 
     def add(self, count: int) -> None:
-        """So many more."""
         self._untold += count
         if time.perf_counter() - self._told_at >= self.EVERY_SECONDS:
             self._store.add(WRITTEN_BYTES_KEY, self._untold)
@@ -154,7 +152,7 @@ def wait_for(store: Any, keys: Sequence[str], save: Save, *, or_else: str | None
             pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)
 
 
-def words(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What an error of the storage says."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror

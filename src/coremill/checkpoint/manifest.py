@@ -121,7 +121,6 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """The last step it contains."""
         return self.manifest.step
 
     def verify(self, names: Iterable[str] | None = None) -> None:
@@ -161,7 +160,6 @@ class Survey:
 
 
 def step_folder_name(step: int) -> str:
-    """The name under which a whole checkpoint lies."""
     return f"step-{step:08d}"
 
 

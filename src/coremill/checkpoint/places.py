@@ -29,7 +29,6 @@ class Places:
 
     @property
     def mine(self) -> int:
-        """The place of this rank."""
         return self.of_rank[self.rank]
 
     @property
@@ -48,7 +47,6 @@ class Places:
         return sorted(set(self.of_rank))
 
     def ranks_of(self, place: int) -> list[int]:
-        """Who sees it."""
         return [rank for rank, other in enumerate(self.of_rank) if other == place]
 
     @property

@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from coremill.checkpoint.agreement import JointSurvey, Whole, agree, view_of
+from coremill.checkpoint.agreement import JointSurvey, Whole, join_views, view_of
 from coremill.checkpoint.fetch import Needs, all_files, assemble
 from coremill.checkpoint.manifest import STATE_FILE, Checkpoint, PassedOver, Unusable, open_checkpoint, survey
 from coremill.checkpoint.places import NoPlace, Places, find_places
@@ -23,12 +23,8 @@ from coremill.errors import InputError, StorageError
 from coremill.world.group import World
 from coremill.world.heartbeat import HEARTBEAT
 
-
-class EventSink(Protocol):
-    """Where a rank says what it finds and does."""
-
-    def write(self, kind: str, /, **fields: Any) -> None:
-        """One event."""
+if TYPE_CHECKING:
+    from coremill.train.numerics import EventSink
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class ResumePoint:
         """The last step that is done."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
-    def give_back(self) -> None:
+    def remove_fetched(self) -> None:
         """Once all ranks have read the checkpoint: what was brought from other hosts goes."""
         if self.fetched is not None and self.places.leads:
             shutil.rmtree(self.fetched, ignore_errors=True)
@@ -142,7 +138,7 @@ def _survey_together(folder: Path, world: World, places: Places) -> JointSurvey:
         views = {0: world.broadcast(view)}
     else:
         views = {rank: each for rank, each in enumerate(world.gather(view)) if each is not None}
-    return agree(views, world.hostnames)
+    return join_views(views, world.hostnames)
 
 
 def _verified(store: Store, whole: Whole, needs: Needs, world: World, places: Places) -> tuple[Checkpoint, Path | None]:
@@ -177,7 +173,7 @@ def _verified_share(folder: Path, whole: Whole, places: Places) -> tuple[Checkpo
     try:
         checkpoint = open_checkpoint(folder)
         if checkpoint.digest != whole.digest:
-            raise Unusable("its manifest is another one now")
+            raise Unusable("its manifest has changed")
     except Unusable as error:
         return None, {"": str(error)}
     ranks = places.ranks_of(places.mine)

@@ -26,32 +26,33 @@ from coremill.checkpoint.in_flight import (
     SLOWEST_POLL_SECONDS,
     WRITTEN_BYTES_KEY,
     GivenUp,
-    Patience,
     Save,
+    SaveDeadline,
     WrittenBytes,
-    patience_of,
-    words,
+    error_text,
+    save_deadline_of,
 )
-from coremill.checkpoint.resume import EventSink, ResumePoint
+from coremill.checkpoint.resume import ResumePoint
 from coremill.checkpoint.snapshot import Training, file_name, take_snapshot
 from coremill.checkpoint.store import NotSaved, Store, sync_bytes_among
 from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import NonFinite, Stopped, StorageError
 from coremill.plan.types import Choice, MemoryPlan
+from coremill.train.numerics import EventSink
 from coremill.world.group import World
 from coremill.world.heartbeat import HEARTBEAT
 from coremill.world.stop import REQUESTS, StopRequests, forget_request, was_asked_to_stop
 
 # Training waits so long for an earlier save when the next is due, once; then it goes on without.
-PATIENCE_SECONDS = 10.0
+WAIT_FOR_EARLIER_SECONDS = 10.0
 # At the end of a run, for the thread of a save that was given up: it hears of it within half a second and takes back
 # what it had put in place, unless it is the one that hangs.
 TAKING_BACK_SECONDS = 2.0
 STILL_HANGS = "the storage still hangs on an earlier save"
 
 
-def way_to_save(memory: MemoryPlan, copy_bytes: int) -> Choice[str]:
+def choose_save_mode(memory: MemoryPlan, copy_bytes: int) -> Choice[str]:
     """Whether a copy of this rank's state fits beside everything else, so that training need not wait for the disk."""
     room = memory.limit - memory.steady_step.total
     size = f"a copy of a rank's state ({copy_bytes / 1e9:.2f} GB) "
@@ -84,7 +85,7 @@ class Saver:
         self._save: Save | None = None
         self._thread: threading.Thread | None = None
         self._stuck: threading.Thread | None = None  # of a save that was given up
-        self._patience = patience_of(config)
+        self._deadline = save_deadline_of(config)
         self._last_saved = origin.step  # the newest checkpoint that is whole
         self._equal_after = -1  # the step after which replicas were last compared
         self._last_failure: str | None = None
@@ -94,7 +95,7 @@ class Saver:
         self._shapes = {piece.name: piece.shape for piece in training.engine.slices()}
         self._state_bytes = training.engine.state_bytes()
         self._bytes_here = math.ceil(self._state_bytes * origin.places.share)  # in this rank's folder
-        self._way = way_to_save(memory, self._state_bytes // world.size)
+        self._mode = choose_save_mode(memory, self._state_bytes // world.size)
         self._committer = Committer(
             self._store,
             world,
@@ -109,11 +110,11 @@ class Saver:
 
     def __enter__(self) -> Saver:
         self._requests.between_steps()
-        self._events.write("choice", name="checkpoint", value=self._way.value, reason=self._way.reason)
+        self._events.write("choice", name="checkpoint", value=self._mode.value, reason=self._mode.reason)
         if self._origin.unsaved_because:
             self._tell_failure(self._origin.step, self._origin.unsaved_because)
         asked = self._world.sum(float(self._requests.reason is not None))
-        self._origin.give_back()  # all ranks are here: each has read what it needs
+        self._origin.remove_fetched()  # all ranks are here: each has read what it needs
         if asked:
             self._raise_stopped(self._origin.step, saved=False)
         return self
@@ -156,13 +157,12 @@ class Saver:
         return tuple(float(each) for each in votes)
 
     def hear(self, totals: Sequence[float]) -> None:
-        """The votes of all ranks."""
         self._stop_agreed, self._save_agreed, self._disk_full, self._late, self._hangs = (total > 0 for total in totals)
 
     def after_step(self, step: int) -> None:
         """Save where that was agreed; raises Stopped, after saving, where that was."""
-        if self._late:
-            self._hear_given_up()
+        if self._late and self._save is not None and not self._save.given_up:
+            self._give_up(self._save)
         if self._stop_agreed:
             self._save_and_stop(step)
         if self._save_agreed and (self._late or self._hangs):
@@ -173,7 +173,7 @@ class Saver:
             self._tell_failure(step, self._shortage or "the disk is too full, says rank 0")
         elif self._save_agreed:
             self._last_occasion = time.monotonic()
-            self._begin(step, in_background=self._way.value == "background")
+            self._begin(step, in_background=self._mode.value == "background")
 
     def _is_due(self, step: int) -> bool:
         interval = self._interval
@@ -186,21 +186,20 @@ class Saver:
         return not self._is_under_way() and time.monotonic() - self._last_occasion >= (interval.seconds or 0.0)
 
     def _save_and_stop(self, step: int) -> None:
-        patience = patience_of(self._config, is_stop=True)
-        if self._save is not None and patience.setting is None:
-            self._save.patience = min(self._save.patience, patience, key=lambda each: each.seconds)
+        deadline = save_deadline_of(self._config, is_stop=True)
+        if self._save is not None and deadline.setting is None:
+            self._save.deadline = min(self._save.deadline, deadline, key=lambda each: each.seconds)
         hangs = self._late or self._hangs or not self._wait()
-        failure = self._origin.unsaved_because or (self._shortage_on_any_rank() if self._disk_full else None)
+        failure = self._origin.unsaved_because
+        if failure is None and self._disk_full:
+            failure = str(self._world.broadcast(self._shortage or "the disk is too full"))
         if failure or hangs:
             self._tell_failure(step, failure or STILL_HANGS)
         elif self._last_saved != step:
-            self._begin(step, in_background=False, patience=patience)
+            self._begin(step, in_background=False, deadline=deadline)
         # Rank 0 serves the store: it leaves only when everybody has heard how the save ended.
         self._world.barrier()
         self._raise_stopped(step, saved=self._last_saved == step)
-
-    def _shortage_on_any_rank(self) -> str:
-        return str(self._world.broadcast(self._shortage or "the disk is too full"))
 
     def _raise_stopped(self, step: int, *, saved: bool) -> None:
         self._requests.leave()
@@ -227,10 +226,10 @@ class Saver:
 
     # --- one save ---
 
-    def _begin(self, step: int, *, in_background: bool, patience: Patience | None = None) -> None:
+    def _begin(self, step: int, *, in_background: bool, deadline: SaveDeadline | None = None) -> None:
         """Take the copy and have it written; at most one save is under way."""
         if in_background and step != self._steps:
-            ended = self._wait(0.0 if self._slow else PATIENCE_SECONDS) and not self._is_under_way()
+            ended = self._wait(0.0 if self._slow else WAIT_FOR_EARLIER_SECONDS) and not self._is_under_way()
             self._slow = self._world.sum(float(not ended)) > 0
             if self._slow:
                 self._tell_failure(step, "the save before it has not ended: the storage is slow or hangs")
@@ -253,8 +252,8 @@ class Saver:
             "seed": self._config.train.seed,
             "config": self._config.model_dump(mode="json"),
         }
-        patience, written_bytes = patience or self._patience, world.store.add(WRITTEN_BYTES_KEY, 0)
-        save = self._save = Save(self._number, step, snapshot, state, began, patience, written_bytes)
+        deadline, written_bytes = deadline or self._deadline, world.store.add(WRITTEN_BYTES_KEY, 0)
+        save = self._save = Save(self._number, step, snapshot, state, began, deadline, written_bytes)
         blocked_seconds = save.seconds if in_background else None
         self._thread = threading.Thread(
             target=self._write, args=(save, blocked_seconds), name="coremill-save", daemon=True
@@ -287,8 +286,8 @@ class Saver:
                     HEARTBEAT.mark()  # some rank's file has grown
                 if self._world.rank == 0:
                     self._give_up_if_late()
-                elif self._world.store.check([save.outcome_key]) and self._was_given_up(save):
-                    self._hear_given_up()
+                elif self._was_given_up(save):
+                    self._give_up(save)
                 if save.hangs_in_the_end:
                     self._leave_hanging(save)
                     break
@@ -304,11 +303,18 @@ class Saver:
                 why="nobody can tell whether it is saved, so training does not go on",
                 do="the same command goes on from the newest whole checkpoint",
             )
+        self._set_thread_aside()
+
+    def _set_thread_aside(self) -> None:
         self._stuck, self._thread = self._thread, None
         HEARTBEAT.not_saving()
 
     def _was_given_up(self, save: Save) -> bool:
-        return bool(json.loads(self._world.store.get(save.outcome_key))["given_up"])
+        """By rank 0, and this rank has not heard it yet."""
+        store = self._world.store
+        if save.given_up or not store.check([save.outcome_key]):
+            return False
+        return bool(json.loads(store.get(save.outcome_key))["given_up"])
 
     def _give_up_if_late(self) -> bool:
         """Rank 0: end the save under way for all where its time is over."""
@@ -318,27 +324,20 @@ class Saver:
         save.hear(self._world.store.add(WRITTEN_BYTES_KEY, 0))
         if not save.is_late or not save.decide("given up"):
             return False
-        outcome = {"failure": save.patience.words, "given_up": True, "kept": None}
+        outcome = {"failure": save.deadline.words, "given_up": True, "kept": None}
         self._world.store.set(save.outcome_key, json.dumps(outcome))
-        self._leave_stuck(save)
-        self._tell_given_up(save)
+        self._give_up(save)
         return True
 
-    def _hear_given_up(self) -> None:
-        """The other ranks: rank 0 gave the save up."""
-        save = self._save
-        if save is not None and not save.given_up:
-            self._leave_stuck(save)
-            self._tell_given_up(save)
+    def _give_up(self, save: Save) -> None:
+        """As rank 0 decided; the thread takes back what it wrote, once the storage lets it."""
+        save.given_up = True
+        self._set_thread_aside()
+        self._tell_given_up(save)
 
     def _tell_given_up(self, save: Save) -> None:
         if save.first_to_tell():
-            self._tell_failure(save.step, save.patience.words)
-
-    def _leave_stuck(self, save: Save) -> None:
-        save.given_up = True
-        self._stuck, self._thread = self._thread, None
-        HEARTBEAT.not_saving()
+            self._tell_failure(save.step, save.deadline.words)
 
     def _write(self, save: Save, blocked_seconds: float | None) -> None:
         """Write this rank's file, let rank 0 commit, tell how it ended."""
@@ -363,7 +362,7 @@ class Saver:
         except RuntimeError:  # the store is gone, and with it the run: the main thread says so
             return
         except (OSError, NotSaved) as error:
-            report = {"error": f"rank {self._world.rank}: {words(error)}"}
+            report = {"error": f"rank {self._world.rank}: {error_text(error)}"}
         size = save.snapshot.bytes
         try:
             outcome = self._committer.settle(save, partial, report)

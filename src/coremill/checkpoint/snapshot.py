@@ -33,7 +33,6 @@ WEIGHTS, BUFFERS, RNG = "parameters", "buffers", "rng/torch"
 
 
 def file_name(rank: int, world_size: int) -> str:
-    """Of one rank's tensors."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
@@ -108,7 +107,6 @@ class CheckpointReader:
 
     @property
     def bytes_read(self) -> int:
-        """Of tensors, so far."""
         return self._reader.bytes_read
 
     def optimizer_groups(self, piece: RowSlice) -> list[str]:
@@ -178,7 +176,8 @@ def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, w
     started = time.perf_counter()
     slices = _slices(model, rank, world_size)
     _check_shapes(slices, checkpoint)
-    with HEARTBEAT.work("reading the checkpoint", _bytes(slices)), CheckpointReader(checkpoint) as reader:
+    total_bytes = sum(piece.bytes for piece in slices)
+    with HEARTBEAT.work("reading the checkpoint", total_bytes), CheckpointReader(checkpoint) as reader:
         for piece in slices:
             reader.read(WEIGHTS, piece, piece.local)
         first_file = file_name(0, checkpoint.manifest.world_size)
@@ -241,10 +240,6 @@ def restore_rng(checkpoint: Checkpoint | None, *, rank: int, world_size: int, se
         state = reader.read_whole(file_name(rank, world_size), RNG)
     assert state is not None
     torch.set_rng_state(state)
-
-
-def _bytes(slices: Sequence[RowSlice]) -> int:
-    return sum(piece.bytes for piece in slices)
 
 
 def _check_shapes(slices: Sequence[RowSlice], checkpoint: Checkpoint) -> None:

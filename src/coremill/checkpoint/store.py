@@ -201,7 +201,6 @@ class Store:
             self._remove(path)
 
     def empty(self) -> None:
-        """Remove every checkpoint of this folder."""
         for path in step_folders(self.folder):
             self._discard(path)
         self.sweep()
@@ -290,6 +289,19 @@ class SteadyFile:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+class FirstFailure:
+    """Writes until one has failed, and remembers why: who takes what other ranks send must take it all the same."""
+
+    error: OSError | None = None
+
+    def attempt(self, write: Callable[..., object], *arguments: Any) -> None:
+        if self.error is None:
+            try:
+                write(*arguments)
+            except OSError as error:
+                self.error = error
 
 
 class HashedFile(SteadyFile):

@@ -116,14 +116,9 @@ class _Reader:
                 continue
             key = self._scalar(key_node, path)
             if key in first_line:
-                dotted = dotted_key((*path, key))
-                self._flaw(
-                    key_node,
-                    (*path, key),
-                    f"{dotted} is given twice",
-                    why=f"the first one is on line {first_line[key]}; only one of them could count",
-                    do="keep one",
-                )
+                why = f"the first one is on line {first_line[key]}; only one of them could count"
+                twice = f"{dotted_key((*path, key))} is given twice"
+                self._flaw(key_node, (*path, key), twice, why=why, do="keep one")
                 continue
             first_line[key] = line
             self.lines[(*path, key)] = line
@@ -183,9 +178,8 @@ def _syntax_flaw(error: MarkedYAMLError, text: str) -> Flaw:
     mark = error.problem_mark or error.context_mark
     line, column = (int(mark.line) + 1, int(mark.column) + 1) if mark else (1, 1)
     said = " ".join(part for part in (error.context, error.problem) if part)
-    do = next(
-        (help_text for sign, help_text in _SYNTAX_HELP if sign in said), "write `key: value`, indented with spaces"
-    )
+    helps = (help_text for sign, help_text in _SYNTAX_HELP if sign in said)
+    do = next(helps, "write `key: value`, indented with spaces")
     rows = text.splitlines()
     shown = rows[line - 1].strip() if line <= len(rows) else ""
     why = f"{said}, at: {shown}" if shown else said

@@ -35,7 +35,9 @@ class Foreign:
     targets: tuple[str, ...] = ()
 
 
-_SAME = "the same setting has another name here"
+def _renamed(names: str, *targets: str, do: str | None = None) -> Foreign:
+    return Foreign(names, "the same setting has another name here", do or f"set {targets[0]}", targets)
+
 
 _FOREIGN = (
     Foreign(
@@ -50,8 +52,8 @@ _FOREIGN = (
         "the plan picks the rows of a forward pass",
         "remove it; evaluation.rows says how many rows are evaluated",
     ),
-    Foreign("num_train_epochs num_epochs max_epochs", _SAME, "set train.epochs", ("train.epochs", "train.steps")),
-    Foreign("max_steps max_train_steps num_steps", _SAME, "set train.steps", ("train.steps", "train.epochs")),
+    _renamed("num_train_epochs num_epochs max_epochs", "train.epochs", "train.steps"),
+    _renamed("max_steps max_train_steps num_steps", "train.steps", "train.epochs"),
     Foreign(
         "bf16 fp16 mixed_precision torch_dtype precision",
         "auto measures this CPU: without bf16 units bf16 is many times slower than fp32; fp16 is not offered",
@@ -80,12 +82,11 @@ _FOREIGN = (
         "set parallel.ranks_per_node (auto: one per NUMA node) and, for several machines, fleet.nodes",
         ("parallel.ranks_per_node", "fleet.nodes"),
     ),
-    Foreign("num_machines nnodes num_nodes", _SAME, "set fleet.nodes", ("fleet.nodes",)),
-    Foreign(
+    _renamed("num_machines nnodes num_nodes", "fleet.nodes"),
+    _renamed(
         "num_cpu_threads_per_process omp_num_threads num_threads",
-        _SAME,
-        "set parallel.threads_per_rank (auto: the rank's physical cores)",
-        ("parallel.threads_per_rank",),
+        "parallel.threads_per_rank",
+        do="set parallel.threads_per_rank (auto: the rank's physical cores)",
     ),
     Foreign(
         "deepspeed deepspeed_config deepspeed_config_file zero_optimization zero_stage",
@@ -100,8 +101,8 @@ _FOREIGN = (
         "leave it out, or set parallel.engine to auto, replicate or shard",
         ("parallel.engine",),
     ),
-    Foreign("model_name_or_path model_name model_id", _SAME, "set model: ID_OR_FOLDER", ("model.name",)),
-    Foreign("tokenizer_name", _SAME, "set tokenizer", ("tokenizer",)),
+    _renamed("model_name_or_path model_name model_id", "model.name", do="set model: ID_OR_FOLDER"),
+    _renamed("tokenizer_name", "tokenizer"),
     Foreign(
         "dataset dataset_name dataset_config_name",
         "a dataset is written as one address",
@@ -115,35 +116,28 @@ _FOREIGN = (
         "set data.evaluation_source",
         ("data.evaluation_source",),
     ),
-    Foreign("text_column text_column_name", _SAME, "set data.column", ("data.column",)),
-    Foreign("lr", _SAME, "set train.learning_rate", ("train.learning_rate",)),
-    Foreign(
-        "lr_scheduler_type lr_scheduler",
-        _SAME,
-        "set train.schedule to linear, cosine or constant",
-        ("train.schedule",),
-    ),
+    _renamed("text_column text_column_name", "data.column"),
+    _renamed("lr", "train.learning_rate"),
+    _renamed("lr_scheduler_type lr_scheduler", "train.schedule", do="set train.schedule to linear, cosine or constant"),
     Foreign(
         "warmup_ratio num_warmup_steps",
         "the warm-up is counted in steps",
         "set train.warmup_steps",
         ("train.warmup_steps",),
     ),
-    Foreign("max_grad_norm gradient_clipping", _SAME, "set train.clip_norm", ("train.clip_norm",)),
-    Foreign(
+    _renamed("max_grad_norm gradient_clipping", "train.clip_norm"),
+    _renamed(
         "gradient_checkpointing",
-        _SAME,
-        "set train.activation_checkpointing to true, false or auto",
-        ("train.activation_checkpointing",),
+        "train.activation_checkpointing",
+        do="set train.activation_checkpointing to true, false or auto",
     ),
-    Foreign("eval_steps", _SAME, "set evaluation.every_steps", ("evaluation.every_steps",)),
-    Foreign(
+    _renamed("eval_steps", "evaluation.every_steps"),
+    _renamed(
         "save_steps save_strategy save_interval",
-        _SAME,
-        "set checkpoint.every to a time (10m) or to steps (100steps)",
-        ("checkpoint.every",),
+        "checkpoint.every",
+        do="set checkpoint.every to a time (10m) or to steps (100steps)",
     ),
-    Foreign("save_total_limit", _SAME, "set checkpoint.keep", ("checkpoint.keep",)),
+    _renamed("save_total_limit", "checkpoint.keep"),
     Foreign(
         "resume_from_checkpoint",
         "the same command goes on from the newest whole checkpoint by itself",

@@ -66,13 +66,9 @@ class Key:
         )
 
     def _range(self) -> str:
-        words = (
-            ("exclusiveMinimum", "above"),
-            ("minimum", "of at least"),
-            ("exclusiveMaximum", "below"),
-            ("maximum", "of at most"),
-        )
-        said = [f"{word} {self.bounds[name]:g}" for name, word in words if name in self.bounds]
+        words = {"exclusiveMinimum": "above", "minimum": "of at least"}
+        words |= {"exclusiveMaximum": "below", "maximum": "of at most"}
+        said = [f"{word} {self.bounds[name]:g}" for name, word in words.items() if name in self.bounds]
         return f" {' and '.join(said)}" if said else ""
 
 
@@ -96,18 +92,15 @@ def sections() -> Mapping[str, str]:
 @functools.cache
 def keys() -> Mapping[str, Key]:
     """Every setting by its dotted name, in the order of the schema. Sections themselves are not in it."""
-    schema = raw_schema()
-    found: dict[str, Key] = {}
+    schema, found = raw_schema(), []
     for name, rules in schema["properties"].items():
         target = _section_of(rules)
         if target is None:
-            key = _key(name, TOP, rules)
-            found[key.dotted] = key
-            continue
-        for inner, inner_rules in schema["$defs"][target]["properties"].items():
-            key = _key(inner, name, inner_rules)
-            found[key.dotted] = key
-    return found
+            found.append(_key(name, TOP, rules))
+        else:
+            inside = schema["$defs"][target]["properties"].items()
+            found += [_key(inner, name, inner_rules) for inner, inner_rules in inside]
+    return {key.dotted: key for key in found}
 
 
 def names_in(section: str) -> tuple[str, ...]:
@@ -125,16 +118,14 @@ def _section_of(rules: Mapping[str, Any]) -> str | None:
 
 
 def _key(name: str, section: str, rules: Mapping[str, Any]) -> Key:
-    alternatives = rules.get("anyOf", (rules,))
     choices: list[str] = []
     kinds: set[str] = set()
     bounds: dict[str, float] = {}
-    for part in alternatives:
+    for part in rules.get("anyOf", (rules,)):
         listed = part.get("enum", [part["const"]] if "const" in part else [])
         choices += listed
         if not listed:
             kinds.add(part["type"])
         bounds |= {word: part[word] for word in part if word.lower().endswith(("minimum", "maximum"))}
-    description = rules.get("description", "")
-    default, form = rules.get("default"), rules.get("x-form")
+    default, description, form = rules.get("default"), rules.get("description", ""), rules.get("x-form")
     return Key(name, section, tuple(choices), frozenset(kinds), bounds, default, description, form)

@@ -63,7 +63,6 @@ class Settings:
     problems: list[Problem] = field(default_factory=list)
 
     def add_file(self, tree: Mapping[Any, Any], file: str, lines: Mapping[KeyPath, int]) -> None:
-        """Take in a whole file."""
         for name, value in tree.items():
             self._settle((name,), value, lambda path: Origin("file", file, lines.get(path)))
 

@@ -8,6 +8,7 @@ tokenizer are the example's, and a run of something else starts from the default
 from __future__ import annotations
 
 import importlib.resources
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,8 +68,11 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), *, nproc: int 
     named = _named_by(overrides) if path is None else []
     if path is not None:
         text, file = _read_text(path), str(path)
+    elif named:
+        text, file = "", COMMAND_LINE
     else:
-        text, file = ("", COMMAND_LINE) if named else (_built_in_text(), BUILT_IN)
+        built_in = importlib.resources.files("coremill.config").joinpath("built_in.yaml")
+        text, file = built_in.read_text(encoding="utf-8"), BUILT_IN
     settings = Settings()
     document = read_document(text)
     if not document.readable:
@@ -174,9 +178,7 @@ def _remedy(key: Key, value: Any) -> str:
 
 
 def _as_written(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "null" if value is None else str(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _is_number(text: str) -> bool:
@@ -220,12 +222,7 @@ def _breach_problem(breach: Breach, settings: Settings, file: str) -> Problem:
 
 def _all_origins(settings: Settings) -> dict[str, Origin]:
     origins = {dotted: settings.origin_of(dotted) for dotted in keys()}
-    inside = {dotted_key(path): settings.origins[path] for path in settings.values if len(path) > 2}
-    return origins | inside
-
-
-def _built_in_text() -> str:
-    return importlib.resources.files("coremill.config").joinpath("built_in.yaml").read_text(encoding="utf-8")
+    return origins | {dotted_key(path): settings.origins[path] for path in settings.values if len(path) > 2}
 
 
 def _read_text(path: Path) -> str:

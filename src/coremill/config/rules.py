@@ -25,12 +25,15 @@ class Breach:
     others: tuple[str, ...] = ()
 
 
+Check = Callable[[RunConfig], Breach | None]
+
+
 @dataclass(frozen=True)
 class Rule:
     """A check between keys, and the keys it reads."""
 
     reads: tuple[str, ...]
-    check: Callable[[RunConfig], Breach | None]
+    check: Check
 
     @property
     def summary(self) -> str:
@@ -38,7 +41,6 @@ class Rule:
 
 
 RULES: list[Rule] = []
-Check = Callable[[RunConfig], Breach | None]
 
 
 def _rule(*reads: str) -> Callable[[Check], Check]:
@@ -53,10 +55,8 @@ def breaches_of(config: RunConfig, doubtful: Set[str]) -> Iterator[Breach]:
     """All broken rules that read no doubtful key."""
     for rule in RULES:
         assert all(key in keys() for key in rule.reads), rule.reads
-        if not any(key in doubtful for key in rule.reads):
-            breach = rule.check(config)
-            if breach:
-                yield breach
+        if doubtful.isdisjoint(rule.reads) and (breach := rule.check(config)):
+            yield breach
 
 
 @_rule("train.steps", "train.epochs")
@@ -127,12 +127,12 @@ def _shape_has_no_weights(config: RunConfig) -> Breach | None:
 
 @_rule("model.config", "model.name")
 def _one_model(config: RunConfig) -> Breach | None:
-    """`model.config` stands instead of `model.name`, not beside it."""
+    """`model.config` replaces `model.name`: give one of the two."""
     if config.model.config is None or config.model.name == BUILT_IN:
         return None
     return Breach(
         "model.config",
-        f"model.config is given beside model.name ({config.model.name})",
+        f"model.config is given together with model.name ({config.model.name})",
         "each of the two describes a whole model",
         "keep one: model.name for an existing model, model.config for a new shape",
         others=("model.name",),
@@ -229,7 +229,7 @@ def _one_evaluation_set(config: RunConfig) -> Breach | None:
         return None
     return Breach(
         "data.evaluation_fraction",
-        f"data.evaluation_fraction is given beside {' and '.join(named)}",
+        f"data.evaluation_fraction is given together with {' and '.join(named)}",
         "evaluation rows are either named or cut off the training rows, not both",
         "keep one of them",
         others=tuple(named),

@@ -153,12 +153,12 @@ class FleetSection(Section):
 
     nodes: PositiveInt = Field(1, description="number of machines")
     min_nodes: PositiveInt | None = Field(
-        None, description="train --hostfile: go on with so many machines where others stay away; left out: with all"
+        None,
+        description="train --hostfile: continue with this many machines where others stay away; left out: with all",
     )
     instance: str | None = Field(None, description="AWS instance type, for planning and pricing")
     link_gbit_per_second: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="network of a machine, for the plan; left out: as the instance has it, or as ranks measure it",
+        None, description="network of a machine, for the plan; left out: as the instance has it, or as ranks measure it"
     )
 
 
@@ -174,7 +174,7 @@ class CheckpointSection(Section):
         json_schema_extra={"x-form": "a time (30s, 10m, 1h), a number of steps (100steps) or never"},
         description="how often to save, besides after the last step; never: only when asked to stop",
     )
-    keep: PositiveInt = Field(2, description="so many whole checkpoints stay, older ones are removed")
+    keep: PositiveInt = Field(2, description="how many whole checkpoints to keep; older ones are removed")
     grace: str = Field(
         AUTO,
         pattern=LIMIT_PATTERN,
@@ -199,13 +199,13 @@ class SuperviseSection(Section):
         " false: start each as a program of its own",
     )
     restarts_without_progress: PositiveInt = Field(
-        3, description="so many restarts in a row without a new committed step are a crash loop: the run ends"
+        3, description="after this many restarts in a row without a new committed step the run ends: a crash loop"
     )
     stuck_after: str = Field(
         AUTO,
         pattern=WAIT_PATTERN,
         json_schema_extra={"x-form": "auto, never or a time (30s, 10m, 1h)"},
-        description="a rank that stands still for so long within a step is ended; auto: 10 s or five median steps,"
+        description="a rank that gets no further within a step for this long is ended; auto: 10 s or five median steps,"
         " whichever is longer; never: nobody watches",
     )
     save_deadline: str = Field(
@@ -230,15 +230,18 @@ class NumericsSection(Section):
         "stop", description="stop: end with 70 and name step, rank and rows; skip: leave the step out and go on"
     )
     skip_budget: NonNegativeInt = Field(
-        10, description="skip: at most so many steps of the whole run, continuations included; one more ends it with 70"
+        10,
+        description="skip: at most this many steps of the whole run, continuations included; one more ends it with 70",
     )
 
 
 class EvaluationSection(Section):
     """When to evaluate, and on how much."""
 
-    every_steps: PositiveInt | None = Field(None, description="evaluate every so many steps; left out: only at the end")
-    rows: PositiveInt = Field(64, description="at most so many rows per evaluation")
+    every_steps: PositiveInt | None = Field(
+        None, description="how many steps between evaluations; left out: only at the end"
+    )
+    rows: PositiveInt = Field(64, description="how many rows to evaluate on, at most")
 
 
 class SampleSection(Section):

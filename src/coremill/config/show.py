@@ -24,9 +24,11 @@ _NOT_PRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe
 
 def show(loaded: LoadedConfig) -> str:
     """The whole config, every key written out; `load_config` of this text gives an equal config."""
-    rows = _rows(loaded.config.model_dump(), ())
-    head = "" if loaded.without_file is None else f"# {loaded.without_file}\n"
-    return head + "".join(_line(text, _comment(path, loaded) if path else "") for path, text in rows)
+    lines = [] if loaded.without_file is None else [f"# {loaded.without_file}"]
+    for path, text in _rows(loaded.config.model_dump(), ()):
+        origin = "" if path is None else f"  # {loaded.origins.get(dotted_key(path), DEFAULT)}"
+        lines.append(f"{text:<{_COMMENT_COLUMN}}{origin}" if origin else text)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def json_schema() -> dict[str, Any]:
@@ -47,14 +49,10 @@ def json_schema() -> dict[str, Any]:
 
 def scalar_text(value: Any) -> str:
     """A value on one line of YAML, such that reading it gives the same value back."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool | int):
+        return json.dumps(value)
     if isinstance(value, float):
         return _float_text(value)
-    if isinstance(value, int):
-        return str(value)
     if isinstance(value, str):
         return _string_text(value)
     if isinstance(value, Mapping):
@@ -72,14 +70,6 @@ def _rows(tree: Mapping[Any, Any], above: KeyPath) -> Iterator[tuple[KeyPath | N
             yield from _rows(value, path)
         else:
             yield path, f"{head} {scalar_text(value)}"
-
-
-def _line(text: str, comment: str) -> str:
-    return f"{text:<{_COMMENT_COLUMN}}  # {comment}\n" if comment else f"{text}\n"
-
-
-def _comment(path: KeyPath, loaded: LoadedConfig) -> str:
-    return str(loaded.origins.get(dotted_key(path), DEFAULT))
 
 
 def _float_text(value: float) -> str:

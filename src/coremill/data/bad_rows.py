@@ -64,7 +64,6 @@ class BadRows:
             self.listed.append({"where": problem.where, "what": problem.what, "why": problem.why})
 
     def words(self) -> str:
-        """How many, and why."""
         common = [f"{what} ({count:,})" for what, count in self.reasons.most_common(SHOWN_REASONS)]
         return f"{self.count:,} bad row{'s' if self.count != 1 else ''} left out: " + ", ".join(common)
 

@@ -90,7 +90,7 @@ def _texts(files: list[str], on_progress: Callable[[Progress], None]) -> Iterato
         on_progress(Progress(documents, done, total, 0, "train tokenizer"))
         try:
             yield data.decode("utf-8")
-        except UnicodeDecodeError:  # see built_in_corpus
+        except UnicodeDecodeError:  # left out of the built-in corpus
             continue
 
 

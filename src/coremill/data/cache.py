@@ -23,11 +23,7 @@ _IN_USE: dict[Path, IO[bytes]] = {}  # locks that this process holds until it en
 
 
 def build_once(
-    final: Path,
-    *,
-    is_whole: Callable[[Path], bool],
-    build: Callable[[Path], None],
-    on_wait: Callable[[], None],
+    final: Path, *, is_whole: Callable[[Path], bool], build: Callable[[Path], None], on_wait: Callable[[], None]
 ) -> bool:
     """Make sure `final` is there and whole; True where it was already, False where `build` has made it now."""
     if is_whole(final):
@@ -102,13 +98,8 @@ def _remove_leftovers(final: Path) -> None:
 
 
 def _storage_problem(error: OSError, final: Path) -> InputError | StorageError:
+    where = str(error.filename or final.parent)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-        return InputError(
-            "the cache folder cannot be written",
-            where=str(error.filename or final.parent),
-            why=error.strerror,
-            do="make it writable, or choose another cache folder",
-        )
-    return StorageError(
-        "the cache folder failed", where=str(error.filename or final.parent), why=error.strerror, do="check the disk"
-    )
+        do = "make it writable, or choose another cache folder"
+        return InputError("the cache folder cannot be written", where=where, why=error.strerror, do=do)
+    return StorageError("the cache folder failed", where=where, why=error.strerror, do="check the disk")

@@ -18,7 +18,7 @@ from coremill.data.pieces import PIECE_BYTES, Piece, cut_position, pieces_of_tex
 from coremill.errors import InputError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-PARQUET_BATCH_ROWS = 1024
+BATCH_ROWS = 1024  # of a column of text that is read at once
 
 
 def read_txt(path: Path, bad: BadRows) -> Iterator[Piece]:
@@ -106,7 +106,7 @@ def read_parquet(path: Path, column: str, bad: BadRows) -> Iterator[Piece]:
         require_text_type(schema.field(column).type, column, str(path), schema)
         bytes_per_row = path.stat().st_size / max(1, parquet.metadata.num_rows)
         row = 0
-        batches = parquet.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=[column])
+        batches = parquet.iter_batches(batch_size=BATCH_ROWS, columns=[column])
         while True:
             try:
                 batch = next(batches, None)
@@ -205,7 +205,6 @@ def require_text_type(arrow_type: Any, column: str, where: str, schema: Any) -> 
 
 
 def _decode(data: bytes, path: Path, line: int, offset: int) -> str:
-    nul = data.find(b"\0")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -216,6 +215,7 @@ def _decode(data: bytes, path: Path, line: int, offset: int) -> str:
             why=f"{error.reason} at byte {offset + error.start} of the file",
             do=another_cure(path) or f"convert it, for instance: iconv -f latin1 -t utf-8 {path.name}",
         ) from None
+    nul = data.find(b"\0")
     if nul >= 0:
         raise _nul(f"{path}:{line + data.count(bytes([10]), 0, nul)}", f"at byte {offset + nul} of the file")
     return text
@@ -243,17 +243,8 @@ def _nul(where: str, place: str) -> InputError:
 
 
 def _kind_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-        str: "a string",
-        bytes: "bytes",
-    }
+    names = {type(None): "null", bool: "true or false", int: "a number", float: "a number", bytes: "bytes"}
+    names |= {list: "a list", dict: "an object", str: "a string"}
     return names.get(type(value), type(value).__name__)
 
 

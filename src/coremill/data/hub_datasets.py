@@ -17,12 +17,11 @@ from typing import Any
 
 from coremill import hub
 from coremill.data.bad_rows import BadRows
-from coremill.data.files import missing_column, pieces_of_arrow, require_text_type
+from coremill.data.files import BATCH_ROWS, missing_column, pieces_of_arrow, require_text_type
 from coremill.data.pieces import Piece
 from coremill.errors import InputError
 
 PREFIX = "hf://"
-BATCH_ROWS = 1024
 
 _NAME = re.compile(r"hf://(?P<repository>[^:@]+?)(?::(?P<config>[^@]+))?(?:@(?P<revision>.+))?")
 _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -81,13 +80,12 @@ def open_dataset(dataset: Dataset, *, column: str, where: str, bad: BadRows) -> 
     import datasets
 
     datasets.disable_progress_bars()
+    name, config = dataset.repository, dataset.config
     try:
         if dataset.offline:
             rows = _prepared_earlier(dataset, where)
         else:
-            rows = datasets.load_dataset(
-                dataset.repository, dataset.config, split=dataset.split, revision=dataset.commit
-            )
+            rows = datasets.load_dataset(name, config, split=dataset.split, revision=dataset.commit)
     except InputError:
         raise
     except Exception as error:
@@ -192,43 +190,25 @@ def _unreachable(
 
 
 def _load_problem(error: Exception, dataset: Dataset, where: str) -> InputError:
-    from datasets import exceptions
+    from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
 
     known = hub.explain(error, "dataset", dataset.repository, dataset.commit, where)
     if known is not None:
         return known
-    text = hub.plain(error)
-    if dataset.offline and isinstance(error, (ConnectionError, FileNotFoundError)):
+    if isinstance(error, ConnectionError) or (dataset.offline and isinstance(error, FileNotFoundError)):
         return _unreachable(error, dataset.repository, where)
+    name, text = f"the dataset {dataset.repository}", hub.plain(error)
+    what, why, do = f"{name} cannot be read", f"{type(error).__name__}: {text}", None
     if isinstance(error, ValueError) and "split" in text.lower():
-        return InputError(
-            f"the dataset {dataset.repository} has no split '{dataset.split}'",
-            where=where,
-            why=text,
-            do="set data.split (or data.evaluation_split) to one of them",
-        )
-    if isinstance(error, ValueError) and "config" in text.lower():
-        name = f"has no config '{dataset.config}'" if dataset.config else "has several configs"
-        return InputError(
-            f"the dataset {dataset.repository} {name}",
-            where=where,
-            why=text,
-            do=f"write {PREFIX}{dataset.repository}:CONFIG",
-        )
-    if isinstance(error, RuntimeError) and "scripts" in text:
-        return InputError(
-            f"the dataset {dataset.repository} needs a program of its own to be read",
-            where=where,
-            why="datasets no longer runs such programs, and coremill never did",
-            do="use its parquet version, which many have: add @refs/convert/parquet to the name",
-        )
-    if (
-        isinstance(error, (exceptions.DataFilesNotFoundError, exceptions.DatasetNotFoundError))
-        or "Empty" in type(error).__name__
-    ):
-        return InputError(f"the dataset {dataset.repository} holds no data files", where=where, why=text)
-    if isinstance(error, ConnectionError):
-        return _unreachable(error, dataset.repository, where)
-    return InputError(
-        f"the dataset {dataset.repository} cannot be read", where=where, why=f"{type(error).__name__}: {text}"
-    )
+        what, why = f"{name} has no split '{dataset.split}'", text
+        do = "set data.split (or data.evaluation_split) to one of them"
+    elif isinstance(error, ValueError) and "config" in text.lower():
+        config = f"has no config '{dataset.config}'" if dataset.config else "has several configs"
+        what, why, do = f"{name} {config}", text, f"write {PREFIX}{dataset.repository}:CONFIG"
+    elif isinstance(error, RuntimeError) and "scripts" in text:
+        what = f"{name} needs a program of its own to be read"
+        why = "datasets no longer runs such programs, and coremill never did"
+        do = "use its parquet version, which many have: add @refs/convert/parquet to the name"
+    elif isinstance(error, (DataFilesNotFoundError, DatasetNotFoundError)) or "Empty" in type(error).__name__:
+        what, why = f"{name} holds no data files", text
+    return InputError(what, where=where, why=why, do=do)

@@ -26,7 +26,7 @@ class AnyBatch(Protocol):
 
     @property
     def row_ids(self) -> tuple[int, ...]:
-        """Of the rows in it; FILLER for a filler."""
+        """The rows in it; FILLER for a filler."""
 
 
 BatchT = TypeVar("BatchT", bound=AnyBatch)
@@ -38,7 +38,7 @@ class BatchMaker(Protocol[BatchT_co]):
 
     @property
     def row_tokens(self) -> int:
-        """Of one row."""
+        """Tokens of one row."""
 
     def valid_targets(self, row_ids: Positions) -> int:
         """What a loss over these rows is divided by."""
@@ -88,7 +88,7 @@ class RowLoader(Generic[BatchT]):
         micro_batch_rows: int,
         accumulation_steps: int,
     ) -> None:
-        """Of `rows` rows that go by the name `key`."""
+        """`rows` rows, which go by the name `key`."""
         share = math.ceil(rows_per_step / world_size)
         if share > micro_batch_rows * accumulation_steps:
             raise ValueError(
@@ -103,18 +103,7 @@ class RowLoader(Generic[BatchT]):
         self._micro_batch_rows, self._accumulation_steps = micro_batch_rows, accumulation_steps
         self._next = 0  # rows handed out since the very beginning, by all ranks together
 
-    @property
-    def rows_per_epoch(self) -> int:
-        """Rows in one pass over the split."""
-        return self._rows
-
-    @property
-    def rows_done(self) -> int:
-        """Rows handed out so far, by all ranks together."""
-        return self._next
-
     def next_step(self) -> StepBatches[BatchT]:
-        """This rank's batches of the next step."""
         epoch = self._next // self._rows
         row_ids = self._global_rows(self._next, self._rows_per_step)
         self._next += self._rows_per_step
@@ -136,12 +125,10 @@ class RowLoader(Generic[BatchT]):
         )
 
     def state(self) -> dict[str, Any]:
-        """Where the loader stands; the same on every rank."""
         epoch, position = divmod(self._next, self._rows)
         return {"epoch": epoch, "position": position, "seed": self._seed, "rows": self._rows, "key": self._key}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, with any number of ranks and rows per step."""
         for name, now in (("key", self._key), ("rows", self._rows), ("seed", self._seed)):
             if state[name] != now:
                 raise InputError(
@@ -172,14 +159,7 @@ class EvaluationBatches(Generic[BatchT]):
     """
 
     def __init__(
-        self,
-        maker: BatchMaker[BatchT],
-        *,
-        rows: int,
-        max_rows: int,
-        rank: int,
-        world_size: int,
-        micro_batch_rows: int,
+        self, maker: BatchMaker[BatchT], *, rows: int, max_rows: int, rank: int, world_size: int, micro_batch_rows: int
     ) -> None:
         count = min(max_rows, rows)
         row_ids = np.arange(count, dtype=np.int64) * rows // max(1, count)

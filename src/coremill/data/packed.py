@@ -7,7 +7,7 @@ A packing is a folder with these files:
     documents.bin   uint64 per document of a whole source: how many tokens there are up to its end
     manifest.json   `PackedManifest`: the sizes of the others, and what they were made from
 
-Documents held out for evaluation make a folder of two packings, `train` and `evaluation` (holding_out.py).
+Documents held out for evaluation make a folder of two packings, `train` and `evaluation` (holdout.py).
 
 Positions inside a document need no file: a document ends with the end token, so they follow from the ids. Where a
 tokenizer begins a text with its end token (OPT), one token stands between two documents: the second begins with it, and
@@ -76,16 +76,14 @@ class PackedManifest:
 
     @property
     def all_tokens(self) -> int:
-        """With the tail."""
+        """Those of full rows and the tail."""
         return self.tokens + self.dropped_tokens
 
     @property
     def tokens_bytes(self) -> int:
-        """Size of tokens.bin."""
         return self.all_tokens * (2 if self.dtype == "uint16" else 4)
 
     def write(self, folder: Path) -> None:
-        """Leave the manifest in its folder."""
         (folder / MANIFEST_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
@@ -134,49 +132,39 @@ class PackedData:
         return self.begin_ids[:1] == (self.eos_id,)
 
     def counts(self) -> dict[str, Any]:
-        """What is known of the data, for an event."""
         rows = ("train_rows", "evaluation_rows", "tokens", "dropped_tokens", "documents", "evaluation_documents")
         words = ("bad_rows", "bad_rows_words", "evaluation_words")
         return {name: getattr(self, name) for name in (*rows, *words)}
 
     def files(self) -> list[Path]:
-        """What hosts must have alike."""
         folders = [folder for folder in (self.folder, self.evaluation_folder) if folder is not None]
         return [folder / name for folder in folders for name in (TOKENS_FILE, BOUNDARIES_FILE)]
 
     def in_words(self) -> str:
-        """How much there is."""
         rows = f"{self.train_rows:,} rows to train and {self.evaluation_rows:,} to evaluate on"
         return f"{rows}, {self.documents:,} documents"
 
     def explain_change(self, config: RunConfig, earlier: Mapping[str, Any], *, what: str, anew: str) -> InputError:
         """Why a run whose config was `earlier` does not find its rows any more; `anew`: how to begin another one."""
         older = is_without_special_tokens(earlier)
+        where, do = "data", f"bring the old text and tokenizer back; or {anew}"
+        why = "the text, the tokenizer or the packing of its rows has changed since"
         if older and config.data.evaluation_fraction:
-            return InputError(
-                what,
-                where="data.evaluation_fraction",
-                why="it was begun by coremill 0.1.0, which held out rows; now whole documents are held out, so that"
-                " none is trained and evaluated on",
-                do=f"{anew}; or finish this one with coremill 0.1.0",
+            where, do = "data.evaluation_fraction", f"{anew}; or finish this one with coremill 0.1.0"
+            why = (
+                "it was begun by coremill 0.1.0, which held out rows; now whole documents are held out, so that none is"
+                " trained and evaluated on"
             )
-        if older and not self.is_plain:
-            return InputError(
-                what,
-                where="data.special_tokens",
-                why="it was begun by coremill 0.1.0, which left out the special tokens that this tokenizer puts around"
-                " a text",
-                do=f"go on as before with --set data.special_tokens=none; or {anew}",
+        elif older and not self.is_plain:
+            where, do = "data.special_tokens", f"go on as before with --set data.special_tokens=none; or {anew}"
+            why = (
+                "it was begun by coremill 0.1.0, which left out the special tokens that this tokenizer puts around a"
+                " text"
             )
-        return InputError(
-            what,
-            where="data",
-            why="the text, the tokenizer or the packing of its rows has changed since",
-            do=f"bring the old text and tokenizer back; or {anew}",
-        )
+        return InputError(what, where=where, why=why, do=do)
 
     def to_json(self) -> dict[str, Any]:
-        """For handing to a rank: `PackedData.from_json` there costs no hashing."""
+        """What a rank is handed: there `from_json` costs no hashing."""
         document = asdict(self)
         document["folder"] = str(self.folder)
         document["evaluation_folder"] = None if self.evaluation_folder is None else str(self.evaluation_folder)

@@ -28,9 +28,7 @@ class Batch:
 
     input_ids: torch.Tensor  # int64 [rows, length]
     labels: torch.Tensor  # int64 [rows, length]
-    position_ids: (
-        torch.Tensor | None
-    )  # int64 [rows, length], restarting with each document; None: attention may cross documents
+    position_ids: torch.Tensor | None  # as these, from 0 in each document; None: attention may cross documents
     row_ids: tuple[int, ...]  # row in the packed file, FILLER for a filler
 
 
@@ -53,7 +51,6 @@ class PackedRows:
         self._boundaries = np.memmap(folder / BOUNDARIES_FILE, np.uint32, mode="r", shape=(manifest.rows,))
 
     def tokens(self, row_ids: Positions) -> npt.NDArray[np.int64]:
-        """Their token ids."""
         return self._tokens[row_ids].astype(np.int64)
 
     def lost_targets(self, row_ids: Positions) -> int:
@@ -75,7 +72,6 @@ class _PackedBatches:
         return len(row_ids) * (self.row_tokens - 1) - lost
 
     def batch(self, row_ids: Positions, batch_rows: int) -> Batch:
-        """`row_ids`, made up to `batch_rows` with fillers."""
         fillers = batch_rows - len(row_ids)
         real = self._rows.tokens(row_ids)
         ids = np.concatenate([real, np.full((fillers, self.row_tokens), self._eos_id, np.int64)]) if fillers else real
@@ -98,7 +94,6 @@ class _PackedBatches:
 def make_loader(
     data: PackedData,
     *,
-    split: Split = "train",
     seed: int,
     rows_per_step: int,
     rank: int,
@@ -107,10 +102,10 @@ def make_loader(
     accumulation_steps: int,
     attention_across_documents: bool = True,
 ) -> RowLoader[Batch]:
-    """The steps of one rank over a split."""
-    rows = PackedRows(data, split)
+    """The steps of one rank over the rows to train on."""
+    rows = PackedRows(data, "train")
     if rows.count == 0:
-        raise InputError(f"there are no rows for {split}", where=f"data, split {split}", do="name a source with text")
+        raise InputError("there are no rows for train", where="data, split train", do="name a source with text")
     return RowLoader(
         _PackedBatches(rows, data, attention_across_documents),
         rows=rows.count,

@@ -92,12 +92,7 @@ class _Writer:
     """Appends documents to tokens.bin, where each ends to documents.bin, and counts."""
 
     def __init__(
-        self,
-        stream: IO[bytes],
-        document_ends: IO[bytes],
-        tokenizer: TextTokenizer,
-        dtype: str,
-        vocabulary_rows: int,
+        self, stream: IO[bytes], document_ends: IO[bytes], tokenizer: TextTokenizer, dtype: str, vocabulary_rows: int
     ) -> None:
         self._stream, self._document_ends = stream, document_ends
         self._tokenizer = tokenizer

@@ -9,10 +9,10 @@ tokenises nothing again.
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from coremill.config.schema import DataSection, RunConfig
@@ -41,7 +41,6 @@ SPLITS_KEPT = 3  # of one packing, each as large as it
 # 0.1.0, whose runs go on where their tokens are the same.
 TOKENS_VERSION = 1
 HELD_OUT = "documents or a tail held out"  # the same for what is held out
-OnProgress = Callable[[Progress], None] | None
 
 
 def prepare_data(
@@ -51,7 +50,7 @@ def prepare_data(
     vocabulary_rows: int,
     max_positions: int | None,
     cache: Path,
-    progress: OnProgress = None,
+    progress: Callable[[Progress], None] | None = None,
     code_sha256: str | None = None,
 ) -> PackedData:
     """The rows of a run, from the cache where they were packed before.
@@ -67,11 +66,10 @@ def prepare_data(
         tokenizer_folder.absolute(),
         vocabulary_rows,
         cache.absolute() / "data",
-        progress,
+        progress or (lambda _: None),
         code_sha256,
     )
-    training_source = _training_source(section)
-    evaluation_source = _evaluation_source(section)
+    training_source, evaluation_source = _sources(section)
     whole = training = packer.pack(training_source)
     evaluation = None if evaluation_source is None else packer.pack(evaluation_source)
     packings = [training] if evaluation is None else [training, evaluation]
@@ -79,7 +77,9 @@ def prepare_data(
         _require_two_rows(whole.manifest.rows, section)
         training, evaluation = packer.hold_out(whole, section.evaluation_fraction, config.train.seed)
         key = _hash(whole.key, HELD_OUT, section.evaluation_fraction, config.train.seed)
+        words = _words_of_held_out(whole, training, evaluation)
     else:
+        words = ""
         evaluation_rows = 0 if evaluation is None else evaluation.manifest.rows
         key = _hash(*(each.key for each in packings), evaluation_rows, config.train.seed if evaluation_rows else 0)
     used = [training] if evaluation is None else [training, evaluation]
@@ -94,7 +94,7 @@ def prepare_data(
         dropped_tokens=sum(each.manifest.dropped_tokens for each in used),
         documents=sum(each.manifest.documents for each in packings),
         evaluation_documents=0 if evaluation is None else evaluation.manifest.documents,
-        evaluation_words=_words_of_held_out(whole, training, evaluation) if section.evaluation_fraction else "",
+        evaluation_words=words,
         eos_id=training.manifest.eos_id,
         begin_ids=tuple(training.manifest.begin_ids),
         is_plain=all(each.manifest.is_plain for each in packings),
@@ -112,7 +112,7 @@ def prepare_data(
 def check_sources(section: DataSection, *, max_positions: int | None) -> None:
     """Find what can be wrong with the data in a second: names, the length of rows, the first row of local files."""
     _require_row_length(section, max_positions)
-    for source in (_training_source(section), _evaluation_source(section)):
+    for source in _sources(section):
         if source is not None and source.kind in ("txt", "jsonl", "parquet"):
             next(open_text(source).pieces, None)
 
@@ -145,7 +145,7 @@ class _Packer:
     tokenizer_folder: Path
     vocabulary_rows: int
     cache: Path
-    progress: OnProgress
+    progress: Callable[[Progress], None]
     code_sha256: str | None
 
     def pack(self, source: TextSource) -> _Packing:
@@ -163,7 +163,7 @@ class _Packer:
             final,
             is_whole=_is_whole_source,
             build=lambda partial: self._tokenise(source, stamps, key, partial),
-            on_wait=lambda: self._tell(Progress(0, 0, None, 0, "wait")),
+            on_wait=lambda: self.progress(Progress(0, 0, None, 0, "wait")),
         )
         manifest = read_manifest(final)
         assert manifest is not None, "build_once returns only when the packing is whole"
@@ -191,20 +191,16 @@ class _Packer:
             final,
             is_whole=lambda folder: all(read_manifest(folder / name) is not None for name in ("train", "evaluation")),
             build=build,
-            on_wait=lambda: self._tell(Progress(0, 0, None, 0, "wait")),
+            on_wait=lambda: self.progress(Progress(0, 0, None, 0, "wait")),
         )
         if not from_cache:
             drop_unused(self.cache, f"{whole.folder.name}-*", keep=SPLITS_KEPT)
-        manifests = [read_manifest(final / name) for name in ("train", "evaluation")]
-        assert manifests[0] is not None and manifests[1] is not None, "build_once returns only when both are whole"
+        train, evaluation = read_manifest(final / "train"), read_manifest(final / "evaluation")
+        assert train is not None and evaluation is not None, "build_once returns only when both are whole"
         return (
-            _Packing(final / "train", manifests[0], from_cache, key),
-            _Packing(final / "evaluation", manifests[1], from_cache, key),
+            _Packing(final / "train", train, from_cache, key),
+            _Packing(final / "evaluation", evaluation, from_cache, key),
         )
-
-    def _tell(self, progress: Progress) -> None:
-        if self.progress is not None:
-            self.progress(progress)
 
     def _identity(self, source: TextSource, stamps: tuple[tuple[int, int], ...]) -> str:
         total = sum(size for size, _ in stamps)
@@ -215,7 +211,7 @@ class _Packer:
             done += count
             if time.perf_counter() - last_told >= HASH_PROGRESS_SECONDS:
                 last_told = time.perf_counter()
-                self._tell(Progress(0, done, total, 0, "hash"))
+                self.progress(Progress(0, done, total, 0, "hash"))
 
         return identity_of(source, on_bytes)
 
@@ -239,48 +235,39 @@ class _Packer:
                 why="what was packed belongs to neither the old nor the new text",
                 do="run again once nothing writes to them",
             )
-        manifest = PackedManifest(
+        PackedManifest(
             version=FORMAT_VERSION,
             key=key,
             source=source.name,
             tokenizer=self.tokenizer_folder.name,
             sequence_length=self.sequence_length,
             **counts,
-        )
-        manifest.write(partial)
+        ).write(partial)
 
 
-def _training_source(section: DataSection) -> TextSource:
-    return resolve_source(section.source, column=section.column, split=section.split, on_bad_rows=section.on_bad_rows)
-
-
-def _evaluation_source(section: DataSection) -> TextSource | None:
+def _sources(section: DataSection) -> tuple[TextSource, TextSource | None]:
+    """The text to train on, and the one to evaluate on."""
+    resolve = partial(resolve_source, column=section.column, on_bad_rows=section.on_bad_rows)
+    training, split = resolve(section.source, split=section.split), section.evaluation_split
     if section.evaluation_source is not None:
-        return resolve_source(
-            section.evaluation_source,
-            column=section.column,
-            split=section.evaluation_split or section.split,
-            setting="data.evaluation_source",
-            on_bad_rows=section.on_bad_rows,
-        )
-    if section.evaluation_split is None:
-        return None
+        setting = "data.evaluation_source"
+        return training, resolve(section.evaluation_source, split=split or section.split, setting=setting)
+    if split is None:
+        return training, None
     if not section.source.startswith(HUB_PREFIX):
         raise InputError(
             "only a dataset of the hub has splits",
-            where=f"data.evaluation_split: {section.evaluation_split}",
+            where=f"data.evaluation_split: {split}",
             why=f"data.source is {section.source}",
             do="name files in data.evaluation_source, or a share of the rows in data.evaluation_fraction",
         )
-    return resolve_source(
-        section.source, column=section.column, split=section.evaluation_split, on_bad_rows=section.on_bad_rows
-    )
+    return training, resolve(section.source, split=split)
 
 
 def _is_whole_source(folder: Path) -> bool:
     manifest = read_manifest(folder)
     try:
-        return manifest is not None and os.stat(folder / DOCUMENTS_FILE).st_size == manifest.documents * DOCUMENT_BYTES
+        return manifest is not None and (folder / DOCUMENTS_FILE).stat().st_size == manifest.documents * DOCUMENT_BYTES
     except OSError:
         return False
 
@@ -295,8 +282,7 @@ def _require_two_rows(rows: int, section: DataSection) -> None:
         )
 
 
-def _words_of_held_out(whole: _Packing, training: _Packing, evaluation: _Packing | None) -> str:
-    assert evaluation is not None
+def _words_of_held_out(whole: _Packing, training: _Packing, evaluation: _Packing) -> str:
     held, rows = evaluation.manifest, evaluation.manifest.rows + training.manifest.rows
     share = f"{held.rows:,} of {rows:,} rows ({held.rows / rows:.1%})"
     if whole.manifest.documents == 1:

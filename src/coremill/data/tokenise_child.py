@@ -33,7 +33,6 @@ class Speaker:
         self._stream.flush()
 
     def progress(self, progress: Progress, *, always: bool = False) -> None:
-        """How far the job has come."""
         now = time.monotonic()
         if always or now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress = now
@@ -81,7 +80,7 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         train_into(Path(job["destination"]), job["vocabulary"], job["files"], speaker.progress)
         return {}
     if job["job"] == "hold out":
-        from coremill.data.holding_out import hold_out
+        from coremill.data.holdout import hold_out
 
         speaker.progress(Progress(0, 0, None, 0, "hold out"), always=True)
         whole, split = Path(job["whole"]), Path(job["destination"])
@@ -93,10 +92,7 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
     source = TextSource.from_json(job["source"])
     destination = Path(job["destination"])
     tokenizer = load_tokenizer(
-        Path(job["tokenizer_folder"]),
-        job["special_tokens"],
-        code_sha256=job["code_sha256"],
-        cache=Path(job["cache"]),
+        Path(job["tokenizer_folder"]), job["special_tokens"], code_sha256=job["code_sha256"], cache=Path(job["cache"])
     )
     if source.dataset is not None:
         speaker.progress(Progress(0, 0, None, 0, "download"), always=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from coremill.registry import find
 
 if TYPE_CHECKING:
-    from coremill.config.schema import TrainSection
     from coremill.engines.base import Engine
+    from coremill.engines.optimizers import OptimizerSettings
     from coremill.plan.engine_cost import EngineCost
     from coremill.plan.types import Plan
     from coremill.world.group import World
@@ -29,7 +29,7 @@ class EngineKind(Protocol):
         self,
         plan: Plan,
         world: World,
-        settings: TrainSection,
+        optimizer: OptimizerSettings,
         *,
         head_in_backward: bool,
         through_memory: bool,
@@ -40,7 +40,6 @@ class EngineKind(Protocol):
 
 
 def engine_kind(name: str) -> EngineKind:
-    """By the name that the plan chose."""
     kind: EngineKind = find("coremill.engines", name)
     return kind
 
@@ -48,17 +47,16 @@ def engine_kind(name: str) -> EngineKind:
 def make_engine(
     plan: Plan,
     world: World,
-    settings: TrainSection,
+    optimizer: OptimizerSettings,
     *,
     head_in_backward: bool,
     through_memory: bool = True,
     named_rows: bool = True,
 ) -> Engine:
-    """The engine the plan chose."""
     return engine_kind(plan.engine.value).make(
         plan,
         world,
-        settings,
+        optimizer,
         head_in_backward=head_in_backward,
         through_memory=through_memory,
         named_rows=named_rows,

@@ -8,6 +8,7 @@ otherwise, is the engine's own.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import Literal, Protocol
 import torch
 from torch import nn
 
-from coremill.engines.wire.exchange import CollectiveUse, WireMeter
+from coremill.engines.wire.exchange import CollectiveUse, Kind, WireMeter
+from coremill.errors import InputError
 from coremill.model.slices import RowSlice
 from coremill.plan.types import Choice
 from coremill.world.group import World
@@ -37,16 +39,20 @@ class StepTotals:
     gradient_norm: float  # over all parameters, summed in double: independent of the sharding
     votes: tuple[float, ...] = ()  # of all ranks, added up
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the optimizer may see this step; the same answer on every rank."""
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
 
 @dataclass(frozen=True)
 class WireUse:
     """What the collectives of one step cost this rank."""
 
-    collectives: dict[str, CollectiveUse]  # by kind
+    collectives: dict[Kind, CollectiveUse]
 
     @property
     def bytes_sent(self) -> int:
-        """Of all kinds."""
         return sum(use.bytes for use in self.collectives.values())
 
     @property
@@ -64,21 +70,29 @@ class ParameterState:
     updates: int  # of this parameter so far
 
 
+def require_state_names(state: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
+    """Refuse to go on with what another engine or optimizer held beside a weight."""
+    if sorted(state) != sorted(names):
+        raise InputError(
+            f"the checkpoint holds {' and '.join(sorted(state))} of the weights, not {' and '.join(sorted(names))}:"
+            " another engine or optimizer saved it",
+            where="parallel.engine",
+            do="bring the old value back, set run.folder to a new folder, or start anew with --fresh",
+        )
+
+
 class Engine(Protocol):
     """How ranks share the work."""
 
     name: str
     exchange: Choice[Literal["memory", "wire"]]  # how ranks pass on weights and gradients
+    module: nn.Module  # what to call for a forward pass, once it is placed
 
     def place(self, model: nn.Module) -> None:
         """Take a model on the meta device and give each rank its (still empty) share."""
 
     def start(self) -> None:
         """Parameters are filled: get ready for the first step."""
-
-    @property
-    def module(self) -> nn.Module:
-        """What to call for a forward pass."""
 
     def trainable(self) -> list[tuple[str, torch.Tensor]]:
         """What is updated on this rank: names and fp32 tensors. Frozen parameters are left out: they have no gradient
@@ -116,7 +130,7 @@ class Engine(Protocol):
 
     def restore(self, state: Sequence[ParameterState]) -> None:
         """What `state` gave, as far as this rank holds it now, after `start` and before the first step; the weights are
-        there already."""
+        there already. Another engine may have given it (`require_state_names`)."""
 
     def finish(self) -> None:
         """Training is over: let go of what only an update needs, before the weights are exported."""
@@ -131,17 +145,6 @@ class Engine(Protocol):
 
     def wire_use(self) -> WireUse:
         """Since the last call."""
-
-
-def agree(world: World, values: Sequence[float], meter: WireMeter) -> list[float]:
-    """Sums over all ranks of a few numbers: the small exchange that ends a step, where the quick wait for the slow."""
-    began = time.perf_counter()
-    totals = world.sums(values)
-    seconds = time.perf_counter() - began
-    if world.size > 1:
-        sent = 2 * (world.size - 1) * 8 * len(values) // world.size
-        meter.add("agreement", sent=sent, seconds=seconds, exposed=seconds)
-    return totals
 
 
 class StepAgreement:
@@ -164,13 +167,23 @@ class StepAgreement:
         backward made a gradient of it."""
         used = list(is_used.values())
         mine = [loss, squares, *votes, float(not all(used)), float(used != self._told)]
-        total_loss, squares, *total_votes, with_unused, with_changes = agree(self._world, mine, self._meter)
+        total_loss, squares, *total_votes, with_unused, with_changes = self._sums(mine)
         if with_unused:  # the same numbers on every rank: all go the same way
             if with_changes:
-                users = agree(self._world, [float(each) for each in used], self._meter)
+                users = self._sums([float(each) for each in used])
                 self._told, self._used_anywhere = used, [count > 0 for count in users]
             drop_gradients(dict(zip(is_used, self._used_anywhere, strict=True)))
         return StepTotals(loss=total_loss, gradient_norm=squares**0.5, votes=tuple(total_votes))
+
+    def _sums(self, values: Sequence[float]) -> list[float]:
+        """Over all ranks: the small exchange that ends a step, where the quick wait for the slow."""
+        began = time.perf_counter()
+        totals = self._world.sums(values)
+        seconds, ranks = time.perf_counter() - began, self._world.size
+        if ranks > 1:
+            sent = 2 * (ranks - 1) * 8 * len(values) // ranks
+            self._meter.add("agreement", sent=sent, seconds=seconds, exposed=seconds)
+        return totals
 
 
 def drop_gradients(is_used: Mapping[nn.Parameter, bool]) -> None:

@@ -15,8 +15,6 @@ from coremill.plan.words import size
 
 
 class ShardedStateCost(EngineCost):
-    """1/N of the state on every rank."""
-
     holds_whole_model = False
     has_copy = False  # in bf16, of a rank's own weights beside their masters, to compute with
 
@@ -32,7 +30,6 @@ class ShardedStateCost(EngineCost):
         )
 
     def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
-        """All shares."""
         return COSTS[arrangement.optimizer].saved_bytes(card)
 
     def optimizer_seconds(self, card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
@@ -42,7 +39,6 @@ class ShardedStateCost(EngineCost):
         return COSTS[arrangement.optimizer].seconds(own, arrangement, fleet, has_copy=has_copy)
 
     def reason(self, choice: AutoChoice) -> str:
-        """It is quicker, or nothing else fits."""
         ranks, state, limit = choice.arrangement.world_size, size(choice.whole_model.total), size(choice.limit_bytes)
         if choice.whole_model_seconds is not None:
             return (
@@ -76,5 +72,4 @@ class ShardedStateCost(EngineCost):
 
 
 def share_of(parameters: int, ranks: int) -> int:
-    """A rank's part, rounded up."""
     return ceil(parameters / ranks)

@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import coremill
-from coremill.errors import CoremillError
+from coremill.errors import CoremillError, StorageError
 from coremill.files import locked, write_atomically
 from coremill.hardware.calibrate_child import COPY_BYTES
 from coremill.hardware.facts import Calibration, NodeFacts, Observation
-from coremill.hardware.learned import add_observation, read_observations
 from coremill.hardware.probe import environment_snapshot
 
 # Raise it when what is measured changes: older caches are then not read.
@@ -35,13 +34,17 @@ CALIBRATION_VERSION = 4
 BUSY_FRACTION = 0.15  # from here on a measurement is marked as disturbed: more than one core in seven was not ours
 BUSY_EXPIRES_SECONDS = 3600.0
 
+# What finished runs taught: enough for a median by engine and dtype; older ones go, for the code has moved on since.
+MOST_OBSERVATIONS = 20
+
 # A part takes 5 to 15 s, most of it imports; ten times that means that something is stuck.
 PART_TIMEOUT_SECONDS = 150.0
 
 # The user's own settings of these would be measured instead of the machine.
 _SPOILING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_NUM", "ONEDNN_", "DNNL_", "OPENBLAS_NUM")
 
-Progress = Callable[[str], None]
+Say = Callable[[str], None]
+Runner = Callable[["Part"], Mapping[str, Any]]  # runs one part and returns what it measured; replaced in tests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,6 @@ class Part:
     quick: bool = False
 
     def arguments(self) -> list[str]:
-        """The command line of the child."""
         words = ["--part", self.name, "--threads", str(self.threads), "--cpus", ",".join(map(str, self.cpus))]
         words += ["--bf16"] if self.with_bf16 else []
         words += ["--copy-bytes", str(self.copy_bytes)] if self.copy_bytes is not None else []
@@ -65,17 +67,11 @@ class Part:
         return [*words, "--quick"] if self.quick else words
 
 
-class Runner(Protocol):
-    """Runs one part and returns what it measured; replaced in tests."""
-
-    def __call__(self, part: Part) -> Mapping[str, Any]: ...
-
-
 def calibration_of(
     node: NodeFacts,
     cache_folder: Path,
     *,
-    progress: Progress | None = None,
+    progress: Say | None = None,
     refresh: bool = False,
     runner: Runner | None = None,
     clock: Callable[[], float] = time.time,
@@ -86,10 +82,9 @@ def calibration_of(
     if entry is not None and not _is_stale(entry, clock()):
         return entry.calibration
     with _one_at_a_time(_file_of(node, cache_folder), say):
-        if not refresh:  # another process may have measured while this one waited
-            entry = _read_entry(node, cache_folder)
-            if entry is not None and not _is_stale(entry, clock()):
-                return entry.calibration
+        entry = None if refresh else _read_entry(node, cache_folder)  # another process may have measured meanwhile
+        if entry is not None and not _is_stale(entry, clock()):
+            return entry.calibration
         say("measuring this machine (once, about 20 s): matrix products, copy bandwidth, memory of a bare rank")
         try:
             calibration = measure(node, runner or run_part)
@@ -99,7 +94,7 @@ def calibration_of(
             say(f"measuring failed ({error.what}); the earlier measurement is used")
             return entry.calibration
         _write_entry(node, cache_folder, calibration, clock(), say)
-    return replace(calibration, learned=read_observations(_learned_file(node, cache_folder)))
+    return replace(calibration, learned=_read_observations(_learned_file(node, cache_folder)))
 
 
 def cached_calibration(node: NodeFacts, cache_folder: Path) -> Calibration | None:
@@ -109,9 +104,15 @@ def cached_calibration(node: NodeFacts, cache_folder: Path) -> Calibration | Non
 
 
 def remember(node: NodeFacts, cache_folder: Path, observation: Observation) -> Path:
-    """Keep what a run taught about this machine beside its calibration; returns the file."""
+    """Keep what a run taught about this machine beside its calibration; one that is learned again replaces itself."""
     file = _learned_file(node, cache_folder)
-    add_observation(file, observation)
+    earlier = [one for one in _read_observations(file) if one.run != observation.run]
+    documents = [asdict(one) for one in (*earlier, observation)[-MOST_OBSERVATIONS:]]
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(documents, indent=1))
+    except OSError as error:
+        raise StorageError(f"what was learned cannot be kept: {error.strerror or error}", where=str(file)) from error
     return file
 
 
@@ -127,7 +128,7 @@ def torch_version() -> str:
 
 def measure(node: NodeFacts, runner: Runner) -> Calibration:
     """Runs all parts. NUMA nodes are measured side by side and added up: a rank does not reach across them either."""
-    rate_parts = _rate_parts(node)
+    rate_parts = [_rate_part(node, numa_node) for numa_node in node.numa_nodes]
     with ThreadPoolExecutor(max_workers=len(rate_parts)) as pool:
         rates = list(pool.map(runner, rate_parts))
     everywhere = rate_parts[0]
@@ -156,28 +157,17 @@ def _sum(rates: Sequence[Mapping[str, Any]], name: str) -> float:
     return sum(float(rate[name]) for rate in rates)
 
 
-def _rate_parts(node: NodeFacts) -> list[Part]:
-    """One part per NUMA node, on the first hardware thread of each core.
+def _rate_part(node: NodeFacts, numa_node: int) -> Part:
+    """The rates of one NUMA node, on the first hardware thread of each core.
 
     Under a CPU quota fewer threads run, on all those cores: the kernel finds free ones, where others that all start
     counting at cpu 0 would meet.
     """
-    parts = []
-    for numa_node in node.numa_nodes:
-        cpus = tuple(core.cpus[0] for core in node.cores if core.numa_node == numa_node)
-        threads = max(1, node.usable_cores * len(cpus) // len(node.cores))
-        # Two arrays; together at most a quarter of what is free.
-        copy_bytes = min(COPY_BYTES, node.memory_available_bytes // (8 * len(node.numa_nodes)))
-        parts.append(
-            Part(
-                name="rates",
-                cpus=cpus,
-                threads=threads,
-                with_bf16=node.has_bf16_units,
-                copy_bytes=max(2**20, copy_bytes),
-            )
-        )
-    return parts
+    cpus = tuple(core.cpus[0] for core in node.cores if core.numa_node == numa_node)
+    threads = max(1, node.usable_cores * len(cpus) // len(node.cores))
+    # Two arrays; together at most a quarter of what is free.
+    copy_bytes = max(2**20, min(COPY_BYTES, node.memory_available_bytes // (8 * len(node.numa_nodes))))
+    return Part(name="rates", cpus=cpus, threads=threads, with_bf16=node.has_bf16_units, copy_bytes=copy_bytes)
 
 
 def run_part(part: Part) -> Mapping[str, Any]:
@@ -273,20 +263,30 @@ def _read_entry(node: NodeFacts, cache_folder: Path) -> _Entry | None:
         document = json.loads(_file_of(node, cache_folder).read_text(encoding="utf-8"))
         if document["key"] != _key(node):
             return None
-        known = {field.name for field in fields(Calibration)} - {"learned"}
-        values = {name: value for name, value in document["calibration"].items() if name in known}
-        calibration = Calibration(**values, learned=read_observations(_learned_file(node, cache_folder)))
-        rates = (
-            calibration.fp32_matmul_flops_per_second,
-            calibration.copy_bytes_per_second,
-            calibration.base_rss_bytes,
-        )
-        return _Entry(calibration, float(document["taken_at"])) if all(rate > 0 for rate in rates) else None
+        learned = _read_observations(_learned_file(node, cache_folder))
+        calibration = Calibration(**{**_known_fields(Calibration, document["calibration"]), "learned": learned})
+        fp32, copy = calibration.fp32_matmul_flops_per_second, calibration.copy_bytes_per_second
+        is_sound = fp32 > 0 and copy > 0 and calibration.base_rss_bytes > 0
+        return _Entry(calibration, float(document["taken_at"])) if is_sound else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, now: float, say: Progress) -> None:
+def _read_observations(file: Path) -> tuple[Observation, ...]:
+    try:
+        documents = json.loads(file.read_text(encoding="utf-8"))
+        return tuple(Observation(**_known_fields(Observation, document)) for document in documents)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return ()
+
+
+def _known_fields(kind: type[Calibration] | type[Observation], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Another version may have written more."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in document.items() if name in names}
+
+
+def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, now: float, say: Say) -> None:
     file = _file_of(node, cache_folder)
     document = {"key": _key(node), "taken_at": now, "calibration": asdict(replace(calibration, learned=()))}
     try:
@@ -297,7 +297,7 @@ def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, 
 
 
 @contextlib.contextmanager
-def _one_at_a_time(file: Path, say: Progress) -> Iterator[None]:
+def _one_at_a_time(file: Path, say: Say) -> Iterator[None]:
     """One process at a time measures: two side by side would each see half a machine.
 
     Waits at most as long as a measurement may take. Where locks do not work the measurement goes on without.

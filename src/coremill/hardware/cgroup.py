@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from coremill.hardware.topology import text_of
+
 Number = TypeVar("Number", int, float)
 
 # Version 1 writes "no limit" as the largest number of whole pages (about 2**63); no machine has an exbibyte.
@@ -39,12 +41,11 @@ class _Mount:
 
 def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
     """The limits that hold for this process (root: where /proc and /sys are)."""
-    mounts = _mounts(root)
     paths = _paths_of_process(root)
     quotas: list[float] = []
     limits: list[int] = []
     free: list[int] = []
-    for mount in mounts:
+    for mount in _mounts(root):
         for level in _levels(mount, paths):
             if mount.version == 2:
                 _keep(quotas, _quota_v2(level))
@@ -151,7 +152,7 @@ def _levels(mount: _Mount, paths: dict[str, str]) -> Iterator[Path]:
 
 
 def _quota_v2(level: Path) -> float | None:
-    parts = _text(level / "cpu.max").split()
+    parts = text_of(level / "cpu.max").split()
     if len(parts) != 2 or not parts[0].isdigit() or not parts[1].isdigit() or int(parts[1]) == 0:
         return None  # "max 100000", or the root, which has no such file
     return int(parts[0]) / int(parts[1])
@@ -189,19 +190,12 @@ def _stat_value(file: Path, key: str) -> int | None:
 
 
 def _number(file: Path) -> int | None:
-    text = _text(file).strip()
-    return int(text) if text.lstrip("-").isdigit() else None  # "max" is no number: no limit
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    text = text_of(file).strip()
+    return int(text) if text.lstrip("-").isdigit() else None  # "max": no limit
 
 
 def _lines(file: Path) -> list[str]:
-    return _text(file).splitlines()
+    return text_of(file).splitlines()
 
 
 def _keep(values: list[Number], value: Number | None) -> None:

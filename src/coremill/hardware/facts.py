@@ -96,14 +96,6 @@ class Calibration:
     bf16_emulated_flops_per_second: float | None = None  # only where there are no bf16 units: what bf16 would cost
     learned: tuple[Observation, ...] = ()  # from runs the user had it learn from
 
-    def matmul_flops_per_second(self, dtype: str) -> float:
-        """The rate of one dtype; a dtype that was not measured is an error of the caller."""
-        if dtype == "fp32":
-            return self.fp32_matmul_flops_per_second
-        if self.bf16_matmul_flops_per_second is None:
-            raise ValueError("bf16 was not measured on this machine")
-        return self.bf16_matmul_flops_per_second
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
@@ -113,7 +105,7 @@ class Fleet:
     node: NodeFacts
     calibration: Calibration
     name: str  # "this machine", "4 x c7i.8xlarge"
-    link_bits_per_second: float | None  # per node; None on one node
+    link_bits_per_second: float | None  # per node; None: not known, or not needed
     link_flow_bits_per_second: float | None = None  # cap of one TCP flow, where the cloud has one
     usd_per_hour: float | None = None  # of the whole fleet
     memory_bytes_per_node: int | None = None  # what a pod may have (allocatable); None: all of the node's memory

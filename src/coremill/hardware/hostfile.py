@@ -31,7 +31,7 @@ def read_hostfile(path: str | Path) -> dict[str, int | None]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(f"the hostfile {path} cannot be read", where="--hostfile", why=why or str(error)) from error
     hosts: dict[str, int | None] = {}
     for number, line in enumerate(lines, start=1):

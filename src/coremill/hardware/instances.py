@@ -10,8 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
 from math import ceil
@@ -49,7 +48,7 @@ class Instance:
     memory_mib: int
     network_baseline_gbps: float  # what it can hold; of one network card
     network_peak_gbps: float
-    efa_interfaces: int  # 0: no EFA
+    efa_interfaces: int  # of the Elastic Fabric Adapter; 0: it has none
     ena_express: bool
     bare_metal: bool
     local_nvme_gb: int
@@ -59,7 +58,6 @@ class Instance:
 
     @property
     def efa(self) -> bool:
-        """Whether it has an Elastic Fabric Adapter."""
         return self.efa_interfaces > 0
 
     @property
@@ -80,10 +78,8 @@ class Instance:
     @property
     def sockets(self) -> int:
         """NUMA nodes, one per socket."""
-        for pattern, cores in _CORES_PER_SOCKET:
-            if re.match(pattern, self.family):
-                return ceil(self.cores / cores)
-        return 1
+        per_socket = (cores for pattern, cores in _CORES_PER_SOCKET if re.match(pattern, self.family))
+        return ceil(self.cores / next(per_socket, self.cores))
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "family": self.family, "efa": self.efa}
@@ -150,28 +146,19 @@ def instance_named(name: str) -> Instance:
 def fleet_of(text: str) -> Fleet:
     """The fleet `4xc7i.8xlarge` stands for, with declared rates."""
     match = _FLEET.match(text)
-    if match is None:
-        raise InputError(
-            f"{text!r} is no fleet", where="--fleet", do="write the number and the type, like 4xc7i.8xlarge"
-        )
-    nodes = int(match.group(1) or 1)
-    if nodes < 1:
-        raise InputError(
-            "a fleet has at least one machine", where="--fleet", do="write the number and the type, like 4xc7i.8xlarge"
-        )
-    return fleet_of_instances(nodes, instance_named(match.group(2)))
-
-
-def fleet_of_instances(nodes: int, instance: Instance) -> Fleet:
-    """So many machines of one type."""
+    nodes = int(match.group(1) or 1) if match else 0
+    if match is None or nodes < 1:
+        what = f"{text!r} is not a fleet" if match is None else "a fleet has at least one machine"
+        raise InputError(what, where="--fleet", do="write the number and the type, like 4xc7i.8xlarge")
+    instance = instance_named(match.group(2))
     allocatable = instance.allocatable_memory_mib
     return Fleet(
         nodes=nodes,
         node=node_facts_of(instance),
         calibration=assumed_calibration(instance),
         name=f"{nodes} x {instance.name}",
-        link_bits_per_second=instance.network_baseline_gbps * 1e9 if nodes > 1 else None,
-        link_flow_bits_per_second=FLOW_BITS_PER_SECOND if nodes > 1 else None,
+        link_bits_per_second=instance.network_baseline_gbps * 1e9,  # of one machine too: a plan may try more of them
+        link_flow_bits_per_second=FLOW_BITS_PER_SECOND,
         usd_per_hour=None if instance.usd_per_hour is None else nodes * instance.usd_per_hour,
         memory_bytes_per_node=None if allocatable is None else allocatable * 2**20,
     )
@@ -211,10 +198,8 @@ def assumed_calibration(instance: Instance) -> Calibration:
     cores = instance.cores
     return Calibration(
         source="assumed",
-        origin=(
-            f"{cores} cores at {BF16_FLOPS_PER_SECOND_PER_CORE / 1e12:.2f} TFLOP/s in bf16 and"
-            f" {FP32_FLOPS_PER_SECOND_PER_CORE / 1e12:.2f} in fp32, as measured on a 16-core Emerald Rapids Xeon"
-        ),
+        origin=f"{cores} cores at {BF16_FLOPS_PER_SECOND_PER_CORE / 1e12:.2f} TFLOP/s in bf16 and"
+        f" {FP32_FLOPS_PER_SECOND_PER_CORE / 1e12:.2f} in fp32, as measured on a 16-core Emerald Rapids Xeon",
         threads=cores,
         fp32_matmul_flops_per_second=cores * FP32_FLOPS_PER_SECOND_PER_CORE,
         bf16_matmul_flops_per_second=cores * BF16_FLOPS_PER_SECOND_PER_CORE,
@@ -244,13 +229,7 @@ def fleet_of_hostfile(path: str | Path, node: NodeFacts, calibration: Calibratio
     """The hosts of an MPI hostfile (`host`, `host slots=2`, `host:2`), each taken to be like this machine."""
     hosts = read_hostfile(path)
     fleet = this_machine(node, calibration, nodes=len(hosts))
-    return (
-        fleet if len(hosts) == 1 else Fleet(**{**_fields(fleet), "name": f"{len(hosts)} x hosts of {Path(path).name}"})
-    )
-
-
-def _fields(fleet: Fleet) -> dict[str, Any]:
-    return {name: getattr(fleet, name) for name in Fleet.__dataclass_fields__}
+    return fleet if len(hosts) == 1 else replace(fleet, name=f"{len(hosts)} x hosts of {Path(path).name}")
 
 
 def live_instances(
@@ -287,7 +266,9 @@ def instance_of_description(row: dict[str, Any], known: Instance | None, *, with
     """One entry of describe-instance-types as an Instance."""
     network, cpu = row.get("NetworkInfo", {}), row["VCpuInfo"]
     cards = network.get("NetworkCards") or [{}]
-    peak = float(cards[0].get("PeakBandwidthInGbps") or gigabits_in(network.get("NetworkPerformance", "")))
+    efa = network.get("EfaInfo", {})
+    written = re.search(r"([\d.]+)\s*Gigabit", network.get("NetworkPerformance", ""))  # Up to 12.5 Gigabit
+    peak = float(cards[0].get("PeakBandwidthInGbps") or (written.group(1) if written else 0.0))
     vcpus = int(cpu["DefaultVCpus"])
     threads = int(cpu.get("DefaultThreadsPerCore") or 1)
     return Instance(
@@ -297,9 +278,7 @@ def instance_of_description(row: dict[str, Any], known: Instance | None, *, with
         memory_mib=int(row["MemoryInfo"]["SizeInMiB"]),
         network_baseline_gbps=float(cards[0].get("BaselineBandwidthInGbps") or peak),
         network_peak_gbps=peak,
-        efa_interfaces=int(network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1))
-        if network.get("EfaSupported")
-        else 0,
+        efa_interfaces=int(efa.get("MaximumEfaInterfaces", 1)) if network.get("EfaSupported") else 0,
         ena_express=bool(network.get("EnaSrdSupported", False)),
         bare_metal=bool(row.get("BareMetal", False)),
         local_nvme_gb=int(row.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0)),
@@ -307,17 +286,3 @@ def instance_of_description(row: dict[str, Any], known: Instance | None, *, with
         allocatable_memory_mib=known.allocatable_memory_mib if known else None,
         usd_per_hour=known.usd_per_hour if known and with_price else None,
     )
-
-
-def gigabits_in(performance: str) -> float:
-    """`Up to 12.5 Gigabit` in numbers; 0 where it has none."""
-    match = re.search(r"([\d.]+)\s*Gigabit", performance)
-    return float(match.group(1)) if match else 0.0
-
-
-def table_document(instances: Iterable[Instance], *, sources: dict[str, str], region: str, price_date: str) -> str:
-    """The table as instances.json holds it: one row a line, columns named once."""
-    columns = list(Instance.__dataclass_fields__)
-    head = json.dumps({"sources": sources, "region": region, "price_date": price_date, "columns": columns}, indent=1)
-    rows = [json.dumps([getattr(one, column) for column in columns], separators=(",", ":")) for one in instances]
-    return head[:-2] + ',\n "instances": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"

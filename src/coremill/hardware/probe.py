@@ -30,6 +30,7 @@ from coremill.hardware.topology import (
     read_cores,
     read_cpu_model,
     read_isa,
+    text_of,
 )
 
 _SYSTEM = Path("/")
@@ -60,8 +61,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
         return Path(environ["COREMILL_CACHE"]).expanduser()
     if environ.get("XDG_CACHE_HOME"):
         return Path(environ["XDG_CACHE_HOME"]).expanduser() / "coremill"
-    home = environ.get("HOME")
-    return (Path(home) if home else Path.home()) / ".cache" / "coremill"
+    return Path(environ.get("HOME") or Path.home()) / ".cache" / "coremill"
 
 
 def probe_node(root: Path = _SYSTEM, *, mask: Iterable[int] | None = None, busy_seconds: float = 0.2) -> NodeFacts:
@@ -108,9 +108,9 @@ def affinity_mask() -> frozenset[int]:
     return frozenset(range(psutil.cpu_count() or 1))
 
 
-def boot_id(root: Path = _SYSTEM) -> str:
-    """Of the running kernel: another one on every machine and after every start; empty where it is not known."""
-    return _text(root / "proc/sys/kernel/random/boot_id").strip()
+def boot_id() -> str:
+    """What names the running kernel: different on every machine and after every start; empty where unknown."""
+    return text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 
 # -- memory and pages
@@ -119,7 +119,7 @@ def boot_id(root: Path = _SYSTEM) -> str:
 def read_memory(root: Path = _SYSTEM) -> tuple[int, int]:
     """Bytes of RAM, and how many a new process could have without swapping."""
     values = {}
-    for line in _text(root / "proc/meminfo").splitlines():
+    for line in text_of(root / "proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
         if words and words[0].isdigit():
@@ -133,18 +133,18 @@ def read_memory(root: Path = _SYSTEM) -> tuple[int, int]:
 
 def read_huge_pages(root: Path = _SYSTEM) -> str | None:
     """The mode of transparent huge pages: the word in brackets."""
-    match = re.search(r"\[(\w+)\]", _text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    match = re.search(r"\[(\w+)\]", text_of(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     return match.group(1) if match else None
 
 
 def read_governor(root: Path = _SYSTEM) -> str | None:
     """How the kernel picks the clock; None in most virtual machines, where the host decides."""
-    return _text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip() or None
+    return text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip() or None
 
 
 def read_clock_driver(root: Path = _SYSTEM) -> str | None:
     """The driver behind the governor: some follow the load whatever the governor is called."""
-    return _text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver").strip() or None
+    return text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver").strip() or None
 
 
 # -- how busy others keep the cores
@@ -198,7 +198,7 @@ def busy_fraction(busy_cores: float, cores: int, cpu_quota: float | None) -> flo
 def _busy_and_total_ticks(root: Path) -> dict[int, tuple[int, int]]:
     """Per cpu: clock ticks at work (time stolen by the hypervisor included), and all ticks."""
     ticks = {}
-    for line in _text(root / "proc/stat").splitlines():
+    for line in text_of(root / "proc/stat").splitlines():
         match = re.match(r"cpu(\d+)\s+(.*)", line)
         if match:
             # user nice system idle iowait irq softirq steal; guest time is already part of user
@@ -246,14 +246,11 @@ def _address_of(entries: Sequence[Any]) -> str | None:
 
 def library_folders(architecture: str, root: Path = _SYSTEM) -> list[Path]:
     """Where allocators and OpenMP runtimes are found: this Python's own folders, then the system's."""
-    own = [Path(sys.prefix) / "lib"] if root == _SYSTEM else []
+    own = []
     if root == _SYSTEM:
-        for packages in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-            own += [
-                Path(packages) / "torch/lib",
-                *sorted(Path(packages).glob("*/lib")),
-                *sorted(Path(packages).glob("*/lib64")),
-            ]
+        own = [Path(sys.prefix) / "lib"]
+        for packages in {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}:
+            own += [packages / "torch/lib", *sorted(packages.glob("*/lib")), *sorted(packages.glob("*/lib64"))]
     system = (
         f"usr/lib/{architecture}-linux-gnu",  # Debian, Ubuntu
         f"lib/{architecture}-linux-gnu",
@@ -269,12 +266,8 @@ def library_folders(architecture: str, root: Path = _SYSTEM) -> list[Path]:
 
 def find_library(patterns: Sequence[str], folders: Sequence[Path], architecture: str) -> Path | None:
     """The first library that fits a pattern and this processor (a foreign one would fail every preload)."""
-    for pattern in patterns:
-        for folder in folders:
-            for path in sorted(folder.glob(pattern)):
-                if _is_library_for(path, architecture):
-                    return path
-    return None
+    found = (path for pattern in patterns for folder in folders for path in sorted(folder.glob(pattern)))
+    return next((path for path in found if _is_library_for(path, architecture)), None)
 
 
 def _is_library_for(path: Path, architecture: str) -> bool:
@@ -286,10 +279,3 @@ def _is_library_for(path: Path, architecture: str) -> bool:
     is_64_bit_elf = head[:5] == b"\x7fELF\x02"
     machine = int.from_bytes(head[18:20], "little")
     return is_64_bit_elf and machine == _ELF_MACHINES.get(architecture, machine)
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

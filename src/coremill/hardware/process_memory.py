@@ -18,7 +18,6 @@ MAPPED_FILE_BYTES = 80_000_000
 
 
 def rss_bytes() -> int:
-    """Resident memory now."""
     return _status_bytes("VmRSS")
 
 
@@ -38,12 +37,8 @@ def own_bytes() -> int:
 
 
 def memory_now() -> dict[str, int]:
-    """As events have it."""
-    return {
-        "rss_bytes": rss_bytes(),
-        "peak_rss_bytes": peak_rss_bytes(),
-        "mapped_file_bytes": mapped_file_bytes(),
-    }
+    """The fields of an event that tell of memory."""
+    return {"rss_bytes": rss_bytes(), "peak_rss_bytes": peak_rss_bytes(), "mapped_file_bytes": mapped_file_bytes()}
 
 
 def reset_peak() -> bool:

@@ -42,6 +42,14 @@ _ARM_NAMES = {
 }
 
 
+def text_of(file: Path) -> str:
+    """A file of the kernel's; empty where there is none or it may not be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def parse_cpu_list(text: str) -> tuple[int, ...]:
     """The kernel's list form: "0-3,8,10-11"."""
     cpus: set[int] = set()
@@ -54,17 +62,16 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 def online_cpus(root: Path = Path("/")) -> tuple[int, ...]:
     """All cpus of the machine, usable or not; empty where the kernel does not say."""
-    return parse_cpu_list(_text(root / "sys/devices/system/cpu/online"))
+    return parse_cpu_list(text_of(root / "sys/devices/system/cpu/online"))
 
 
 def read_cores(mask: Iterable[int], root: Path = Path("/")) -> tuple[Core, ...]:
     """The physical cores behind the cpus of the mask, by NUMA node, socket and first cpu."""
-    usable = frozenset(mask)
     numa_of_cpu = _numa_of_cpu(root)
     blocks = cpuinfo_blocks(root)
     groups: dict[object, list[int]] = {}
     socket_of: dict[object, int] = {}
-    for cpu in sorted(usable):
+    for cpu in sorted(frozenset(mask)):
         key, socket = _core_of(cpu, root, blocks)
         groups.setdefault(key, []).append(cpu)
         socket_of.setdefault(key, socket)
@@ -76,7 +83,7 @@ def read_cores(mask: Iterable[int], root: Path = Path("/")) -> tuple[Core, ...]:
 
 
 def cores_without_sysfs(count: int | None = None) -> tuple[Core, ...]:
-    """A machine that is no Linux: as many cores as it has, on one node, unbound in practice."""
+    """A machine without Linux: as many cores as it has, on one node, unbound in practice."""
     physical = count or psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     return tuple(Core(cpus=(index,), numa_node=0, socket=0) for index in range(physical))
 
@@ -84,13 +91,13 @@ def cores_without_sysfs(count: int | None = None) -> tuple[Core, ...]:
 def _core_of(cpu: int, root: Path, blocks: dict[int, dict[str, str]]) -> tuple[object, int]:
     """What names the core of a cpu, and its socket."""
     topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-    package = _text(topology / "physical_package_id").strip()
+    package = text_of(topology / "physical_package_id").strip()
     block = blocks.get(cpu, {})
     if not package.isdigit():  # ARM virtual machines say -1; sandboxes have no topology folder
         package = block.get("physical id", "0")
     socket = int(package) if package.isdigit() else 0
     for name in ("core_cpus_list", "thread_siblings_list"):  # the second is the older name of the first
-        siblings = parse_cpu_list(_text(topology / name))
+        siblings = parse_cpu_list(text_of(topology / name))
         if cpu in siblings:
             return siblings, socket
     if "core id" in block:
@@ -101,7 +108,7 @@ def _core_of(cpu: int, root: Path, blocks: dict[int, dict[str, str]]) -> tuple[o
 def _numa_of_cpu(root: Path) -> dict[int, int]:
     nodes: dict[int, int] = {}
     for folder in sorted((root / "sys/devices/system/node").glob("node[0-9]*")):
-        for cpu in parse_cpu_list(_text(folder / "cpulist")):
+        for cpu in parse_cpu_list(text_of(folder / "cpulist")):
             nodes[cpu] = int(folder.name.removeprefix("node"))
     return nodes
 
@@ -110,7 +117,7 @@ def cpuinfo_blocks(root: Path = Path("/")) -> dict[int, dict[str, str]]:
     """/proc/cpuinfo by cpu number."""
     blocks: dict[int, dict[str, str]] = {}
     current: dict[str, str] = {}
-    for line in _text(root / "proc/cpuinfo").splitlines():
+    for line in text_of(root / "proc/cpuinfo").splitlines():
         name, colon, value = line.partition(":")
         if not colon:
             continue
@@ -150,10 +157,3 @@ def read_cpu_model(root: Path = Path("/")) -> str:
     if implementer and part:
         return _ARM_NAMES.get((implementer.lower(), part.lower()), f"ARM implementer {implementer} part {part}")
     return platform.processor() or platform.machine() or "unknown CPU"
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -109,20 +109,18 @@ def names_kept_in_fp32(model: nn.Module, dtype: torch.dtype) -> set[str]:
 
 def find_layers(model: nn.Module) -> LayerMap:
     """Decoder layers (the heaviest list of modules), and the embedding and head the model itself names."""
-    candidates = [
-        (sum(parameter.numel() for parameter in module.parameters()), name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) > 0
-    ]
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    weights = {name: sum(parameter.numel() for parameter in module.parameters()) for name, module in lists.items()}
     embedding = _part(model, "get_input_embeddings")
     head = _part(model, "get_output_embeddings") or _behind_trunk(model)
-    if not candidates or max(candidates, key=lambda item: item[0])[0] == 0:
+    if not any(weights.values()):
         raise _not_found(model, "no list of decoder layers")
     if embedding is None:
         raise _not_found(model, "no input embedding")
     if head is None:
         raise _not_found(model, "no output head")
-    _, layers_name, layers = max(candidates, key=lambda item: item[0])
+    layers_name = max(weights, key=weights.__getitem__)
+    layers = lists[layers_name]
     inside = {id(parameter) for part in (layers, embedding, head) for parameter in part.parameters()}
     return LayerMap(
         layers=list(layers),

@@ -4,7 +4,7 @@
     loss    the head makes its loss a chunk of logits at a time, never all of them   model/chunked_loss.py
             and hands a tied table's gradient to the lookup, where there is one only model/tied_lookup.py
     rows    a lookup table's gradient travels by the rows that tokens named          engines/replicate/named_rows.py
-            and the table itself by the rows that they need                          engines/shard/rows.py
+            and the table itself by the rows that they need                          engines/shard/embedding.py
 
 Layers come first: they look for forwards as transformers wrote them. The loss follows the model's own forward from the
 trunk to the logits, so the head must still be as it was. Rows come last, by the engine, which is told `named_rows`:

@@ -18,11 +18,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from coremill.data.packed_batches import IGNORED
 from coremill.model.heap import give_back_freed
 from coremill.model.tied_lookup import Handover, TiedLookup
 from coremill.plan.logits import block_rows_for, chunk_rows_for
-
-IGNORED = -100
 
 
 def shifted_targets(labels: torch.Tensor) -> torch.Tensor:
@@ -134,10 +133,8 @@ def chunked_loss(
     if not torch.is_grad_enabled():
         # Told that inputs require gradients, it would make them in an evaluation too.
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    result: torch.Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, scale, handover
-    )
-    return result
+    loss: torch.Tensor = _ChunkedLoss.apply(hidden, weight, bias, targets, scale, handover)  # type: ignore[no-untyped-call]
+    return loss
 
 
 class HeadLoss:
@@ -147,9 +144,8 @@ class HeadLoss:
     """
 
     def __init__(self, head: nn.Linear, lookup: TiedLookup | None = None) -> None:
-        """`lookup`: in the head's own table."""
         self._head = head
-        self._lookup = lookup
+        self._lookup = lookup  # in the head's own table
         self._targets: torch.Tensor | None = None
         self._scale = 1.0
         head.forward = self._forward  # type: ignore[method-assign, assignment]

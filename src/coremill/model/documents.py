@@ -2,7 +2,7 @@
 
 Documents are kept apart by position ids that start again with each of them, and nothing else: attention made by
 transformers' masks goes by these, but families that make masks of their own, attend by distance (Bloom, MPT) or carry a
-state along (Mamba) let them pass without a word. So it is tried: other tokens in a neighbour must leave a document's
+state along (Mamba) let them pass without a word. So it is tried: other tokens in one document must leave the next one's
 logits alone, and these must be the same as when it has a row for itself.
 """
 
@@ -28,9 +28,9 @@ COPIES = 5
 
 @dataclass(frozen=True)
 class Influence:
-    """How much a document's logits change, each as a share of what its neighbour does to it in a joined row."""
+    """How much a document's logits change, each as a share of what the one before does to it in a joined row."""
 
-    of_neighbour: float  # by other tokens in the document before it
+    of_previous: float  # by other tokens in the document before it
     of_place: float  # by being behind another document instead of alone in its row
 
 
@@ -50,7 +50,7 @@ def require_documents_apart(model: PreTrainedModel, *, row_tokens: int) -> Choic
     except Exception as error:  # of an unknown forward: then nothing is known of it, and silence would be a promise
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise _refusal(f"cannot tell whether {name} keeps documents apart", why) from error
-    if not found.of_neighbour <= SAME:  # nor is NaN
+    if not found.of_previous <= SAME:  # nor is NaN
         why = "on a small copy of it, other tokens in one document change the next one's logits"
         raise _refusal(f"{name} does not keep the documents of a row apart", why)
     if not found.of_place <= SAME:
@@ -61,17 +61,17 @@ def require_documents_apart(model: PreTrainedModel, *, row_tokens: int) -> Choic
 
 def _least_by_place(model: PreTrainedModel, row_tokens: int) -> Influence:
     """Of several copies, until one is the same in every place: where a model chooses tokens by score (DeepSeek V3.2),
-    equal scores fall by chance. What its neighbour does to a document counts in every copy."""
+    equal scores fall by chance. What the document before it does counts in every copy."""
     worst, found = 0.0, Influence(0.0, 0.0)
     for seed in range(COPIES):
-        found = influence_of_neighbours(small_copy(model, row_tokens=row_tokens, seed=seed))
-        worst = found.of_neighbour if not found.of_neighbour <= worst else worst
+        found = influence_of_documents(small_copy(model, row_tokens=row_tokens, seed=seed))
+        worst = found.of_previous if not found.of_previous <= worst else worst
         if not worst <= SAME or found.of_place <= SAME:
             break
     return Influence(worst, found.of_place)
 
 
-def influence_of_neighbours(small: PreTrainedModel) -> Influence:
+def influence_of_documents(small: PreTrainedModel) -> Influence:
     """Try two documents in a row; the row beside it changes documents elsewhere, as rows of a batch do."""
     generator = torch.Generator().manual_seed(1)
     embedding: Any = small.get_input_embeddings()
@@ -86,8 +86,8 @@ def influence_of_neighbours(small: PreTrainedModel) -> Influence:
     elsewhere = torch.cat([torch.arange(SECOND), torch.arange(FIRST)])
     positions = torch.stack([here, elsewhere])
 
-    def logits(neighbour: torch.Tensor, position_ids: torch.Tensor | None) -> torch.Tensor:
-        rows = torch.cat([torch.cat([neighbour, second], 1), beside])
+    def logits(previous: torch.Tensor, position_ids: torch.Tensor | None) -> torch.Tensor:
+        rows = torch.cat([torch.cat([previous, second], 1), beside])
         return _logits(small, rows, position_ids)[0, FIRST:]
 
     alone = _logits(small, second, torch.arange(SECOND).unsqueeze(0))[0]
@@ -100,7 +100,7 @@ def influence_of_neighbours(small: PreTrainedModel) -> Influence:
 
 @torch.no_grad()
 def _logits(model: PreTrainedModel, token_ids: torch.Tensor, position_ids: torch.Tensor | None) -> torch.Tensor:
-    """As a batch is given to a model in training."""
+    """Called as in training."""
     inputs: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
     result: torch.Tensor = model(input_ids=token_ids, use_cache=False, **inputs).logits
     return result

@@ -94,7 +94,9 @@ def card_on_hub(
     except Exception as error:
         cached = _cached(name, revision, weights=False) if hub.is_unreachable(error) else None
         if cached is not None:
-            return read_card(cached, name=name, pretrained=weights)
+            config, where = read_config(cached), f"{cached}/config.json"
+            task.check_model(config, description=name, where=where, trusted=code)
+            return read_card(cached, config=config, name=name, pretrained=weights)
         problem = hub.explain(error, "model", name, revision, setting)
         if problem is None:
             raise
@@ -133,9 +135,7 @@ def _require_commit(name: str, info: Any, revision: str | None) -> None:
         )
 
 
-def _choose_files(
-    name: str, info: Any, revision: str | None, weights: bool, *, code: bool = False
-) -> tuple[list[str], int]:
+def _choose_files(name: str, info: Any, revision: str | None, weights: bool, *, code: bool) -> tuple[list[str], int]:
     """Exactly the files of the model: repositories also hold the same weights in other formats and precisions."""
     from huggingface_hub import hf_hub_download
 

@@ -125,7 +125,6 @@ def _replay_whole(target: RowSlice, operations: list[InitialOperation], seed: in
 
 
 def _draw(tensor: torch.Tensor, operation: InitialOperation, generator: torch.Generator) -> None:
-    """Call the initialisation function itself."""
     if operation.function == "copy_":
         tensor.copy_(operation.arguments["other"])
         return

@@ -140,18 +140,18 @@ def _norm_with_fp32_weight(self: Any, hidden_states: Any) -> Any:
 
 
 def _normalised(self: Any, x: Any) -> Any:
-    """Of the following."""
+    """`_norm` of Gemma 1 to 3, Qwen 3.5, Moshi and Llama 4."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
 
 
 def _normalised_by_power(self: Any, hidden_states: Any) -> Any:
-    """Of Gemma 3n and 4."""
+    """`_norm` of Gemma 3n and 4."""
     mean_squared = hidden_states.pow(2).mean(-1, keepdim=True) + self.eps
     return hidden_states * torch.pow(mean_squared, -0.5)
 
 
 def _normalised_in_groups(self: Any, x: Any) -> Any:
-    """Of Qwen 4, which has no groups as a rule."""
+    """`_norm` of Qwen 4, which has no groups as a rule."""
     if self.group_size is not None:
         x = x.reshape(*x.shape[:-1], -1, self.group_size)
     out = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
@@ -275,9 +275,9 @@ def gate_of(activation: Any) -> str | None:
         return "silu" if activation is nn.functional.silu else None
     if type(activation) is nn.GELU:
         return {"none": "gelu", "tanh": "gelu_tanh"}[activation.approximate]
-    for form in (KnownForward(forward=_silu), KnownForward(forward=nn.SiLU.forward)):
-        if not isinstance(find_known(activation, (form,)), str):
-            return "silu"
+    silu = (KnownForward(forward=_silu), KnownForward(forward=nn.SiLU.forward))
+    if not isinstance(find_known(activation, silu), str):
+        return "silu"
     if isinstance(find_known(activation, (KnownForward(forward=_act),)), str):
         return None
     act = activation.act

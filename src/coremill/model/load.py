@@ -19,13 +19,11 @@ from coremill.errors import InputError
 from coremill.model.build import build_on_meta
 from coremill.model.initialise import initialise, record_initialisation
 from coremill.model.names import Conversion, NameMap, map_names
-from coremill.model.read import FLOATING, TensorReader, bytes_of_rows
-from coremill.model.slices import RowSlice, materialise, model_name, named_tensors, slice_of
+from coremill.model.read import FLOATING, TensorReader, bytes_of_rows, quantised
+from coremill.model.slices import RowSlice, model_name, named_tensors, slice_of
 from coremill.model.source import ModelFolder
 from coremill.plan.headers import TensorHeader, read_headers
 from coremill.world.heartbeat import HEARTBEAT
-
-__all__ = ["LoadReport", "fill_parameters", "materialise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +86,9 @@ def _aliases(tensors: dict[str, torch.Tensor]) -> list[tuple[str, ...]]:
 
 
 def _bytes_to_read(
-    slices: dict[str, RowSlice],
-    aliases: Iterable[tuple[str, ...]],
-    names: NameMap,
-    headers: dict[str, TensorHeader],
+    slices: dict[str, RowSlice], aliases: Iterable[tuple[str, ...]], names: NameMap, headers: dict[str, TensorHeader]
 ) -> int:
-    """By this rank: its rows of what is only renamed, all of what is converted."""
+    """What this rank reads: its rows of what is only renamed, all of what is converted."""
     rows = sum(
         bytes_of_rows(headers[names.renamed[name]], slices[tied[0]].start, slices[tied[0]].stop)
         for tied in aliases
@@ -164,12 +159,7 @@ def _check_shape(header: TensorHeader, piece: RowSlice) -> None:
     if header.shape != piece.shape:
         raise _wrong_shape(header.name, header.shape, piece.shape, header.file)
     if header.dtype not in FLOATING and piece.local.is_floating_point():
-        raise InputError(
-            f"tensor {header.name} is stored as {header.dtype}",
-            where=header.file,
-            why="quantised weights cannot be trained",
-            do="use the model they were made from",
-        )
+        raise quantised(header)
 
 
 def _wrong_shape(name: str, stored: tuple[int, ...], wanted: tuple[int, ...], file: str) -> InputError:
@@ -187,8 +177,7 @@ def _check_missing(
     """The base model must be whole. A head on top of it may be new: a base model's checkpoint has none."""
     prefix = f"{blueprint.base_model_prefix}."
     names_of = {names[0]: names for names in aliases}
-    ignored = [name for name in missing if all(not alias.startswith(prefix) for alias in names_of[name])]
-    holes = [name for name in missing if name not in ignored]
+    holes = [name for name in missing if any(alias.startswith(prefix) for alias in names_of[name])]
     if holes:
         shown = ", ".join(holes[:3]) + (f" and {len(holes) - 3} more" if len(holes) > 3 else "")
         raise InputError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -44,9 +43,7 @@ class TensorReader:
     def __enter__(self) -> TensorReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
@@ -120,13 +117,17 @@ def _byte_range(header: TensorHeader, start: int, stop: int) -> tuple[int, int]:
 
 
 def dtype_of(header: TensorHeader) -> torch.dtype:
-    """The torch dtype of a stored tensor."""
     dtype = FLOATING.get(header.dtype) or WHOLE_NUMBERS.get(header.dtype)
     if dtype is None:
-        raise InputError(
-            f"tensor {header.name} is stored as {header.dtype}",
-            where=header.file,
-            why="quantised weights cannot be trained",
-            do="use the model they were made from",
-        )
+        raise quantised(header)
     return dtype
+
+
+def quantised(header: TensorHeader) -> InputError:
+    """The refusal of a tensor that is stored in fewer bits than can be trained."""
+    return InputError(
+        f"tensor {header.name} is stored as {header.dtype}",
+        where=header.file,
+        why="quantised weights cannot be trained",
+        do="use the model they were made from",
+    )

@@ -39,7 +39,6 @@ class RowSlice:
 
     @property
     def bytes(self) -> int:
-        """Bytes this rank holds."""
         return self.local.numel() * self.local.element_size()
 
 

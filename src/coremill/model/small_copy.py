@@ -134,17 +134,14 @@ def small_config(config: PretrainedConfig, model_class: Any, *, row_tokens: int)
 
 def _kinds_of_layers(config: PretrainedConfig, model_class: Any) -> set[Any]:
     """What the layers of each list in a model are made of, and the settings each was given; places do not count."""
+    config_class: Any = type(config)
     with no_init_weights():
-        model: nn.Module = model_class._from_config(_copy_of(config), dtype=torch.float32)
+        # Building a model writes into its config.
+        copy: PretrainedConfig = config_class.from_dict(config.to_dict())
+        model: nn.Module = model_class._from_config(copy, dtype=torch.float32)
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
     return {(name, _kind(layer)) for name in outer for layer in lists[name]}
-
-
-def _copy_of(config: PretrainedConfig) -> Any:
-    """Building a model writes into its config."""
-    config_class: Any = type(config)
-    return config_class.from_dict(config.to_dict())
 
 
 def _kind(layer: nn.Module) -> Any:

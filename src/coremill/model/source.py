@@ -15,16 +15,17 @@ from typing import Any, Literal
 
 from coremill.config.schema import BUILT_IN, ModelSection, RunConfig
 from coremill.data.built_in_tokenizer import built_in_tokenizer
-from coremill.data.packed import Progress as TrainingProgress
+from coremill.data.packed import Progress
 from coremill.data.tokenizer_files import TOKENIZER_FILES
 from coremill.errors import InputError
 from coremill.files import write_atomically
 from coremill.model.hub_models import download
+from coremill.plan.card import read_config
 from coremill.plan.headers import read_headers
 from coremill.remote_code import is_folder, pin_problem, require_checked_code
 from coremill.tasks.base import Task
 
-Progress = Callable[[str], None]
+Say = Callable[[str], None]
 
 # A small Llama: 2.4 M parameters learn the look of Python source in minutes on two cores.
 BUILT_IN_VOCABULARY = 4096
@@ -59,9 +60,7 @@ class ModelFolder:
     code_sha256: str | None = None  # of the code that comes with it and is to be run; None: none is
 
 
-def resolve_model(
-    section: ModelSection, task: Task[Any], *, cache: Path, progress: Progress | None = None
-) -> ModelFolder:
+def resolve_model(section: ModelSection, task: Task[Any], *, cache: Path, progress: Say | None = None) -> ModelFolder:
     """Find, download or write the model's folder, and check its files: it is one that the task can train."""
     model = _find_model(section, task.model_class, cache, progress)
     where = f"{model.folder}/config.json"
@@ -89,29 +88,28 @@ def require_named_code(section: ModelSection) -> None:
         require_pinned_code(section, folder)
 
 
-def _find_model(section: ModelSection, model_class: str, cache: Path, progress: Progress | None) -> ModelFolder:
+def _find_model(section: ModelSection, model_class: str, cache: Path, progress: Say | None) -> ModelFolder:
+    weights = section.weights
     if section.config is not None:
-        folder = _write_config(section.config, cache, "config")
+        folder, weights = _write_config(section.config, cache, "config"), "random"
         description = f"a {section.config.get('model_type')} config"
-        return ModelFolder(folder, _read_config(folder), "random", description, model_class)
-    if section.name == BUILT_IN:
-        folder = _write_config(BUILT_IN_CONFIG, cache, BUILT_IN)
-        return ModelFolder(folder, _read_config(folder), "random", "the built-in model", model_class)
-    wants_weights = section.weights == "pretrained"
-    if is_folder(section.name):
+    elif section.name == BUILT_IN:
+        folder, weights = _write_config(BUILT_IN_CONFIG, cache, BUILT_IN), "random"
+        description = "the built-in model"
+    elif is_folder(section.name):
         folder = Path(section.name).expanduser()
         description = str(folder)
     else:
         folder = download(
             section.name,
             revision=section.revision,
-            weights=wants_weights,
+            weights=weights == "pretrained",
             progress=progress,
             setting="model",
             code=section.trust_remote_code,
         )
         description = section.name if section.revision is None else f"{section.name} at {section.revision}"
-    return ModelFolder(folder, _read_config(folder), section.weights, description, model_class)
+    return ModelFolder(folder, read_config(folder), weights, description, model_class)
 
 
 def resolve_tokenizer(
@@ -119,8 +117,8 @@ def resolve_tokenizer(
     model: ModelFolder,
     *,
     cache: Path,
-    progress: Progress | None = None,
-    training_progress: Callable[[TrainingProgress], None] | None = None,
+    progress: Say | None = None,
+    training_progress: Callable[[Progress], None] | None = None,
 ) -> Path:
     """The folder of the tokenizer: the named one, or the model's own."""
     name = config.tokenizer
@@ -132,18 +130,13 @@ def resolve_tokenizer(
     if name is None:
         if has_tokenizer(model.folder):
             return model.folder
-        raise InputError(
-            f"{model.description} has no tokenizer of its own",
-            where=str(model.folder),
-            do="set tokenizer: a hub id, a folder, or built-in",
-        )
+        what, do = f"{model.description} has no tokenizer of its own", "set tokenizer: a hub id, a folder, or built-in"
+        raise InputError(what, where=str(model.folder), do=do)
     if is_folder(name):
         folder = Path(name).expanduser()
         if not has_tokenizer(folder):
             raise InputError(
-                f"no tokenizer in {folder}",
-                where="tokenizer",
-                why=f"none of {', '.join(TOKENIZER_FILES[:3])} is there",
+                f"no tokenizer in {folder}", where="tokenizer", why=f"none of {', '.join(TOKENIZER_FILES[:3])} is there"
             )
         return folder
     folder = download(name, revision=None, weights=False, progress=progress, setting="tokenizer")
@@ -153,30 +146,7 @@ def resolve_tokenizer(
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a tokenizer."""
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder."""
-    path = folder / "config.json"
-    if not folder.is_dir():
-        raise InputError(f"no such model folder: {folder}", where="model", do="check the path")
-    if not path.is_file():
-        raise InputError(
-            "no config.json in the model folder",
-            where=str(folder),
-            why="it says what shape the model has",
-            do="give a Hugging Face model folder (config.json and model.safetensors)",
-        )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"config.json cannot be read: {error}", where=str(path)) from None
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        advice = "use the config.json of a transformers model"
-        raise InputError("config.json has no model_type", where=str(path), do=advice)
-    return config
 
 
 def _write_config(config: dict[str, Any], cache: Path, name: str) -> Path:

@@ -17,7 +17,7 @@ from coremill.model.build import has_plain_lookup
 
 
 class Handover:
-    """Of one forward pass: where the head's backward leaves the table's gradient."""
+    """Where the head's backward leaves the table's gradient of one forward pass."""
 
     def __init__(self) -> None:
         self.gradient: torch.Tensor | None = None
@@ -68,7 +68,7 @@ class TiedLookup:
         return result
 
     def take_handover(self) -> Handover | None:
-        """Of the forward pass that is under way; None where its lookup has no backward."""
+        """That of the forward pass under way; None where its lookup has no backward."""
         handover, self._handover = self._handover, None
         return handover
 

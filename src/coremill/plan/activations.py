@@ -57,8 +57,8 @@ def layer_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
 
 
 def _experts_bytes(card: ModelCard, compute: int) -> int:
-    """Of each expert that a token goes to: its input and output, gate and up in one, the activated gate, their product;
-    and the router's probabilities, choices and order."""
+    """For each expert that a token goes to: its input and output, gate and up in one, the activated gate and their
+    product; and the router's probabilities, choices and order."""
     routed = card.experts_per_token
     return routed * compute * (2 * card.hidden + 4 * card.expert_width) + 4 * card.experts + 40 * routed
 
@@ -85,7 +85,7 @@ def uses_flash(card: ModelCard, arrangement: Arrangement) -> bool:
 
 
 def is_masked(window: int | None, arrangement: Arrangement) -> bool:
-    """Whether a layer that reaches so far back is told by a mask what it may see."""
+    """Whether a layer with this window is told by a mask what it may see."""
     return arrangement.documents_apart or (window is not None and arrangement.sequence_length >= window)
 
 
@@ -142,7 +142,7 @@ def _attention_bytes(card: ModelCard, arrangement: Arrangement) -> int:
 
 
 def _estimated_matrix_bytes(card: ModelCard, arrangement: Arrangement) -> int:
-    """Of a family that is not known, where no flash kernel runs: scores and softmax in fp32, K and V for all heads."""
+    """What an unknown family keeps where no flash kernel runs: scores and softmax in fp32, K and V for all heads."""
     if uses_flash(card, arrangement):
         return 0
     repeated = 2 * arrangement.compute_bytes * max(0, card.heads - card.kv_heads) * card.head_dim

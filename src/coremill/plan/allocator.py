@@ -1,4 +1,4 @@
-"""What a process takes beyond what is alive in it: the allocator's habits, threads, and code that is paged in.
+"""What a process takes beyond what is alive in it: what the allocator keeps, threads, and code that is paged in.
 
 Ranks keep freed memory (rank_environment.py), so a rank's resident memory is the allocator's high-water mark: what is
 alive at the peak, plus holes. Torch allocates through mimalloc in its ARM wheels and through glibc's malloc elsewhere.
@@ -17,12 +17,14 @@ WHOLE_LOGITS_SHARE = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Habits:
-    """Of one platform, measured."""
+class Allocator:
+    """What a rank's memory has beside its tensors on one platform, measured."""
 
     runtime_bytes: int  # thread stacks, oneDNN, autograd and loader code, beyond an interpreter that did one tiny step
     gloo_bytes: int  # its threads and rings
-    state_share: float  # of weights and moments: rounding to huge pages, holes that gradients of their size left
+    state_share: (
+        float  # of weights and optimizer state: rounding to huge pages, holes that gradients of their size left
+    )
     moving_share: float  # of what comes and goes in a step: holes between blocks of different sizes
     linear_copies_weight: bool  # whether a product makes a turned copy of its weight
 
@@ -31,33 +33,19 @@ class Habits:
         return int(self.state_share * state + self.moving_share * moving + WHOLE_LOGITS_SHARE * whole_logits)
 
 
-MIMALLOC = Habits(
-    runtime_bytes=45 * MIB,
-    gloo_bytes=4 * MIB,
-    state_share=0.10,
-    moving_share=0.40,
-    linear_copies_weight=True,
+MIMALLOC = Allocator(
+    runtime_bytes=45 * MIB, gloo_bytes=4 * MIB, state_share=0.10, moving_share=0.40, linear_copies_weight=True
 )
-GLIBC = Habits(
-    runtime_bytes=30 * MIB,
-    gloo_bytes=4 * MIB,
-    state_share=0.03,
-    moving_share=0.25,
-    linear_copies_weight=False,
+GLIBC = Allocator(
+    runtime_bytes=30 * MIB, gloo_bytes=4 * MIB, state_share=0.03, moving_share=0.25, linear_copies_weight=False
 )
 # The same allocator under fp32 products, fitted to 23 runs of 6 to 196 M parameters on two Skylake cores, whose own
 # memory scatters by 6 % around it.
-GLIBC_FP32 = Habits(
-    runtime_bytes=50 * MIB,
-    gloo_bytes=4 * MIB,
-    state_share=0.18,
-    moving_share=0.22,
-    linear_copies_weight=False,
+GLIBC_FP32 = Allocator(
+    runtime_bytes=50 * MIB, gloo_bytes=4 * MIB, state_share=0.18, moving_share=0.22, linear_copies_weight=False
 )
 
 
-def habits_of(architecture: str, dtype: str) -> Habits:
-    """Of the torch wheels for an architecture, computing in a dtype."""
-    if architecture == "aarch64":
-        return MIMALLOC
-    return GLIBC_FP32 if dtype == "fp32" else GLIBC
+def allocator_of(architecture: str, dtype: str) -> Allocator:
+    """What torch's wheels allocate with on an architecture, as fitted for a dtype."""
+    return MIMALLOC if architecture == "aarch64" else GLIBC_FP32 if dtype == "fp32" else GLIBC

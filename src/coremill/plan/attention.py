@@ -14,47 +14,12 @@ from typing import Any, TypeGuard
 from coremill.plan.families import Family
 
 # Model types for which transformers 5.22 has no sdpa form (a test compares): they keep the matrix of every head.
-EAGER_ONLY = frozenset(
-    [
-        "big_bird",
-        "bigbird_pegasus",
-        "bloom",
-        "codegen",
-        "cpmant",
-        "deepseek_v4",
-        "falcon_mamba",
-        "flint",
-        "gemma2",
-        "git",
-        "got_ocr2",
-        "gpt_neo",
-        "gpt_neox_japanese",
-        "gpt_oss",
-        "gptj",
-        "granite_swa",
-        "granitemoe_swa",
-        "hy_v4",
-        "mamba",
-        "mamba2",
-        "megatron-bert",
-        "mimo_v2_flash",
-        "mpt",
-        "mvp",
-        "openai-gpt",
-        "prophetnet",
-        "reformer",
-        "rembert",
-        "roformer",
-        "rwkv",
-        "trocr",
-        "vaultgemma",
-        "xglm",
-        "xlm",
-        "xlnet",
-        "xlstm",
-    ]
+_WITHOUT_SDPA = (
+    "big_bird bigbird_pegasus bloom codegen cpmant deepseek_v4 falcon_mamba flint gemma2 git got_ocr2 gpt_neo "
+    "gpt_neox_japanese gpt_oss gptj granite_swa granitemoe_swa hy_v4 mamba mamba2 megatron-bert mimo_v2_flash "
+    "mpt mvp openai-gpt prophetnet reformer rembert roformer rwkv trocr vaultgemma xglm xlm xlnet xlstm"
 )
-
+EAGER_ONLY = frozenset(_WITHOUT_SDPA.split())
 
 _WINDOW_KEYS = ("sliding_window", "attention_chunk_size", "max_window_layers")
 

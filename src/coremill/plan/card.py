@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from coremill.errors import InputError
 from coremill.plan.attention import unread_windows
 from coremill.plan.headers import TensorHeader, read_headers
-from coremill.plan.shape import BlockShape, ModelShape, Tensor, block_of, shape_of, tensors_of, text_config
+from coremill.plan.shape import BlockShape, ModelShape, Tensor, shape_of, tensors_of, text_config
 from coremill.plan.unknown import has_recurrent_layers, kept_numbers, named_by_shape, shape_of_tensors
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
@@ -37,9 +38,7 @@ class ModelCard:
     name: str
     family: str  # model_type of config.json
     parameters: int  # each counted once, tied ones too
-    matmul_parameters: (
-        int  # that one token is multiplied with: the head is one even when tied, the input embedding is none
-    )
+    matmul_parameters: int  # that a token is multiplied with: the head also when tied, the input embedding never
     layers: int
     hidden: int
     intermediate: int
@@ -77,7 +76,6 @@ class ModelCard:
 
     @property
     def largest_layer_parameters(self) -> int:
-        """Of the decoder layers."""
         return max(self.layer_parameters, default=0)
 
     @property
@@ -134,19 +132,25 @@ def read_card(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder."""
+    """config.json of a model folder, which says at least what kind of model it is."""
     path = folder / "config.json"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not folder.is_dir():
+        raise InputError(f"no such model folder: {folder}", where="model", do="check the path")
+    if not path.is_file():
         raise InputError(
-            f"{folder} holds no config.json", do="name a folder saved by save_pretrained, or a hub id"
-        ) from None
+            "no config.json in the model folder",
+            where=str(folder),
+            why="it says what shape the model has",
+            do="give a Hugging Face model folder (config.json and model.safetensors)",
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as JSON", why=str(error)) from error
-    if not isinstance(document, dict):
-        raise InputError(f"{path} is not a JSON object")
-    return document
+        raise InputError(f"config.json cannot be read: {error}", where=str(path)) from None
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        advice = "use the config.json of a transformers model"
+        raise InputError("config.json has no model_type", where=str(path), do=advice)
+    return config
 
 
 def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | None, *, name: str) -> ModelCard:
@@ -155,7 +159,7 @@ def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | Non
     shape = shape_of(config)
     from_config = tensors_of(shape)
     if headers:
-        tensors = [_tensor_of(header, shape) for header in _no_buffers(headers)]
+        tensors = [_tensor_of(header, shape) for header in headers.values() if not _BUFFER.search(header.name)]
         if not shape.known:
             tensors = named_by_shape(shape, tensors)
             shape = shape_of_tensors(shape, tensors, config)
@@ -178,17 +182,12 @@ def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | Non
     if shape.known:
         return card
     return replace(
-        card,
-        estimated_numbers=kept_numbers(shape, tensors, config),
-        has_recurrent_layers=has_recurrent_layers(config),
+        card, estimated_numbers=kept_numbers(shape, tensors, config), has_recurrent_layers=has_recurrent_layers(config)
     )
 
 
 def _card_of_tensors(
-    name: str,
-    shape: ModelShape,
-    tensors: list[Tensor],
-    headers: Mapping[str, TensorHeader] | None,
+    name: str, shape: ModelShape, tensors: list[Tensor], headers: Mapping[str, TensorHeader] | None
 ) -> ModelCard:
     def count(role: str) -> int:
         return sum(tensor.parameters for tensor in tensors if tensor.role == role)
@@ -197,6 +196,7 @@ def _card_of_tensors(
     in_layers = sum(_active(tensor, shape) for tensor in tensors if tensor.role.isdigit() and len(tensor.shape) > 1)
     vocabulary_rows = max((tensor.shape[0] for tensor in tensors if tensor.role == "embedding"), default=0)
     vocabulary_rows = vocabulary_rows or shape.vocabulary
+    dtypes = Counter(header.dtype for header in (headers or {}).values())
     return ModelCard(
         name=name,
         family=shape.family,
@@ -211,24 +211,19 @@ def _card_of_tensors(
         vocabulary_rows=vocabulary_rows,
         tied=shape.tied,
         max_positions=shape.max_positions,
-        disk_dtype=_commonest(header.dtype for header in headers.values()) if headers else None,
+        disk_dtype=max(sorted(dtypes), key=dtypes.__getitem__) if dtypes else None,
         disk_bytes=sum(header.end - header.start for header in headers.values()) if headers else 0,
         embedding_parameters=count("embedding") + count("positions"),
         layer_parameters=tuple(count(str(layer)) for layer in layers),
         head_parameters=count("head"),
         rest_parameters=count("rest"),
         largest_tensor_parameters=max(tensor.parameters for tensor in tensors),
-        block=block_of(shape),
+        block=shape.block,
         windows=shape.windows,
         experts=shape.experts,
         experts_per_token=shape.experts_per_token,
         expert_width=shape.expert_width,
     )
-
-
-def _no_buffers(headers: Mapping[str, TensorHeader]) -> list[TensorHeader]:
-    """The headers that become parameters."""
-    return [header for header in headers.values() if not _BUFFER.search(header.name)]
 
 
 def _role(name: str) -> str:
@@ -253,10 +248,3 @@ def _active(tensor: Tensor, shape: ModelShape) -> int:
     if not tensor.is_expert or not shape.experts or not shape.experts_per_token:
         return tensor.parameters
     return tensor.parameters * shape.experts_per_token // shape.experts
-
-
-def _commonest(values: Iterable[str]) -> str | None:
-    counts: dict[str, int] = {}
-    for value in values:
-        counts[value] = counts.get(value, 0) + 1
-    return max(sorted(counts), key=lambda value: counts[value]) if counts else None

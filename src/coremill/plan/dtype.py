@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from coremill.hardware.facts import Calibration, NodeFacts
+from coremill.plan.traffic import gradient_form
 from coremill.plan.types import Choice
-from coremill.plan.wire import gradient_form
 from coremill.plan.words import rate
 
 Dtype = Literal["fp32", "bf16"]
@@ -30,7 +30,7 @@ def choose_dtype(asked: str, node: NodeFacts, calibration: Calibration) -> Choic
             f"set by you; this CPU has no bf16 units, and bf16 products run {slower:.0f} times slower than fp32 here",
         )
     if not node.has_bf16_units:
-        measured = "measured" if emulated_flops_per_second(calibration) is not None else "as on others of its kind"
+        measured = "measured" if calibration.bf16_emulated_flops_per_second else "as on others of its kind"
         return Choice(
             "fp32", f"this CPU has no bf16 units: bf16 products run {slower:.0f} times slower than fp32 ({measured})"
         )
@@ -44,15 +44,9 @@ def choose_dtype(asked: str, node: NodeFacts, calibration: Calibration) -> Choic
     return Choice("fp32", f"bf16 products are not faster than fp32 on this CPU, factor {factor:.2f} ({verb}: {speeds})")
 
 
-def emulated_flops_per_second(calibration: Calibration) -> float | None:
-    """The measured rate of bf16 products on a CPU without units for them, where it was measured."""
-    value = getattr(calibration, "bf16_emulated_flops_per_second", None)
-    return float(value) if value else None
-
-
 def bf16_flops_per_second(calibration: Calibration) -> float:
     """The rate bf16 products reach, with units or without."""
-    known = calibration.bf16_matmul_flops_per_second or emulated_flops_per_second(calibration)
+    known = calibration.bf16_matmul_flops_per_second or calibration.bf16_emulated_flops_per_second
     return known or calibration.fp32_matmul_flops_per_second / EMULATED_SLOWDOWN
 
 
@@ -69,5 +63,5 @@ def choose_wire_dtype(asked: WireDtype, dtype: Dtype, *, nodes: int, world_size:
         return Choice("fp32", "one rank: nothing travels")
     if nodes == 1:
         return Choice("fp32", "ranks share a machine: rounding would save no time, and losses stay those of one rank")
-    form = "roots of 16 bits" if gradient_form(asked, dtype) == "sqrt16" else "bf16"
+    form = "square roots in 16 bits" if gradient_form(asked, dtype) == "sqrt16" else "bf16"
     return Choice("auto", f"gradients as {form}, summed in fp32: half the bytes between machines; weights in {dtype}")

@@ -16,7 +16,7 @@ from coremill.plan.card import ModelCard
 from coremill.plan.peak import StepPoint
 from coremill.plan.traffic import Traffic
 from coremill.plan.types import Arrangement
-from coremill.registry import find, names
+from coremill.registry import find, importable
 
 # With one pass per step gathered weights are kept only where that saves more of the step than this: they take as much
 # memory as the whole model. With several passes not keeping them would send everything once per pass.
@@ -33,7 +33,6 @@ class StateBytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.parameters + self.gradients + self.optimizer
 
 
@@ -72,14 +71,14 @@ class EngineCost(Protocol):
         return StepPoint(name="between steps", gradients=0)
 
     def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
-        """Of a checkpoint, all ranks together."""
+        """The size of a checkpoint, all ranks together."""
 
     def traffic(self, card: ModelCard, arrangement: Arrangement) -> Traffic:
         """What one rank exchanges in a step."""
         return Traffic(gather_bytes=0, reduce_bytes=0)
 
     def overlap_seconds(self, arrangement: Arrangement, compute_seconds: float) -> float:
-        """Of a step's arithmetic, what its exchange runs beside."""
+        """How much of a step's arithmetic its exchange can overlap with."""
         return 0.0
 
     def optimizer_seconds(self, card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
@@ -99,19 +98,18 @@ class EngineCost(Protocol):
 
 
 def cost_named(engine: str) -> EngineCost:
-    """Of the engine with this name."""
     cost: EngineCost = find("coremill.engines", engine).cost
     return cost
 
 
 def cost_of(arrangement: Arrangement) -> EngineCost:
-    """Of an arrangement's engine, in the form it has there."""
+    """The cost of an arrangement's engine, in the form it has there."""
     return cost_named(arrangement.engine).form(arrangement)
 
 
 def engines_for_auto(world_size: int) -> tuple[str, ...]:
-    """That are worth pricing; one rank has nothing to share."""
-    tried = {name: cost_named(name) for name in names("coremill.engines")}
+    """The engines that `parallel.engine: auto` prices; one rank has nothing to share."""
+    tried = {name: kind.cost for name, kind in importable("coremill.engines").items()}
     return tuple(
         name for name, cost in tried.items() if cost.tried_by_auto and (world_size > 1 or cost.holds_whole_model)
     )

@@ -24,30 +24,15 @@ LENGTH_BYTES = 8
 # The reference implementation refuses larger headers too; any other file would be read as a header of exabytes.
 MAX_HEADER_BYTES = 100_000_000
 
-DTYPE_BITS = {
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
-    "C64": 64,
-    "F32": 32,
-    "I32": 32,
-    "U32": 32,
-    "F16": 16,
-    "BF16": 16,
-    "I16": 16,
-    "U16": 16,
-    "I8": 8,
-    "U8": 8,
-    "BOOL": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "F8_E8M0": 8,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "F4": 4,
+_DTYPES_BY_BITS = {
+    64: "F64 I64 U64 C64",
+    32: "F32 I32 U32",
+    16: "F16 BF16 I16 U16",
+    8: "I8 U8 BOOL F8_E4M3 F8_E5M2 F8_E4M3FNUZ F8_E5M2FNUZ F8_E8M0",
+    6: "F6_E2M3 F6_E3M2",
+    4: "F4",
 }
+DTYPE_BITS = {dtype: bits for bits, dtypes in _DTYPES_BY_BITS.items() for dtype in dtypes.split()}
 
 
 @dataclass(frozen=True)
@@ -63,7 +48,6 @@ class TensorHeader:
 
     @property
     def bytes(self) -> int:
-        """How many bytes the tensor takes in its file."""
         return self.end - self.start
 
 
@@ -109,16 +93,12 @@ def read_file_header(path: Path) -> dict[str, TensorHeader]:
             prefix = stream.read(LENGTH_BYTES)
             length = header_bytes_of(prefix, path.name)
             prefix += stream.read(min(length, max(size - LENGTH_BYTES, 0)))
+        return parse_header(prefix, path.name, size)
     except InputError as error:
         error.where = str(path)
         raise
     except OSError as error:
         raise InputError(f"cannot read {path.name}: {error.strerror}", where=str(path)) from None
-    try:
-        return parse_header(prefix, path.name, size)
-    except InputError as error:
-        error.where = str(path)
-        raise
 
 
 def weight_files(folder: Path) -> tuple[str, ...]:
@@ -222,24 +202,17 @@ def _no_weights(folder: Path) -> InputError:
     pickles = pickle_files(path.name for path in folder.iterdir())
     if pickles:
         return pickle_refusal(str(folder), pickles[0], f"{str(folder).rstrip('/')}-safetensors")
-    others = sorted(path.name for path in folder.glob("*.safetensors"))
-    if others:
-        return InputError(
-            f"no {SINGLE_FILE} and no {INDEX_FILE} in the model folder",
-            where=str(folder),
-            why=f"it has {', '.join(others[:3])}, but nothing says which files make up the model",
-            do=f"add the index, or rename the file to {SINGLE_FILE} if it is the whole model",
-        )
-    return InputError(
-        "no weights in the model folder",
-        where=str(folder),
-        why=f"neither {SINGLE_FILE} nor {INDEX_FILE} is there",
-        do="give a folder with weights, or set model.weights=random to start from scratch",
-    )
+    what, why = "no weights in the model folder", f"neither {SINGLE_FILE} nor {INDEX_FILE} is there"
+    do = "give a folder with weights, or set model.weights=random to start from scratch"
+    if others := sorted(path.name for path in folder.glob("*.safetensors")):
+        what = f"no {SINGLE_FILE} and no {INDEX_FILE} in the model folder"
+        why = f"it has {', '.join(others[:3])}, but nothing says which files make up the model"
+        do = f"add the index, or rename the file to {SINGLE_FILE} if it is the whole model"
+    return InputError(what, where=str(folder), why=why, do=do)
 
 
 def pickle_files(names: Iterable[str]) -> list[str]:
-    """Those of the names that are weights in a pickle; what trainers leave beside the weights does not count."""
+    """The names that are weights in a pickle; what trainers leave with the weights does not count."""
     beside = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
     return sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")) and not name.startswith(beside))
 

@@ -30,14 +30,10 @@ class Factors:
     slack: float = 1.0
 
     def words(self) -> str:
-        """For the user."""
-        parts = (
-            f"compute x {self.compute:.2f}",
-            f"optimizer x {self.optimizer:.2f}",
-            f"communication x {self.communication:.2f}",
-            f"allocator slack x {self.slack:.2f}",
+        return (
+            f"compute x {self.compute:.2f}, optimizer x {self.optimizer:.2f},"
+            f" communication x {self.communication:.2f}, allocator slack x {self.slack:.2f}"
         )
-        return ", ".join(parts)
 
     def scaled(self, seconds: StepSeconds) -> StepSeconds:
         """A step as the learned runs would have it."""

@@ -33,27 +33,11 @@ def block_rows_for(vocabulary_rows: int, threads: int) -> int:
 
 
 # Model types that scale or cut their logits whatever the config says (transformers 5.22).
-_ALWAYS_WHOLE = frozenset(
-    [
-        "cohere",
-        "cohere2",
-        "cohere2_moe",
-        "granite",
-        "granite_swa",
-        "granitemoe",
-        "granitemoe_swa",
-        "granitemoehybrid",
-        "granitemoeshared",
-        "hyperclovax",
-        "falcon_h1",
-        "electra",
-        "rembert",
-        "prophetnet",
-        "whisper",
-        "git",
-        "gemma4_unified_assistant",
-    ]
+_SCALED_OR_CUT = (
+    "cohere cohere2 cohere2_moe granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared "
+    "hyperclovax falcon_h1 electra rembert prophetnet whisper git gemma4_unified_assistant"
 )
+_ALWAYS_WHOLE = frozenset(_SCALED_OR_CUT.split())
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 _CAPPED = {"gemma2": 30.0, "vaultgemma": 30.0, "gemma3n_text": 30.0, "recurrent_gemma": 30.0, "nanochat": 15.0}
 _SCALES = ("logit_scale", "logits_scaling")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from coremill.plan.allocator import Habits
+from coremill.plan.allocator import Allocator
 from coremill.plan.card import ModelCard
 from coremill.plan.engine_cost import cost_of
 from coremill.plan.peak import StepPoint, peak_of
@@ -29,26 +29,26 @@ EXPORT_BYTES = 3 * EXPORT_PIECE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class MemoryContext:
     """What memory depends on besides model and arrangement."""
 
     base_bytes: int  # an interpreter with the libraries imported
     limit_bytes_per_rank: int
-    habits: Habits
+    allocator: Allocator
     slack_factor: float = 1.0  # learned from runs on this machine
     saves_during_run: bool = False  # checkpoints are due before the run ends
     saves: bool = True  # a checkpoint is written at all
 
 
-def memory_plan(card: ModelCard, arrangement: Arrangement, surroundings: Surroundings) -> MemoryPlan:
+def memory_plan(card: ModelCard, arrangement: Arrangement, context: MemoryContext) -> MemoryPlan:
     """All phases of one rank."""
-    habits, cost = surroundings.habits, cost_of(arrangement)
+    allocator, cost = context.allocator, cost_of(arrangement)
     state = cost.state(card, arrangement)
 
     def part(point: StepPoint, *, optimizer: int = state.optimizer) -> MemoryPart:
-        runtime = habits.runtime_bytes + (habits.gloo_bytes if arrangement.world_size > 1 else 0)
+        runtime = allocator.runtime_bytes + (allocator.gloo_bytes if arrangement.world_size > 1 else 0)
         whole_logits = point.logits if point.whole_logits else 0
-        holes = habits.slack_bytes(state=state.parameters + optimizer, moving=point.heap, whole_logits=whole_logits)
+        holes = allocator.slack_bytes(state=state.parameters + optimizer, moving=point.heap, whole_logits=whole_logits)
         return MemoryPart(
             parameters=state.parameters,
             gradients=point.gradients,
@@ -57,11 +57,11 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, surroundings: Surroun
             logits=point.logits,
             buffers=point.buffers + point.shared,
             data=DATA_BYTES,
-            base=surroundings.base_bytes,
-            slack=int(surroundings.slack_factor * (runtime + holes)),
+            base=context.base_bytes,
+            slack=int(context.slack_factor * (runtime + holes)),
         )
 
-    points = cost.step_points(card, arrangement, linear_copies_weight=habits.linear_copies_weight)
+    points = cost.step_points(card, arrangement, linear_copies_weight=allocator.linear_copies_weight)
     peak, waiting = peak_of(list(points)), cost.between_steps(card, arrangement)
     steady = part(peak)
     # The optimizer's state appears at the end of the first step, when the activations have gone.
@@ -73,14 +73,14 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, surroundings: Surroun
         load=part(StepPoint(name="load", gradients=0, buffers=largest), optimizer=0),
         first_step=max(first_step, key=lambda part: part.total),
         steady_step=steady,
-        checkpoint=_checkpoint(saved_bytes_per_rank, surroundings, steady, exporting),
-        limit=surroundings.limit_bytes_per_rank,
+        checkpoint=_checkpoint(saved_bytes_per_rank, context, steady, exporting),
+        limit=context.limit_bytes_per_rank,
     )
 
 
-def _checkpoint(copy: int, surroundings: Surroundings, steady: MemoryPart, exporting: MemoryPart) -> MemoryPart:
+def _checkpoint(copy: int, context: MemoryContext, steady: MemoryPart, exporting: MemoryPart) -> MemoryPart:
     """A copy of a rank's part of the state is written while training goes on, where it fits; else nothing is copied."""
-    if not surroundings.saves or copy > surroundings.limit_bytes_per_rank - steady.total:
+    if not context.saves or copy > context.limit_bytes_per_rank - steady.total:
         return exporting
-    beside = steady if surroundings.saves_during_run else exporting
+    beside = steady if context.saves_during_run else exporting
     return replace(beside, buffers=beside.buffers + copy)

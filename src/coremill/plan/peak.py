@@ -85,6 +85,6 @@ class LossBytes:
 
 
 def fp32_head_parameters(card: ModelCard, arrangement: Arrangement) -> int:
-    """Of a head that is not rounded to bf16; 0: it is like the rest."""
+    """Parameters of a head that stays in fp32 while the rest is rounded to bf16; 0: there is none."""
     keeps = card.family in FP32_HEADS and not card.tied and arrangement.dtype == "bf16"
     return card.head_parameters if keeps else 0

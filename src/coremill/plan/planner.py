@@ -15,13 +15,13 @@ from coremill.config.durations import Interval, interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
-from coremill.plan.allocator import habits_of
+from coremill.plan.allocator import allocator_of
 from coremill.plan.card import ModelCard, as_written, require_positions
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
 from coremill.plan.engine_cost import WORTH_KEEPING, AutoChoice, cost_of, engines_for_auto
 from coremill.plan.layout import Layout, lay_out
 from coremill.plan.learn import factors_of
-from coremill.plan.memory import Surroundings, memory_plan
+from coremill.plan.memory import MemoryContext, memory_plan
 from coremill.plan.model_choices import activations_choice, attention_choice, logits_choice
 from coremill.plan.saving import plan_save
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
@@ -58,7 +58,6 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """Within the limit, in every phase."""
         return self.memory.peak.total <= self.memory.limit
 
     @property
@@ -69,11 +68,9 @@ class Candidate:
 
 def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies: bool = True) -> Plan:
     """Everything decided before the first rank starts."""
-    check_inputs(config, card)
-    card = card if config.model.fused else as_written(card)
-    fleet = _with_declared_link(config, fleet)
-    layout, dtype, wire_dtype = _settled(config, fleet)
-    candidates = list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
+    _check_inputs(config, card)
+    fleet, card, layout, dtype, wire_dtype = settled = _settled(config, fleet, card)
+    candidates = list(_candidates(config, *settled))
     chosen = _choose(candidates)
     arrangement = chosen.arrangement
     cost = cost_of(arrangement)
@@ -125,29 +122,25 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
 
 def candidates_of(config: RunConfig, fleet: Fleet, card: ModelCard) -> list[Candidate]:
     """Every arrangement the settings leave open, each with its price."""
-    card = card if config.model.fused else as_written(card)
-    fleet = _with_declared_link(config, fleet)
-    layout, dtype, wire_dtype = _settled(config, fleet)
-    return list(_candidates(config, fleet, card, layout, dtype.value, wire_dtype.value))
+    return list(_candidates(config, *_settled(config, fleet, card)))
 
 
-def _with_declared_link(config: RunConfig, fleet: Fleet) -> Fleet:
-    declared = config.fleet.link_gbit_per_second
-    return fleet if declared is None or fleet.nodes == 1 else replace(fleet, link_bits_per_second=declared * 1e9)
+_Settled = tuple[Fleet, ModelCard, Layout, Choice[Dtype], Choice[WireDtype]]
 
 
-def _settled(config: RunConfig, fleet: Fleet) -> tuple[Layout, Choice[Dtype], Choice[WireDtype]]:
-    """What does not depend on memory."""
-    layout = lay_out(
-        fleet.node, ranks=_fixed(config.parallel.ranks_per_node), threads=_fixed(config.parallel.threads_per_rank)
-    )
-    dtype = choose_dtype(config.parallel.dtype, fleet.node, fleet.calibration)
+def _settled(config: RunConfig, fleet: Fleet, card: ModelCard) -> _Settled:
+    """What does not depend on memory; fleet and card as the run file has them."""
+    parallel, declared = config.parallel, config.fleet.link_gbit_per_second
+    if declared is not None and fleet.nodes > 1:
+        fleet = replace(fleet, link_bits_per_second=declared * 1e9)
+    layout = lay_out(fleet.node, ranks=_fixed(parallel.ranks_per_node), threads=_fixed(parallel.threads_per_rank))
+    dtype = choose_dtype(parallel.dtype, fleet.node, fleet.calibration)
     world_size = fleet.nodes * layout.ranks_per_node.value
-    wire = choose_wire_dtype(config.parallel.wire_dtype, dtype.value, nodes=fleet.nodes, world_size=world_size)
-    return layout, dtype, wire
+    wire = choose_wire_dtype(parallel.wire_dtype, dtype.value, nodes=fleet.nodes, world_size=world_size)
+    return fleet, card if config.model.fused else as_written(card), layout, dtype, wire
 
 
-def check_inputs(config: RunConfig, card: ModelCard) -> None:
+def _check_inputs(config: RunConfig, card: ModelCard) -> None:
     """What no arrangement can make right."""
     length = config.data.sequence_length
     require_positions(length, card.max_positions)
@@ -166,9 +159,13 @@ def step_counts(config: RunConfig) -> StepCounts:
 
 
 def _candidates(
-    config: RunConfig, fleet: Fleet, card: ModelCard, layout: Layout, dtype: Dtype, wire_dtype: WireDtype
+    config: RunConfig,
+    fleet: Fleet,
+    card: ModelCard,
+    layout: Layout,
+    dtype: Choice[Dtype],
+    wire_dtype: Choice[WireDtype],
 ) -> Iterator[Candidate]:
-    """Every arrangement the user's settings leave open."""
     ranks_per_node = layout.ranks_per_node.value
     world_size = fleet.nodes * ranks_per_node
     counts = step_counts(config)
@@ -186,8 +183,8 @@ def _candidates(
                 arrangement = Arrangement(
                     engine=engine,
                     optimizer=config.train.optimizer,
-                    dtype=dtype,
-                    wire_dtype=wire_dtype,
+                    dtype=dtype.value,
+                    wire_dtype=wire_dtype.value,
                     nodes=fleet.nodes,
                     ranks_per_node=ranks_per_node,
                     threads_per_rank=layout.threads_per_rank.value,
@@ -218,15 +215,15 @@ def price(
     traffic = cost_of(arrangement).traffic(card, arrangement)
     learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
     seconds = learned.scaled(step_seconds(card, arrangement, fleet, traffic))
-    surroundings = Surroundings(
+    context = MemoryContext(
         base_bytes=fleet.calibration.base_rss_bytes,
         limit_bytes_per_rank=limit_bytes_per_rank,
-        habits=habits_of(fleet.node.architecture, arrangement.dtype),
+        allocator=allocator_of(fleet.node.architecture, arrangement.dtype),
         slack_factor=learned.slack,
         saves=saving != NEVER,
         saves_during_run=_due_before_the_end(saving, steps, seconds.total),
     )
-    memory = memory_plan(card, arrangement, surroundings)
+    memory = memory_plan(card, arrangement, context)
     return Candidate(arrangement=arrangement, memory=memory, traffic=traffic, seconds=seconds)
 
 
@@ -253,9 +250,7 @@ def _choose(candidates: list[Candidate]) -> Candidate:
     if not fitting:
         return min(candidates, key=lambda candidate: candidate.memory.peak.total)
     quickest = min(candidate.seconds.total for candidate in fitting)
-    plain = [
-        candidate for candidate in fitting if candidate.is_plain and candidate.seconds.total <= MUCH_SLOWER * quickest
-    ]
+    plain = [one for one in fitting if one.is_plain and one.seconds.total <= MUCH_SLOWER * quickest]
     # Equal seconds go to the larger micro-batch: candidates come largest first, and min keeps the first.
     best = min(plain or fitting, key=lambda candidate: candidate.seconds.total)
     given_back = replace(best.arrangement, keep_gathered=False)
@@ -293,9 +288,7 @@ def _micro_batch_reason(config: RunConfig, chosen: Candidate, candidates: list[C
     rows, tokens = arrangement.micro_batch_rows, arrangement.tokens_per_forward
     asked = _fixed(config.train.micro_batch_rows)
     if asked is not None:
-        if asked > rows:
-            return f"you set {asked}, but a rank has only {plural(rows, 'row')} per step"
-        return "set by you"
+        return "set by you" if asked <= rows else f"you set {asked}, but a rank has only {plural(rows, 'row')} per step"
     largest = max(candidate.arrangement.micro_batch_rows for candidate in candidates)
     if rows == largest:
         if arrangement.accumulation_steps == 1:
@@ -328,14 +321,11 @@ def _checkpointing_reason(config: RunConfig, chosen: Candidate, candidates: list
         return "set by you"
     if not chosen.arrangement.activation_checkpointing:
         return "not needed: activations fit"
-    without = [
-        candidate for candidate in candidates if not candidate.arrangement.activation_checkpointing and candidate.fits
-    ]
+    without = [one.seconds.total for one in candidates if one.fits and not one.arrangement.activation_checkpointing]
     if not without:
         return "only so do activations fit; it costs about a third more arithmetic"
-    quickest = min(candidate.seconds.total for candidate in without)
-    seconds = chosen.seconds.total
-    return f"larger micro-batches with fewer exchanges: {seconds:.1f} s per step against {quickest:.1f} s without"
+    seconds = f"{chosen.seconds.total:.1f} s per step against {min(without):.1f} s without"
+    return f"larger micro-batches with fewer exchanges: {seconds}"
 
 
 def _assumptions(fleet: Fleet, arrangement: Arrangement, card: ModelCard) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from coremill.plan.card import ModelCard
 from coremill.plan.engine_cost import cost_named
 from coremill.plan.planner import make_plan
 from coremill.plan.types import Plan, Remedy
-from coremill.registry import names
+from coremill.registry import importable
 
 MOST_NODES = 256
 SHORTEST_ROW = 64
@@ -52,16 +52,14 @@ def _remedy(change: _Change, plan: Plan) -> Remedy:
 def _ladders(config: RunConfig, fleet: Fleet, card: ModelCard) -> Iterator[Iterator[_Change]]:
     train, parallel = config.train, config.parallel
     if train.activation_checkpointing is False:
-        yield iter(
-            [_set(config, fleet, "recompute activations in backward", "train", "activation_checkpointing", "auto")]
-        )
+        words = "recompute activations in backward"
+        yield iter([_set(config, fleet, words, "train", "activation_checkpointing", "auto")])
     if train.micro_batch_rows != "auto" and train.micro_batch_rows > 1:
-        yield iter(
-            [_set(config, fleet, "let the plan choose smaller micro-batches", "train", "micro_batch_rows", "auto")]
-        )
+        words = "let the plan choose smaller micro-batches"
+        yield iter([_set(config, fleet, words, "train", "micro_batch_rows", "auto")])
     if parallel.engine != "auto" and cost_named(parallel.engine).holds_whole_model:
-        for name in names("coremill.engines"):
-            if (relief := cost_named(name).relief) is not None:
+        for name, kind in importable("coremill.engines").items():
+            if (relief := kind.cost.relief) is not None:
                 yield iter([_set(config, fleet, relief, "parallel", "engine", name)])
     if parallel.ranks_per_node != "auto" and parallel.ranks_per_node > 1:
         yield iter([_set(config, fleet, "fewer ranks per machine", "parallel", "ranks_per_node", 1)])
@@ -82,11 +80,7 @@ def _more_nodes(config: RunConfig, fleet: Fleet) -> Iterator[_Change]:
     while nodes < MOST_NODES:
         nodes = nodes + 1 if nodes < 4 else nodes + max(1, nodes // 4)
         price = None if fleet.usd_per_hour is None else fleet.usd_per_hour * nodes / fleet.nodes
-        name = (
-            fleet.name.replace(f"{fleet.nodes} x ", f"{nodes} x ", 1)
-            if " x " in fleet.name
-            else f"{nodes} x {fleet.name}"
-        )
+        name = f"{nodes} x {fleet.name.removeprefix(f'{fleet.nodes} x ')}"
         larger = replace(fleet, nodes=nodes, name=name, usd_per_hour=price)
         yield _set(config, larger, f"{nodes} machines instead of {fleet.nodes}", "fleet", "nodes", nodes)
 
@@ -97,14 +91,8 @@ def _bigger_instances(config: RunConfig, fleet: Fleet) -> Iterator[_Change]:
     if current is None:
         return
     for instance in sorted(_alternatives(current), key=lambda one: (one.usd_per_hour or 0.0, one.name)):
-        yield _set(
-            config,
-            fleet_of(f"{fleet.nodes}x{instance.name}"),
-            f"{instance.name} with {instance.memory_mib // 1024} GiB instead of {current.name}",
-            "fleet",
-            "instance",
-            instance.name,
-        )
+        words = f"{instance.name} with {instance.memory_mib // 1024} GiB instead of {current.name}"
+        yield _set(config, fleet_of(f"{fleet.nodes}x{instance.name}"), words, "fleet", "instance", instance.name)
 
 
 def _alternatives(current: Instance) -> Iterator[Instance]:

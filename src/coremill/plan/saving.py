@@ -6,9 +6,7 @@ screen it is called assumed, and a save that took longer than a stop would wait 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil
-from typing import Any
 
 from coremill.config.durations import seconds_of
 from coremill.config.schema import AUTO, RunConfig
@@ -23,7 +21,7 @@ GRACE_SECONDS = 120.0
 # Of the time to stop: the rest is for saying so and leaving.
 SHARE_OF_GRACE = 0.8
 SET_BY_USER = "set by you"
-SPOT_NOTICE_SECONDS = 120.0  # EC2 takes a machine back so long after it said so
+SPOT_NOTICE_SECONDS = 120.0  # from the notice until EC2 takes the machine back
 
 
 def plan_save(config: RunConfig, state_bytes: int, step_seconds: float) -> SavePlan:
@@ -58,12 +56,6 @@ def plan_save(config: RunConfig, state_bytes: int, step_seconds: float) -> SaveP
         deadline_seconds=deadline,
         warnings=tuple(warnings),
     )
-
-
-def save_from_json(document: Mapping[str, Any]) -> SavePlan:
-    """The inverse of its JSON form."""
-    choices = {name: Choice(**document[name]) for name in ("grace_seconds", "deadline_seconds")}
-    return SavePlan(**{**document, **choices, "warnings": tuple(document["warnings"])})
 
 
 def _grace(config: RunConfig, seconds: float, takes: str, step_seconds: float) -> Choice[float]:

@@ -23,7 +23,6 @@ class Tensor:
 
     @property
     def parameters(self) -> int:
-        """Elements."""
         return prod(self.shape)
 
 
@@ -33,42 +32,6 @@ _ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropou
 _RESIDUAL_DROPOUT = ("resid_pdrop", "hidden_dropout", "hidden_dropout_prob", "dropout")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """A config, read with its family's defaults."""
-
-    family: str
-    known: bool
-    traits: Family
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    max_positions: int | None
-    tied: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    head_norms: bool  # Phi's qk_layernorm
-    learned_positions: bool
-    attention_dropout: float
-    residual_dropout: float
-    embedding_dropout: float
-    softcap: bool
-    shared_norm_input: bool
-    plain_logits: bool
-    capped_logits: bool
-    activation: str
-    eager_only: bool
-    windows: tuple[int | None, ...]  # by layer: how many tokens attention reaches back; None: all
-    experts: int  # 0: one MLP
-    experts_per_token: int
-    expert_width: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +59,35 @@ class BlockShape:
     plain_lookup: bool  # nothing happens to the rows: a tied table has one gradient (model/tied_lookup.py)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A config, read with its family's defaults."""
+
+    family: str
+    known: bool
+    traits: Family
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    max_positions: int | None
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    head_norms: bool  # Phi's qk_layernorm
+    residual_dropout: float
+    activation: str
+    windows: tuple[int | None, ...]  # by layer: how many tokens attention reaches back; None: all
+    experts: int  # 0: one MLP
+    experts_per_token: int
+    expert_width: int
+    block: BlockShape
+
+
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
     """A config.json in one set of names; what an unknown family leaves out has the value that Llama gives it."""
     config = text_config(config)
@@ -108,6 +100,10 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     head_dim = _integer(config, ("head_dim",), traits.head_dim or hidden // max(1, heads))
     layers = _integer(config, ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), traits.layers)
     intermediate = _integer(config, ("intermediate_size", "n_inner", "ffn_dim"), traits.intermediate or 4 * hidden)
+    activation = str(config.get("hidden_act") or config.get("activation_function") or traits.activation)
+    default_dropout = 0.1 if family_name == "gpt2" else 0.0
+    residual_dropout = _fraction(config, _RESIDUAL_DROPOUT, default_dropout)
+    head_norms = bool(config.get("qk_layernorm", False)) and family_name == "phi"
     return ModelShape(
         family=family_name,
         known=family_name in FAMILIES and not _mixes_layers(config),
@@ -124,17 +120,9 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         qkv_bias=biased,
         output_bias=biased if traits.bias_key else traits.output_bias,
         mlp_bias=bool(config.get("mlp_bias", traits.mlp_bias)) if traits.gated else traits.mlp_bias,
-        head_norms=bool(config.get("qk_layernorm", False)) and family_name == "phi",
-        learned_positions=traits.learned_positions,
-        attention_dropout=_fraction(config, _ATTENTION_DROPOUT, 0.1 if family_name == "gpt2" else 0.0),
-        residual_dropout=_fraction(config, _RESIDUAL_DROPOUT, 0.1 if family_name == "gpt2" else 0.0),
-        embedding_dropout=_fraction(config, ("embd_pdrop",), 0.1 if family_name == "gpt2" else 0.0),
-        softcap=bool(traits.softcap_key and config.get(traits.softcap_key, 50.0)),
-        shared_norm_input=traits.parallel_norms and bool(config.get("use_parallel_residual", True)),
-        plain_logits=not makes_whole_logits(config, family_name),
-        capped_logits=caps_logits(config, family_name),
-        activation=str(config.get("hidden_act") or config.get("activation_function") or traits.activation),
-        eager_only=family_name in EAGER_ONLY,
+        head_norms=head_norms,
+        residual_dropout=residual_dropout,
+        activation=activation,
         windows=windows_of(config, traits, layers),
         experts=_integer(config, _EXPERTS, traits.experts, least=0),
         experts_per_token=_integer(config, _EXPERTS_PER_TOKEN, traits.experts_per_token, least=0),
@@ -142,6 +130,27 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
             intermediate
             if traits.expert_width is None
             else _integer(config, ("moe_intermediate_size",), traits.expert_width)
+        ),
+        block=BlockShape(
+            norm=traits.norm,
+            norms_into_matmul=traits.norms_into_matmul,
+            norms_into_residual=traits.norms_into_residual,
+            shared_norm_input=traits.parallel_norms and bool(config.get("use_parallel_residual", True)),
+            rotary=not traits.learned_positions,
+            mlp_tensors_kept=3 if traits.gated else KEPT_BY_ACTIVATION.get(activation, 2),
+            qk_norm=traits.qk_norm or head_norms,
+            whole_qk_norm=traits.whole_qk_norm,
+            fused_qkv=traits.fused_qkv,
+            copies_attention_output=traits.copies_attention_output,
+            attention_dropout=_fraction(config, _ATTENTION_DROPOUT, default_dropout) > 0,
+            residual_dropouts=2 if residual_dropout > 0 else 0,
+            embedding_dropout=_fraction(config, ("embd_pdrop",), default_dropout) > 0,
+            softcap=bool(traits.softcap_key and config.get(traits.softcap_key, 50.0)),
+            eager_only=family_name in EAGER_ONLY,
+            eager_softmax_in_fp32=traits.eager_softmax_in_fp32,
+            plain_logits=not makes_whole_logits(config, family_name),
+            capped_logits=caps_logits(config, family_name),
+            plain_lookup=not traits.scaled_lookup,
         ),
     )
 
@@ -154,32 +163,6 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def block_of(shape: ModelShape) -> BlockShape:
-    """What a layer of this shape keeps, before any dimension is put in."""
-    traits = shape.traits
-    return BlockShape(
-        norm=traits.norm,
-        norms_into_matmul=traits.norms_into_matmul,
-        norms_into_residual=traits.norms_into_residual,
-        shared_norm_input=shape.shared_norm_input,
-        rotary=not shape.learned_positions,
-        mlp_tensors_kept=3 if traits.gated else KEPT_BY_ACTIVATION.get(shape.activation, 2),
-        qk_norm=traits.qk_norm or shape.head_norms,
-        whole_qk_norm=traits.whole_qk_norm,
-        fused_qkv=traits.fused_qkv,
-        copies_attention_output=traits.copies_attention_output,
-        attention_dropout=shape.attention_dropout > 0,
-        residual_dropouts=2 if shape.residual_dropout > 0 else 0,
-        embedding_dropout=shape.embedding_dropout > 0,
-        softcap=shape.softcap,
-        eager_only=shape.eager_only,
-        eager_softmax_in_fp32=traits.eager_softmax_in_fp32,
-        plain_logits=shape.plain_logits,
-        capped_logits=shape.capped_logits,
-        plain_lookup=not shape.traits.scaled_lookup,
-    )
-
-
 def tensors_of(shape: ModelShape) -> list[Tensor] | None:
     """Every parameter of a known family, each once; None for a family that is not known."""
     if not shape.known:
@@ -187,7 +170,7 @@ def tensors_of(shape: ModelShape) -> list[Tensor] | None:
     hidden = shape.hidden
     norm = [(hidden,)] if shape.traits.norm == "rms" else [(hidden,), (hidden,)]
     embedding = [Tensor("embedding", (shape.vocabulary, hidden))]
-    if shape.learned_positions:
+    if shape.traits.learned_positions:
         embedding.append(Tensor("positions", (shape.max_positions or 0, hidden)))
     head: list[Tensor] = [] if shape.tied else [Tensor("head", (shape.vocabulary, hidden))]
     if shape.traits.head_bias:
@@ -220,11 +203,8 @@ def _attention_shapes(shape: ModelShape) -> list[tuple[int, ...]]:
 
 
 def _expert_shapes(shape: ModelShape) -> list[tuple[int, ...]]:
-    """Of all experts of a layer, merged as transformers has them."""
-    return [
-        (shape.experts, 2 * shape.expert_width, shape.hidden),
-        (shape.experts, shape.hidden, shape.expert_width),
-    ]
+    """All experts of a layer, merged as transformers has them."""
+    return [(shape.experts, 2 * shape.expert_width, shape.hidden), (shape.experts, shape.hidden, shape.expert_width)]
 
 
 def _mlp_shapes(shape: ModelShape) -> list[tuple[int, ...]]:

@@ -110,7 +110,7 @@ def communication_seconds(arrangement: Arrangement, fleet: Fleet, traffic: Traff
 
 
 def link_bytes_per_second(fleet: Fleet, flows: int) -> float:
-    """What so many TCP flows get of a node's network card."""
+    """What this many TCP flows get of a node's network card."""
     bits = fleet.link_bits_per_second or DEFAULT_LINK_BITS_PER_SECOND
     if fleet.link_flow_bits_per_second is not None:
         bits = min(bits, flows * fleet.link_flow_bits_per_second)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from coremill.plan.wire import GradientForm, gradient_form, sent_bytes
+from coremill.plan.traffic import GradientForm, gradient_form, sent_bytes
 
 T = TypeVar("T")
 
@@ -49,26 +49,23 @@ class Arrangement:
 
     @property
     def world_size(self) -> int:
-        """Ranks over all nodes."""
         return self.nodes * self.ranks_per_node
 
     @property
     def compute_bytes(self) -> int:
-        """Of one number in the model's arithmetic."""
+        """Bytes of one number in the model's arithmetic."""
         return 2 if self.dtype == "bf16" else 4
 
     @property
     def gather_bytes(self) -> int:
-        """Of one weight on the wire."""
+        """Bytes of one weight on the wire."""
         return 2 if self.wire_dtype == "bf16" else self.compute_bytes
 
     @property
     def gradient_form(self) -> GradientForm:
-        """How gradients travel."""
         return gradient_form(self.wire_dtype, self.dtype)
 
     def sent_bytes(self, gradients: int) -> int:
-        """Of so many gradients on the wire."""
         return sent_bytes(self.gradient_form, gradients)
 
     @property
@@ -93,7 +90,6 @@ class MemoryPart:
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
         return sum(asdict(self).values())
 
 
@@ -109,13 +105,8 @@ class MemoryPlan:
 
     @property
     def phases(self) -> dict[str, MemoryPart]:
-        """The phases in the order they happen."""
-        return {
-            "load": self.load,
-            "first_step": self.first_step,
-            "steady_step": self.steady_step,
-            "checkpoint": self.checkpoint,
-        }
+        """In the order they happen."""
+        return {name: getattr(self, name) for name in ("load", "first_step", "steady_step", "checkpoint")}
 
     @property
     def peak(self) -> MemoryPart:
@@ -199,17 +190,13 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        """Ranks over all nodes."""
         return self.nodes * self.ranks_per_node.value
 
-    def hours(self, steps: int | None = None) -> float | None:
-        """Wall time of the run."""
-        count = self.steps if steps is None else steps
-        return None if count is None else count * self.step_seconds.total / 3600
+    def hours(self) -> float | None:
+        return None if self.steps is None else self.steps * self.step_seconds.total / 3600
 
-    def usd(self, steps: int | None = None) -> float | None:
-        """Price of the run."""
-        hours = self.hours(steps)
+    def usd(self) -> float | None:
+        hours = self.hours()
         return None if hours is None or self.usd_per_hour is None else hours * self.usd_per_hour
 
     def to_json(self) -> dict[str, Any]:

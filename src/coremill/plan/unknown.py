@@ -85,7 +85,7 @@ def kept_numbers(shape: ModelShape, tensors: Sequence[Tensor], config: Mapping[s
 
 
 def has_recurrent_layers(config: Mapping[str, Any]) -> bool:
-    """Layers that are no attention over a row."""
+    """Whether some layers carry a state along instead of attending to a row."""
     types = config.get("layer_types")
     kinds = {str(kind) for kind in types} if isinstance(types, list) else set()
     return any("linear" in kind or "hybrid" in kind for kind in kinds) or any(key in config for key in _STATE_KEYS)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coremill.config.schema import RunConfig
-from coremill.registry import find, names
+from coremill.registry import importable
 
 # Of every evaluation. What else one has is a metric of the task, under its name.
 OF_EVERY_EVALUATION = ("step", "loss", "tokens", "seconds", "non_finite")
@@ -34,4 +34,5 @@ def model_class_of(summary: Mapping[str, Any]) -> str:
     """What loads the export: the class of its run's task, or whatever fits where that task is not installed here."""
     named = re.search(r"^task: *(\S+)", summary.get("config") or "", flags=re.MULTILINE)
     task = named.group(1) if named else RunConfig().task
-    return str(find("coremill.tasks", task).model_class) if task in names("coremill.tasks") else "AutoModel"
+    known = importable("coremill.tasks").get(task)
+    return "AutoModel" if known is None else str(known.model_class)

@@ -11,11 +11,11 @@ from rich.console import Console
 from coremill.checkpoint.continuation import (
     checkpoint_folder,
     clear_checkpoints,
+    describe_changed_steps,
     fixed_keys,
     newest_checkpoint,
     refuse_another_run,
     refuse_other_data,
-    words_of_another_end,
     written_config,
 )
 from coremill.config.load import LoadedConfig, load_config
@@ -114,7 +114,7 @@ def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, 
             say(console, f"this host has its part of step {checkpoint.step}: all hosts agree where the run goes on")
         else:
             say(console, f"continuing from step {checkpoint.step}: {checkpoint.folder}")
-        if words := words_of_another_end(config, checkpoint):
+        if words := describe_changed_steps(config, checkpoint):
             say(console, words)
     elif folder.config.is_file() and nodes > 1:
         say(console, f"{folder.path} holds an unfinished run, no checkpoint is here: all hosts agree where it goes on")

@@ -17,7 +17,7 @@ from coremill.hardware.instances import find_instances, live_instances, table
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.plan.card import as_written
-from coremill.plan.cost import compare_fleets, usd_per_million_tokens
+from coremill.plan.compare import compare_fleets, usd_per_million_tokens
 from coremill.plan.learn import observe, without_learning
 from coremill.plan.planner import make_plan, price, step_counts
 from coremill.plan.stored import plan_from_json

@@ -154,6 +154,7 @@ def announce(run: RankRun) -> None:
 def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine]:
     """The model without weights, made quicker where that changes nothing, and the engine that shares it out."""
     from coremill.engines import make_engine
+    from coremill.engines.optimizers import optimizer_of
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
 
@@ -167,7 +168,7 @@ def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine
         engine = make_engine(
             plan,
             run.world,
-            config.train,
+            optimizer_of(config.train),
             head_in_backward=task.needs_head_in_backward,
             named_rows=config.model.fused,
         )

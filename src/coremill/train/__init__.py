@@ -1,1 +1,1 @@
-"""The arithmetic of a step: loss, optimizer, loop."""
+"""The loop over steps, its learning rate, and what is done about numbers that are not finite."""

@@ -13,10 +13,10 @@ import torch
 from coremill.config.schema import TrainSection
 from coremill.data.loader import EvaluationBatches, Loader, StepBatches
 from coremill.engines.base import Engine, StepTotals
-from coremill.engines.wire.exchange import CollectiveUse
+from coremill.engines.wire.exchange import CollectiveUse, Kind
 from coremill.errors import NonFinite
 from coremill.tasks.base import TrainingTask
-from coremill.train.numerics import NumericsGuard, bad_rows, is_finite
+from coremill.train.numerics import NumericsGuard, bad_rows
 from coremill.train.schedule import learning_rate_at
 from coremill.world.heartbeat import HEARTBEAT
 
@@ -47,7 +47,7 @@ class StepResult:
     communication_seconds: float  # not hidden behind compute
     optimizer_seconds: float
     wire_bytes: int  # sent by this rank
-    collectives: dict[str, CollectiveUse]  # the same by kind, with seconds on the wire and seconds not hidden
+    collectives: dict[Kind, CollectiveUse]  # the same by kind, with seconds on the wire and seconds not hidden
     skipped: bool = False  # its loss or norm was not finite: the optimizer did not see it
 
 
@@ -82,8 +82,7 @@ def train_steps(
         totals = engine.reduce(sum(losses), agreement.votes(step) if agreement else ())
         have_gradients = time.perf_counter()
         learning_rate = learning_rate_at(step, steps, settings)
-        finite = is_finite(totals)  # of totals that are the same everywhere: all ranks take the same way
-        if finite:
+        if totals.is_finite:
             engine.step(learning_rate, settings.clip_norm)
         else:
             engine.skip_step()
@@ -108,7 +107,7 @@ def train_steps(
             optimizer_seconds=ended - have_gradients,
             wire_bytes=wire.bytes_sent,
             collectives=wire.collectives,
-            skipped=not finite,
+            skipped=not totals.is_finite,
         )
     HEARTBEAT.enter("finish")
 
@@ -122,7 +121,7 @@ def _judge(
     totals: StepTotals,
     guard: NumericsGuard | None,
 ) -> None:
-    """Leave a step out whose numbers are none, or end the run; gradients are dropped already, weights as they were."""
+    """Skip a step whose numbers are not finite, or end the run; gradients are dropped, weights are as they were."""
     if guard is None:
         raise NonFinite(f"step {step}: the loss is {totals.loss}, the gradient norm {totals.gradient_norm}")
     scale = 1.0 / work.valid_targets

@@ -1,4 +1,4 @@
-"""What happens when a number is none: the step is judged before the optimizer sees it, on every rank alike.
+"""What happens when a number is not finite: the step is judged before the optimizer sees it, on every rank alike.
 
 A loss or a gradient that is not finite is known to all ranks from the exchange a step makes anyway. Only then do they
 exchange more: which rank, which rows of the packed data. The weights stay as they were; `stop` ends the run, `skip`
@@ -17,26 +17,15 @@ from coremill.config.schema import NumericsSection
 from coremill.data.loader import FILLER, AnyBatch
 from coremill.engines.base import StepTotals
 from coremill.errors import NonFinite
+from coremill.world.group import World
 
 SHOWN_ROWS = 8  # of one rank, in words; the event has all
 
 
-class Ranks(Protocol):
-    """What is asked of the world."""
+class EventSink(Protocol):
+    """Where a rank says what it finds and does (report/events.py)."""
 
-    @property
-    def rank(self) -> int:
-        """Of this process."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, on every rank."""
-
-
-class Events(Protocol):
-    """Where a rank says what it finds."""
-
-    def write(self, kind: str, /, **fields: Any) -> None:
-        """One event."""
+    def write(self, kind: str, /, **fields: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -53,20 +42,15 @@ class Culprit:
         return f"{self.what} on rank {self.rank} in row{'s' if len(self.rows) != 1 else ''} {shown}{more}"
 
 
-def is_finite(totals: StepTotals) -> bool:
-    """Whether a step may reach the optimizer; the same answer on every rank."""
-    return math.isfinite(totals.loss) and math.isfinite(totals.gradient_norm)
-
-
 def bad_rows(batches: Sequence[AnyBatch], is_bad: Sequence[bool]) -> list[int]:
     """Rows of the micro-batches that are bad, fillers left out."""
     return [row for batch, bad in zip(batches, is_bad, strict=True) if bad for row in batch.row_ids if row != FILLER]
 
 
 class NumericsGuard:
-    """Decides about steps and evaluations whose numbers are none; use one per run, on every rank."""
+    """Decides about steps and evaluations whose numbers are not finite; use one per run, on every rank."""
 
-    def __init__(self, settings: NumericsSection, world: Ranks, events: Events) -> None:
+    def __init__(self, settings: NumericsSection, world: World, events: EventSink) -> None:
         self._settings, self._world, self._events = settings, world, events
         self.skipped_steps: list[int] = []
 

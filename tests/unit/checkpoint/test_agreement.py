@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from small_checkpoints import make_store, save, save_spread
 
-from coremill.checkpoint.agreement import Whole, agree, view_of
+from coremill.checkpoint.agreement import Whole, join_views, view_of
 from coremill.checkpoint.fetch import plan_transfers
 from coremill.checkpoint.manifest import survey
 from coremill.checkpoint.places import Places
@@ -31,7 +31,7 @@ def view(*steps: dict[str, Any], passed_over: list[list[str]] | None = None) -> 
 
 
 def test_a_step_is_whole_where_every_file_is_somewhere():
-    found = agree({0: view(held(10, "0"), held(20, "0")), 1: view(held(10, "12"))}, HOSTS)
+    found = join_views({0: view(held(10, "0"), held(20, "0")), 1: view(held(10, "12"))}, HOSTS)
     assert [each.name for each in found.whole] == ["step-00000010"]
     assert found.whole[0].holders == {"rank-0": (0,), "rank-1": (1,), "rank-2": (1,)}
     assert [str(each) for each in found.passed_over] == [
@@ -40,28 +40,28 @@ def test_a_step_is_whole_where_every_file_is_somewhere():
 
 
 def test_parts_of_different_saves_are_never_joined():
-    found = agree({0: view(held(10, "0", digest="a")), 1: view(held(10, "12", digest="b"))}, HOSTS)
+    found = join_views({0: view(held(10, "0", digest="a")), 1: view(held(10, "12", digest="b"))}, HOSTS)
     assert found.whole == ()
     assert "of different saves" in found.passed_over[0].reason
 
 
 def test_a_whole_save_wins_over_a_part_of_another():
     views = {0: view(held(10, "0", digest="a")), 1: view(held(10, "012", digest="b")), 2: view(held(10, "1"))}
-    (whole,) = agree(views, HOSTS).whole
+    (whole,) = join_views(views, HOSTS).whole
     assert whole.digest == "b" and set(whole.holders.values()) == {(1,)}
 
 
 def test_what_a_place_says_of_its_own_folder_is_told_with_its_name():
     broken = view(passed_over=[["step-00000010", "manifest.json was altered"]])
-    found = agree({0: view(held(10, "01")), 1: broken}, HOSTS)
+    found = join_views({0: view(held(10, "01")), 1: broken}, HOSTS)
     assert found.passed_over[0].reason == "on two: manifest.json was altered"
-    assert agree({0: view(held(10, "012")), 1: broken}, HOSTS).passed_over == ()
-    assert agree({0: broken}, HOSTS).passed_over[0].reason == "manifest.json was altered"
+    assert join_views({0: view(held(10, "012")), 1: broken}, HOSTS).passed_over == ()
+    assert join_views({0: broken}, HOSTS).passed_over[0].reason == "manifest.json was altered"
 
 
 def test_older_ones_go_only_when_enough_are_whole_over_all_places():
     views = {0: view(held(30, "0"), held(20, "0"), held(10, "0")), 1: view(held(30, "12"), held(10, "12"))}
-    found = agree(views, HOSTS)
+    found = join_views(views, HOSTS)
     assert found.kept(2, frozenset()) == ["step-00000030", "step-00000010"]
     assert found.kept(3, frozenset()) is None
     assert found.kept(2, frozenset({"step-00000010"})) is None
@@ -76,19 +76,21 @@ def test_files_that_turn_out_bad_are_taken_elsewhere_or_lost():
 def test_views_of_real_folders_agree(tmp_path):
     """A save in one folder is whole by itself; spread, each folder has its part, and neither counts alone."""
     together = save(make_store(tmp_path), 7)
-    assert [each.name for each in agree({0: view_of(survey(together.folder.parent))}, HOSTS).whole] == ["step-00000007"]
+    assert [each.name for each in join_views({0: view_of(survey(together.folder.parent))}, HOSTS).whole] == [
+        "step-00000007"
+    ]
     stores = save_spread(tmp_path, 7)
     views = {place: view_of(survey(store.folder)) for place, store in enumerate(stores)}
     for store, seen in zip(stores, views.values(), strict=True):
         (part,) = survey(store.folder).sound
         assert part.state()["step"] == 7 and len(part.away) == 1
-        found = agree({0: seen}, HOSTS)
+        found = join_views({0: seen}, HOSTS)
         assert found.whole == () and found.is_spread
         store.prune(1)
         assert survey(store.folder).sound, "a part is not counted, but not removed either"
     missing = "rank-00001-of-00002.safetensors is missing (host-1 wrote it)"
-    assert agree({0: views[0]}, HOSTS).passed_over[0].reason == missing
-    (whole,) = agree(views, HOSTS).whole
+    assert join_views({0: views[0]}, HOSTS).passed_over[0].reason == missing
+    (whole,) = join_views(views, HOSTS).whole
     assert whole.holders["state.json"] == (0, 1)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from small_checkpoints import make_store, save
 
-from coremill.checkpoint.continuation import fixed_keys, refuse_other_data, words_of_another_end, written_config
+from coremill.checkpoint.continuation import describe_changed_steps, fixed_keys, refuse_other_data, written_config
 from coremill.checkpoint.manifest import Checkpoint
 from coremill.config.load import load_config
 from coremill.config.schema import RunConfig
@@ -28,6 +28,12 @@ def test_a_checkpoint_older_than_a_key_is_continued() -> None:
     assert fixed_keys(earlier, config) == ["train.learning_rate"]
     trusting = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": True})})
     assert fixed_keys(earlier, trusting) == ["model.trust_remote_code", "train.learning_rate"]
+
+
+def test_a_checkpoint_of_another_optimizer_is_not_continued() -> None:
+    earlier = RunConfig().model_dump(mode="json")
+    earlier["train"]["optimizer"] = "another"  # whose state this one could not read
+    assert fixed_keys(earlier, RunConfig()) == ["train.optimizer"]
 
 
 def of_0_1_0(config: RunConfig) -> dict[str, Any]:
@@ -100,14 +106,14 @@ def test_another_end_says_what_becomes_of_the_learning_rate(tmp_path: Path) -> N
         return configured(train={"learning_rate": 1.0, **more})
 
     checkpoint = a_checkpoint(tmp_path, train(steps=8).model_dump(mode="json"))
-    assert words_of_another_end(train(steps=8), checkpoint) is None
-    assert words_of_another_end(train(steps=20), checkpoint) == (
+    assert describe_changed_steps(train(steps=8), checkpoint) is None
+    assert describe_changed_steps(train(steps=20), checkpoint) == (
         "train.steps: 8 -> 20: the linear decay ends there now; the learning rate goes from 0.625 in step 4 to 0.8 in"
         " step 5, where it would have been 0.5"
     )
-    assert "from 0.625 in step 4 to 0.2 in step 5" in str(words_of_another_end(train(steps=5), checkpoint))
-    assert words_of_another_end(train(steps=4), checkpoint) == "train.steps: 8 -> 4: no step is left"
-    constant = words_of_another_end(train(steps=20, schedule="constant"), checkpoint)
+    assert "from 0.625 in step 4 to 0.2 in step 5" in str(describe_changed_steps(train(steps=5), checkpoint))
+    assert describe_changed_steps(train(steps=4), checkpoint) == "train.steps: 8 -> 4: no step is left"
+    constant = describe_changed_steps(train(steps=20, schedule="constant"), checkpoint)
     assert constant == "train.steps: 8 -> 20: the learning rate stays as it was"
     done = a_checkpoint(tmp_path / "done", train(steps=4).model_dump(mode="json"))
-    assert str(words_of_another_end(train(steps=8), done)).endswith("from 0.25 in step 4 to 0.5 in step 5")
+    assert str(describe_changed_steps(train(steps=8), done)).endswith("from 0.25 in step 4 to 0.5 in step 5")

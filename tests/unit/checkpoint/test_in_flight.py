@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coremill.checkpoint.in_flight import WRITTEN_BYTES_KEY, Patience, Save, WrittenBytes
+from coremill.checkpoint.in_flight import WRITTEN_BYTES_KEY, Save, SaveDeadline, WrittenBytes
 
 
 class Counters:
@@ -26,7 +26,7 @@ def test_only_bytes_of_this_save_are_progress_and_no_save_leaves_a_key(monkeypat
     store, snapshot = Counters(), None
     for number in (1, 2, 3):
         before: Any = store.add(WRITTEN_BYTES_KEY, 0)
-        save = Save(number, number, snapshot, {}, time.perf_counter(), Patience(600.0), before)  # type: ignore[arg-type]
+        save = Save(number, number, snapshot, {}, time.perf_counter(), SaveDeadline(600.0), before)  # type: ignore[arg-type]
         assert not save.hear(store.add(WRITTEN_BYTES_KEY, 0))
         WrittenBytes(store).add(1000)
         assert save.hear(store.add(WRITTEN_BYTES_KEY, 0))

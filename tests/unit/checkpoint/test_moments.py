@@ -13,6 +13,7 @@ from coremill.checkpoint.manifest import Checkpoint, Manifest  # noqa: E402
 from coremill.checkpoint.snapshot import Training, file_name, restore_optimizer, take_snapshot  # noqa: E402
 from coremill.checkpoint.store import Store  # noqa: E402
 from coremill.config.schema import TrainSection  # noqa: E402
+from coremill.engines.optimizers import optimizer_of  # noqa: E402
 from coremill.engines.update import OptimizerUpdate  # noqa: E402
 from coremill.model.slices import RowSlice  # noqa: E402
 
@@ -25,7 +26,8 @@ class Whole(OptimizerUpdate):
     module = torch.nn.Module()
 
     def __init__(self) -> None:
-        super().__init__(TrainSection(steps=3))
+        world: Any = None  # there are no other ranks
+        super().__init__(world, optimizer_of(TrainSection(steps=3)))
         self.weights = {name: torch.nn.Parameter(torch.ones(3, 2), requires_grad=name != "frozen") for name in USED}
         self._make_optimizer()
 

@@ -40,7 +40,7 @@ BROKEN = [
     (f"train: {{steps: 5}}\nmodel:\n  {SHAPE}\n  weights: random", "without a tokenizer", (3,), "tokenizer: built-in"),
     (
         f"train: {{steps: 5}}\ntokenizer: x\nmodel:\n  {SHAPE}\n  weights: random\n  name: a/b",
-        "beside model.name (a/b)",
+        "together with model.name (a/b)",
         (4, 6),
         "keep one",
     ),
@@ -70,13 +70,13 @@ BROKEN = [
     ),
     (
         "train: {steps: 5}\ndata:\n  evaluation_fraction: 0.1\n  evaluation_source: b.txt",
-        "data.evaluation_fraction is given beside data.evaluation_source",
+        "data.evaluation_fraction is given together with data.evaluation_source",
         (3, 4),
         "keep one",
     ),
     (
         "train: {steps: 5}\ndata:\n  source: hf://a\n  evaluation_fraction: 0.1\n  evaluation_split: test",
-        "beside data.evaluation_split",
+        "together with data.evaluation_split",
         (4, 5),
         "keep one",
     ),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coremill.data.holding_out import document_to_cut, documents_held_out, hold_out
+from coremill.data.holdout import document_to_cut, documents_held_out, hold_out
 from coremill.data.packed import FORMAT_VERSION, PackedManifest, Progress
 from coremill.errors import InputError
 

@@ -154,7 +154,8 @@ def test_epochs_and_seeds_have_orders_of_their_own(tmp_path: Path) -> None:
     data = make_data(tmp_path, 30)
     loader = make_loader(data, rows_per_step=30, micro=30)
     first, second = loader.next_step(), loader.next_step()
-    assert (first.epoch, second.epoch) == (0, 1) and loader.rows_done == 60 and loader.rows_per_epoch == 30
+    state = loader.state()
+    assert (first.epoch, second.epoch) == (0, 1) and (state["epoch"], state["position"], state["rows"]) == (2, 0, 30)
     other = make_loader(data, rows_per_step=30, micro=30, seed=6).next_step()
     assert len({first.row_ids, second.row_ids, other.row_ids}) == 3
     assert first.row_ids == make_loader(data, rows_per_step=30, micro=30).next_step().row_ids

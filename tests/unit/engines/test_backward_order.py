@@ -11,6 +11,7 @@ from torch import nn
 
 from coremill.config.schema import TrainSection
 from coremill.engines.one_host.engine import in_backward_order
+from coremill.engines.optimizers import optimizer_of
 from coremill.engines.shard.engine import ShardEngine
 from coremill.errors import InputError
 
@@ -52,6 +53,8 @@ def test_between_hosts_layers_that_share_weights_are_refused() -> None:
     codec: Any = SimpleNamespace(dtype=None)
     how: dict[str, Any] = {"weight_wire_dtype": None, "keep_gathered": False, "accumulates": False}
     how |= {"head_in_backward": False, "why_wire": "two hosts"}
-    engine = ShardEngine(world, TrainSection(steps=1), compute_dtype=torch.float32, gradient_codec=codec, **how)
+    engine = ShardEngine(
+        world, optimizer_of(TrainSection(steps=1)), compute_dtype=torch.float32, gradient_codec=codec, **how
+    )
     with pytest.raises(InputError, match="layers of Decoder share weights(?s:.)*parallel.engine=replicate"):
         engine.place(Decoder(shares=True))

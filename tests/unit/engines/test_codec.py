@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coremill.engines.wire.codec import Codec, Plain, Sqrt16, codec_of, shares_of
-from coremill.plan.wire import SCALE_BLOCK, sent_bytes
+from coremill.plan.traffic import SCALE_BLOCK, sent_bytes
 
 RUNS = [1, 2, SCALE_BLOCK - 1, SCALE_BLOCK, SCALE_BLOCK + 1, 200_001]
 CODECS = [Sqrt16(), Plain(torch.bfloat16), Plain(torch.float32)]

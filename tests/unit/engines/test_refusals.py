@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from coremill.config.schema import TrainSection  # noqa: E402
 from coremill.engines.one_host.engine import OneHostShardEngine  # noqa: E402
+from coremill.engines.optimizers import optimizer_of  # noqa: E402
 from coremill.engines.shard.engine import ShardEngine  # noqa: E402
 from coremill.engines.wire.codec import codec_of  # noqa: E402
 from coremill.errors import InputError  # noqa: E402
@@ -21,7 +22,7 @@ WORLD: Any = SimpleNamespace(rank=0, size=2, nodes=2, flows=1)
 def over_the_wire() -> ShardEngine:
     return ShardEngine(
         WORLD,
-        TrainSection(steps=1),
+        optimizer_of(TrainSection(steps=1)),
         compute_dtype=torch.float32,
         gradient_codec=codec_of("fp32"),
         weight_wire_dtype=None,
@@ -34,7 +35,7 @@ def over_the_wire() -> ShardEngine:
 
 def through_memory() -> OneHostShardEngine:
     peers: Any = None  # it does not get that far
-    return OneHostShardEngine(WORLD, peers, TrainSection(steps=1), compute_dtype=torch.float32)
+    return OneHostShardEngine(WORLD, peers, optimizer_of(TrainSection(steps=1)), compute_dtype=torch.float32)
 
 
 @pytest.mark.parametrize("make", [over_the_wire, through_memory])
@@ -49,6 +50,6 @@ def test_it_is_named_with_a_way_out(make: Any) -> None:
 def test_layers_left_out_at_random_are_refused_where_all_ranks_gather_each() -> None:
     model = torch.nn.Linear(2, 2, device="meta")
     model.config = SimpleNamespace(layerdrop=0.1)
-    with pytest.raises(InputError, match="layerdrop 0.1 leaves out layers") as refused:
+    with pytest.raises(InputError, match="layerdrop 0.1 skips layers") as refused:
         over_the_wire().place(model)
     assert "parallel.engine=replicate" in str(refused.value.do)

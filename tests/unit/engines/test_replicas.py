@@ -32,8 +32,8 @@ def test_weights_need_not_be_aligned_or_finite() -> None:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ("abaa", "rank 1 on h1 holds other weights than the other 3 after step 8"),
-        ("abaca", "rank 1 on h1, rank 3 on h3 hold other weights than the other 3 after step 8"),
+        ("abaa", "rank 1 on h1 holds different weights than the other 3 after step 8"),
+        ("abaca", "rank 1 on h1, rank 3 on h3 hold different weights than the other 3 after step 8"),
         ("ab", "rank 0 on h0 and rank 1 on h1 hold different weights after step 8"),
         ("aabb", "rank 0 on h0, rank 1 on h1 and rank 2 on h2, rank 3 on h3 hold different weights after step 8"),
     ],

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from coremill.engines.one_host import shared_memory
 from coremill.engines.one_host.shared_memory import Slot
 
 PAGES = 64
@@ -32,3 +38,13 @@ def test_what_others_filled_is_unmapped_and_not_lost() -> None:
     assert slot.map[:] == bytes(range(256)) * (length // 256)
     slot.map.close()
     os.close(file)
+
+
+def test_a_rank_that_hangs_up_while_ranks_meet_is_a_reason_and_no_crash() -> None:
+    listener = shared_memory._listen(1)
+    caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    caller.connect(listener.getsockname())
+    caller.close()
+    world: Any = SimpleNamespace(rank=0, size=2)
+    with listener, pytest.raises(OSError, match="a rank hung up"):
+        shared_memory._connect(world, listener, [])

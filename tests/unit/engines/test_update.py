@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from coremill.config.schema import TrainSection  # noqa: E402
-from coremill.engines.optimizers import OPTIMIZERS  # noqa: E402
+from coremill.engines.optimizers import OPTIMIZERS, optimizer_of  # noqa: E402
 from coremill.engines.optimizers.cost import COSTS  # noqa: E402
 from coremill.engines.replicate.engine import ReplicateEngine  # noqa: E402
 from coremill.engines.wire.codec import codec_of  # noqa: E402
@@ -19,8 +19,8 @@ WORLD: Any = SimpleNamespace(rank=0, size=1, flows=1, sums=list)
 
 
 def started(*frozen: str) -> ReplicateEngine:
-    settings = TrainSection(steps=2, weight_decay=0.0)
-    engine = ReplicateEngine(WORLD, settings, compute_dtype=torch.float32, gradient_codec=codec_of("fp32"))
+    optimizer = optimizer_of(TrainSection(steps=2, weight_decay=0.0))
+    engine = ReplicateEngine(WORLD, optimizer, compute_dtype=torch.float32, gradient_codec=codec_of("fp32"))
     model = torch.nn.Linear(2, 2, device="meta")
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts.refresh_instances import table_document
 
 from coremill.errors import InputError
 from coremill.hardware.facts import Calibration
@@ -19,7 +20,6 @@ from coremill.hardware.instances import (
     instance_named,
     live_instances,
     table,
-    table_document,
     this_machine,
 )
 
@@ -88,7 +88,7 @@ def test_a_fleet_is_assumed_never_measured() -> None:
     assert (four.link_bits_per_second, four.link_flow_bits_per_second) == (12.5e9, 5e9)
     assert four.limit_bytes_per_node == 57691 * 2**20
     assert len(four.node.cores) == 16 and four.node.cores[0].cpus == (0, 16)
-    assert fleet_of("c7i.8xlarge").link_bits_per_second is None
+    assert fleet_of("c7i.8xlarge").link_bits_per_second == 12.5e9
 
 
 @pytest.mark.parametrize(

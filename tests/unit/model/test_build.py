@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from coremill.errors import InputError
 from coremill.model.build import attention_of, build_on_meta, find_layers
-from coremill.model.load import materialise
+from coremill.model.slices import materialise
 from coremill.model.source import ModelFolder
 from tiny_models import FAMILIES, MERGED_FAMILIES, make_config_folder
 

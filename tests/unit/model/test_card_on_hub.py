@@ -128,3 +128,15 @@ def test_an_unreachable_hub_is_said_at_once_and_the_cache_serves(
     with pytest.raises(InputError, match="owner/other is not a folder here, and the hub cannot be reached"):
         card("owner/other")
     assert "Retrying" not in caplog.text  # the hub's client alone does so for 23 s
+
+
+def test_the_task_checks_a_cached_model_too(hub: type[StandInHub], monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.files = {"config.json": json.dumps({"model_type": "bert"}).encode()}
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    for is_reached in (True, False):
+        if not is_reached:
+            monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", nobody)
+            monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", nobody)
+        with pytest.raises(InputError, match="owner/model is an encoder"):
+            card_on_hub("owner/model", CausalLm(RunConfig()), revision=None, weights=False, setting="model")

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from coremill.model.chunked_loss import IGNORED, HeadLoss, chunked_loss, logits_loss, shifted_targets
+from coremill.data.packed_batches import IGNORED
+from coremill.model.chunked_loss import HeadLoss, chunked_loss, logits_loss, shifted_targets
 from coremill.plan import logits
 
 

@@ -49,8 +49,8 @@ def test_a_vocabulary_of_letters_is_enough() -> None:
 
 
 def test_what_is_no_number_keeps_nothing_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = Influence(of_neighbour=math.nan, of_place=0.0)
-    monkeypatch.setattr(documents, "influence_of_neighbours", lambda small: nothing)
+    nothing = Influence(of_previous=math.nan, of_place=0.0)
+    monkeypatch.setattr(documents, "influence_of_documents", lambda small: nothing)
     with pytest.raises(InputError, match="does not keep"):
         documents_of(of_family("llama"), APART)
 
@@ -105,7 +105,7 @@ def test_what_transformers_says_of_a_small_copy_is_not_shown(monkeypatch: pytest
         warnings.warn("of a model that the user does not have", stacklevel=1)
         raise RuntimeError("whatever happens")
 
-    monkeypatch.setattr("coremill.model.documents.influence_of_neighbours", noisy)
+    monkeypatch.setattr("coremill.model.documents.influence_of_documents", noisy)
     before = logging.get_verbosity()
     with warnings.catch_warnings(record=True) as seen, pytest.raises(InputError):
         require_documents_apart(model, row_tokens=512)

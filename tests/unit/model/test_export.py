@@ -14,7 +14,8 @@ from coremill.checkpoint.export import export_model
 from coremill.config.schema import ModelSection, RunConfig
 from coremill.errors import StorageError
 from coremill.model.build import build_on_meta
-from coremill.model.load import fill_parameters, materialise
+from coremill.model.load import fill_parameters
+from coremill.model.slices import materialise
 from coremill.model.source import ModelFolder, resolve_model
 from coremill.plan.headers import read_headers
 from coremill.tasks.causal_lm import CausalLm

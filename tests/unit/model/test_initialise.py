@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, initialization
 from coremill.errors import InputError
 from coremill.model.build import build_on_meta
 from coremill.model.initialise import InitialOperation, initialise, record_initialisation
-from coremill.model.load import fill_parameters, materialise
-from coremill.model.slices import RowSlice, rows_of_rank
+from coremill.model.load import fill_parameters
+from coremill.model.slices import RowSlice, materialise, rows_of_rank
 from coremill.model.source import ModelFolder
 from tiny_models import FAMILIES, MERGED_FAMILIES, make_config_folder
 

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from coremill.config.schema import ModelSection, RunConfig
 from coremill.errors import InputError
 from coremill.model.build import build_on_meta
-from coremill.model.load import LoadReport, fill_parameters, materialise
-from coremill.model.slices import rows_of_rank
+from coremill.model.load import LoadReport, fill_parameters
+from coremill.model.slices import materialise, rows_of_rank
 from coremill.model.source import resolve_model
 from coremill.tasks.causal_lm import CausalLm
 from tiny_models import make_model

@@ -11,7 +11,7 @@ from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import fleet_of
 from coremill.plan.card import read_card
-from coremill.plan.cost import compare_fleets, usd_per_million_tokens
+from coremill.plan.compare import compare_fleets, usd_per_million_tokens
 from coremill.plan.dtype import choose_dtype
 from coremill.plan.engine_cost import cost_of
 from coremill.plan.planner import candidates_of, make_plan
@@ -232,6 +232,15 @@ def test_what_does_not_fit_comes_with_remedies_that_do() -> None:
     assert {"fleet.nodes", "fleet.instance"} <= changes
     assert [remedy.usd for remedy in made.remedies] == sorted(remedy.usd or 0 for remedy in made.remedies)
     assert all(remedy.tokens_per_second > 0 for remedy in made.remedies)
+
+
+def test_more_machines_of_a_type_have_its_network() -> None:
+    settings = config(train={"steps": 50}, fleet={"nodes": 1, "instance": "c7i.8xlarge"})
+    made = make_plan(settings, fleet_of("1xc7i.8xlarge"), LLAMA)
+    more = next(remedy for remedy in made.remedies if remedy.settings[0].startswith("fleet.nodes="))
+    nodes = more.settings[0].partition("=")[2]
+    named = config(train={"steps": 50}, fleet={"nodes": int(nodes), "instance": "c7i.8xlarge"})
+    assert more.tokens_per_second == make_plan(named, fleet_of(f"{nodes}xc7i.8xlarge"), LLAMA).tokens_per_second
 
 
 def test_remedies_undo_what_the_user_fixed() -> None:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
-from coremill.plan.allocator import habits_of
+from coremill.plan.allocator import allocator_of
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.engine_cost import StateBytes, cost_of
 from coremill.plan.headers import TensorHeader
 from coremill.plan.logits import _CAPS, _SCALES
-from coremill.plan.memory import Surroundings, memory_plan
+from coremill.plan.memory import MemoryContext, memory_plan
 from coremill.plan.planner import make_plan
 from coremill.plan.shape import _ATTENTION_DROPOUT, _EXPERTS, _EXPERTS_PER_TOKEN, _HEADS, _RESIDUAL_DROPOUT, HIDDEN
 from coremill.plan.time import step_seconds
@@ -49,8 +49,11 @@ arrangements = st.builds(
     attention=st.sampled_from(["sdpa", "eager"]),
 )
 
-SURROUNDINGS = Surroundings(
-    base_bytes=440_000_000, limit_bytes_per_rank=10**12, habits=habits_of("aarch64", "fp32"), saves_during_run=True
+CONTEXT = MemoryContext(
+    base_bytes=440_000_000,
+    limit_bytes_per_rank=10**12,
+    allocator=allocator_of("aarch64", "fp32"),
+    saves_during_run=True,
 )
 
 quick = settings(max_examples=60, deadline=None)
@@ -64,7 +67,7 @@ def _card(name: str, layers: int, width: int, vocabulary: int) -> ModelCard:
 
 
 def total(card: ModelCard, arrangement: Arrangement) -> int:
-    return memory_plan(card, arrangement, SURROUNDINGS).peak.total
+    return memory_plan(card, arrangement, CONTEXT).peak.total
 
 
 def state(card: ModelCard, arrangement: Arrangement) -> StateBytes:
@@ -92,7 +95,7 @@ def test_from_two_ranks_on_more_never_raise_the_total(card: ModelCard, arrangeme
 @quick
 @given(cards, arrangements)
 def test_parts_add_up(card: ModelCard, arrangement: Arrangement) -> None:
-    memory = memory_plan(card, arrangement, SURROUNDINGS)
+    memory = memory_plan(card, arrangement, CONTEXT)
     for part in memory.phases.values():
         values = [getattr(part, name) for name in part.__dataclass_fields__]
         assert part.total == sum(values) and min(values) >= 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coremill.checkpoint.in_flight import patience_of
+from coremill.checkpoint.in_flight import save_deadline_of
 from coremill.config.schema import RunConfig
 from coremill.hardware.instances import fleet_of
 from coremill.plan.card import read_card
@@ -70,8 +70,8 @@ def test_what_the_user_sets_stays() -> None:
     config = config_of(checkpoint={"grace": "30s"}, supervise={"save_deadline": "1m"})
     plan = make_plan(config, fleet_of("1xc7i.48xlarge"), read_card(config=LLAMA_3_8B, name="llama3-8b"))
     assert grace_of(config, plan) == 30.0
-    assert (patience_of(config).seconds, patience_of(config).setting) == (60.0, "supervise.save_deadline")
-    stop = patience_of(config, is_stop=True)
+    assert (save_deadline_of(config).seconds, save_deadline_of(config).setting) == (60.0, "supervise.save_deadline")
+    stop = save_deadline_of(config, is_stop=True)
     assert (stop.seconds, stop.setting) == (24.0, "checkpoint.grace")
     limits = limits_of(config, nodes=1, planned_step_seconds=1.0)
     assert limits.save_deadline_seconds == 120.0 and not limits.save_may_get_on

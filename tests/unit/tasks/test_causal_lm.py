@@ -11,7 +11,7 @@ from coremill.config.schema import DataSection
 from coremill.data.loader import FILLER
 from coremill.data.packed_batches import Batch
 from coremill.plan.logits import makes_whole_logits
-from coremill.tasks.causal_lm.loss_path import follow
+from coremill.tasks.causal_lm.loss_path import find_loss_path
 from coremill.tasks.causal_lm.training import CausalLmTraining
 from tiny_models import FAMILIES, tiny_config
 
@@ -67,19 +67,19 @@ def test_loss_and_gradients_are_the_models_own(family):
 
 
 def test_the_reason_names_what_the_model_does_to_its_logits():
-    assert "changes its logits" in follow(model_from(FAMILIES["gemma2"])).reason
+    assert "changes its logits" in find_loss_path(model_from(FAMILIES["gemma2"])).reason
 
 
 @pytest.mark.parametrize("changes", [{}, BALANCED], ids=["plain", "balanced"])
 def test_a_mixture_has_the_chunked_loss_and_its_balance(changes):
     model = model_from(tiny_config("mixtral"), **changes)
-    assert follow(model).more == bool(changes)
+    assert find_loss_path(model).more == bool(changes)
     assert_same_loss(model, _batch(), "chunked")
 
 
 def test_a_balance_is_kept_where_logits_are_whole():
     model = model_from(tiny_config("mixtral"), model_type="granitemoe", logits_scaling=7.0, **BALANCED)
-    assert follow(model).more
+    assert find_loss_path(model).more
     assert_same_loss(model, _batch(), "logits")
 
 
@@ -129,7 +129,7 @@ def test_a_cap_that_only_large_logits_meet_is_seen():
         return output
 
     model.__class__ = type("CappedLlama", (type(model),), {"forward": forward})
-    assert not follow(model).chunked
+    assert not find_loss_path(model).chunked
 
 
 class ZLossLlama:
@@ -179,7 +179,7 @@ def test_labels_that_a_model_wants_shifted_come_shifted():
 def test_following_leaves_the_model_as_it_was():
     model = model_from(FAMILIES["llama"])
     before = own_loss(model, _batch())
-    follow(model)
+    find_loss_path(model)
     assert "_loss_function" not in model.__dict__ and "forward" not in model.lm_head.__dict__
     assert torch.equal(own_loss(model, _batch()), before)
 
@@ -202,5 +202,5 @@ def test_the_plan_knows_who_makes_whole_logits(family):
             model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](), attn_implementation="eager")
     except Exception as error:
         pytest.skip(f"its default config makes no model here: {type(error).__name__}")
-    path = follow(model)
+    path = find_loss_path(model)
     assert makes_whole_logits(model.config.to_dict(), family) == (not path.chunked), path.reason

@@ -21,7 +21,7 @@ def test_every_tested_family_passes(family: str) -> None:
 
 
 def test_what_is_none_is_refused_with_the_reason() -> None:
-    with pytest.raises(InputError, match="no causal language model(?s:.)*model_type is vit"):
+    with pytest.raises(InputError, match="not a causal language model(?s:.)*model_type is vit"):
         require(model_type="vit")
     with pytest.raises(InputError, match="own code would have to be run(?s:.)*model.trust_remote_code: true"):
         require(model_type="brandnew", auto_map={"AutoModelForCausalLM": "modeling.Brandnew"})

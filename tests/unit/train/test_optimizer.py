@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from coremill.config.schema import TrainSection
+from coremill.engines.optimizers import optimizer_of
 from coremill.engines.optimizers.adamw import AdamW, undecayed
 from coremill.train.schedule import learning_rate_at
 
@@ -32,7 +33,7 @@ def test_linear_decay_loses_the_same_amount_each_step():
 def test_what_is_left_out_is_not_decayed_and_the_fused_kernel_is_used():
     model = torch.nn.Linear(4, 4)
     settings = TrainSection(steps=1, weight_decay=0.5, learning_rate=0.1)
-    optimizer = AdamW(model, list(model.named_parameters()), settings)
+    optimizer = AdamW(model, list(model.named_parameters()), optimizer_of(settings))
     assert optimizer.defaults["fused"] is True
     for parameter in model.parameters():
         parameter.data.fill_(1.0)

@@ -34,7 +34,6 @@ class OneHostCost(ShardedStateCost):
     def step_points(
         self, card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool
     ) -> Iterator[StepPoint]:
-        """One backward pass: the loss is first, the lookup table last."""
         loss = LossBytes.of(card, arrangement, linear_copies_weight=linear_copies_weight)
         compute, from_others = arrangement.compute_bytes, 1 - 1 / arrangement.world_size
         kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
@@ -95,7 +94,6 @@ class OneHostCost(ShardedStateCost):
         )
 
     def keep_reason(self, arrangement: Arrangement, asked: object) -> str:
-        """There is nothing to keep."""
         return "ranks of one host compute with one copy of the weights: nothing is gathered"
 
 

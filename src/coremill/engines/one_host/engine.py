@@ -1,4 +1,4 @@
-"""Shard, where all ranks run on one host: each holds 1/N of gradients, moments and fp32 weights; the weights that are
+"""Shard, where all ranks run on one host: each holds 1/N of gradients, optimizer state and fp32 weights; those that are
 computed with lie once in memory they share (engines/one_host/slots.py).
 
 FSDP2 has no part in it: with nothing to gather there is no order of gathers, and ranks meet only where gradients are
@@ -11,22 +11,20 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from coremill.config.schema import TrainSection
-from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
+from coremill.engines.base import LossFunction, StepTotals, sum_of_squares
 from coremill.engines.one_host.cost import RESIDENT_UP_TO_BYTES
 from coremill.engines.one_host.shared_memory import HostPeers
 from coremill.engines.one_host.slots import HostSums, HostWeight, HostWeights
-from coremill.engines.update import OptimizerUpdate
-from coremill.engines.wire.exchange import WireMeter
+from coremill.engines.optimizers import OptimizerSettings
+from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers
-from coremill.model.slices import RowSlice, check_has_rows, keep_as, model_name, rows_of_rank
+from coremill.model.slices import RowSlice, check_has_rows, keep_as
 from coremill.plan.types import Choice
 from coremill.world.group import World
 
@@ -42,25 +40,19 @@ class _Group:
 
     @property
     def nbytes(self) -> int:
-        """Of the weights."""
         return sum(weight.whole.nbytes for weight in self.weights)
 
 
 class OneHostShardEngine(OptimizerUpdate):
-    """1/N of the state on every rank, one copy of the weights on the host."""
-
     name = "shard"
 
-    def __init__(self, world: World, peers: HostPeers, settings: TrainSection, *, compute_dtype: torch.dtype) -> None:
-        super().__init__(settings)
-        self._world = world
+    def __init__(
+        self, world: World, peers: HostPeers, optimizer: OptimizerSettings, *, compute_dtype: torch.dtype
+    ) -> None:
+        super().__init__(world, optimizer)
         self._peers = peers
         self._compute_dtype = compute_dtype
-        self._meter = WireMeter()
-        self._agreement = StepAgreement(world, self._meter)
-        self.exchange: Choice[Literal["memory", "wire"]] = Choice(
-            "memory", f"all {world.size} ranks are on this host: they share it, nothing is sent"
-        )
+        self.exchange = Choice("memory", f"all {world.size} ranks are on this host: they share it, nothing is sent")
         self._is_finite: bool | None = None  # while gradients are only looked at
         self._used: set[HostWeight] = set()  # by this rank, in this step
 
@@ -92,7 +84,7 @@ class OneHostShardEngine(OptimizerUpdate):
         self._sums = HostSums(self._peers, self._meter, whole_up_to_bytes=layer_bytes)
         self._unmaps = sum(group.nbytes for group in self._groups) > RESIDENT_UP_TO_BYTES
         self._hook(model, parts)
-        self._model = model
+        self.module = model
 
     def _hook(self, model: nn.Module, parts: LayerMap) -> None:
         model.register_forward_pre_hook(lambda *_: self._weights.wait(), prepend=True)
@@ -119,30 +111,17 @@ class OneHostShardEngine(OptimizerUpdate):
         self._weights.publish()
         self._make_optimizer()
 
-    @property
-    def module(self) -> nn.Module:
-        """What to call for a forward pass."""
-        return self._model
-
     def trainable(self) -> list[tuple[str, torch.Tensor]]:
         """This rank's rows of what is trained; parameters with fewer rows than ranks may have none here."""
         return [(name, weight.local) for name, weight in self._named if weight.is_trained and weight.local.numel()]
 
     def slices(self) -> list[RowSlice]:
-        """This rank's rows of everything."""
-        return [
-            RowSlice(
-                model_name(name),
-                tuple(weight.whole.shape),
-                *rows_of_rank(weight.whole.shape[0], self._world.rank, self._world.size),
-                weight.local,
-            )
-            for name, weight in self._named
-        ]
+        rank, ranks = self._world.rank, self._world.size
+        return [row_slice(name, weight.whole, weight.local, rank, ranks) for name, weight in self._named]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; its gradients are added to those of the earlier ones as they leave."""
-        loss = loss_function(self._model)
+        loss = loss_function(self.module)
         loss.backward()
         self._leave(self._groups)
         for group in self._groups:
@@ -191,9 +170,7 @@ class OneHostShardEngine(OptimizerUpdate):
         squares = sum_of_squares(weight.local.grad for _, weight in self._named if weight.local.grad is not None)
         is_used = {weight.local: weight in self._used for _, weight in self._named if weight.is_trained}
         self._used.clear()
-        totals = self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
-        self._gradient_norm = totals.gradient_norm
-        return totals
+        return self._agree(loss, squares, votes, is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
         """Nothing is exchanged."""
@@ -212,10 +189,6 @@ class OneHostShardEngine(OptimizerUpdate):
 
     def require_equal(self, moment: str) -> None:
         """Each rank moves rows of its own: there is nothing to compare."""
-
-    def wire_use(self) -> WireUse:
-        """Since the last call."""
-        return WireUse(self._meter.take())
 
 
 @dataclass(frozen=True)

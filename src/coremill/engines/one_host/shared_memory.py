@@ -1,6 +1,6 @@
-"""Ranks of one host, tied to each other: a socket between every two for short words, one file of memory for all.
+"""Ranks of one host, connected to each other: a socket between every two for messages, one file of memory for all.
 
-A word is 32 bytes over a Unix socket: what happened, in which slot of the memory, in which use of it, when. The
+A message is 32 bytes over a Unix socket: what happened, in which slot of the memory, in which use of it, when. The
 kernel wakes who waits for one, orders it behind the memory written before it, and closes the socket of a rank that
 dies: nobody waits for a dead one, and nobody spins.
 
@@ -32,7 +32,7 @@ MEETING_SECONDS = 10.0
 # Virtual: the file has holes wherever nobody wrote.
 FILE_BYTES = 2**42
 
-_WORD = struct.Struct("<IIQQQ")  # topic, slot, number, bytes, nanoseconds on the clock all processes share
+_MESSAGE = struct.Struct("<IIQQQ")  # topic, slot, number, bytes, nanoseconds on the clock all processes share
 _HELLO = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
 _READY, _DONE = 0, 1
@@ -138,7 +138,7 @@ class HostPeers:
         done = self._done.get(slot.number, {})
         return [peer for peer in self._connections if done.get(peer, 0) < slot.uses]
 
-    # --- words
+    # --- messages
 
     def announce(self, slot: Slot) -> int:
         """This rank's part of the slot is written; the number of this announcement, the same on all ranks."""
@@ -160,15 +160,15 @@ class HostPeers:
         return max(told for _, _, told in heard.values()) / 1e9
 
     def _tell(self, topic: int, slot: int, number: int, nbytes: int) -> None:
-        word = _WORD.pack(topic, slot, number, nbytes, time.monotonic_ns())
+        message = _MESSAGE.pack(topic, slot, number, nbytes, time.monotonic_ns())
         for peer, connection in self._connections.items():
             try:
-                connection.send(word)
-            except BlockingIOError:  # it has not read for hundreds of words
+                connection.send(message)
+            except BlockingIOError:  # it has not read for hundreds of messages
                 with self._waiting_seconds():
                     connection.settimeout(self._timeout_seconds)
                     try:
-                        connection.send(word)
+                        connection.send(message)
                     except OSError as error:
                         raise _lost(peer, str(error)) from error
                     finally:
@@ -177,7 +177,7 @@ class HostPeers:
                 self._forget(peer)  # whoever waits for it raises that
 
     def _wait(self, missing: Callable[[], list[int]]) -> None:
-        """Read words until nobody is missing."""
+        """Read messages until nobody is missing."""
         if not missing():
             return
         self._read()
@@ -203,20 +203,20 @@ class HostPeers:
         self.waited_seconds += time.perf_counter() - began
 
     def _read(self) -> None:
-        """Take in every word that has come."""
+        """All messages that have come."""
         for descriptor, _ in self._poll.poll(0):
             peer = self._by_descriptor[descriptor]
             while True:
                 try:
-                    word = self._connections[peer].recv(_WORD.size)
+                    message = self._connections[peer].recv(_MESSAGE.size)
                 except BlockingIOError:
                     break
                 except OSError:
-                    word = b""
-                if len(word) != _WORD.size:
+                    message = b""
+                if len(message) != _MESSAGE.size:
                     self._forget(peer)
                     break
-                topic, slot, number, nbytes, told = _WORD.unpack(word)
+                topic, slot, number, nbytes, told = _MESSAGE.unpack(message)
                 if topic == _READY:
                     self._heard.setdefault(number, {})[peer] = (slot, nbytes, told)
                 else:
@@ -240,7 +240,7 @@ def _lost(peer: int, why: str, *, is_silent: bool = False) -> PeerLost:
 
 
 def meet_host_peers(world: World) -> HostPeers | str:
-    """Tie the ranks of this host to each other; in words why that cannot be. The same outcome on every rank."""
+    """Connect the ranks of this host to each other; in words why that cannot be. The same outcome on every rank."""
     if world.nodes > 1:
         return "ranks on several hosts"
     with contextlib.ExitStack() as opened:
@@ -253,7 +253,7 @@ def meet_host_peers(world: World) -> HostPeers | str:
         made: HostPeers | None = None
         if listener is not None and all(name for name, _ in names):
             try:
-                made = _tie(world, listener, [name.encode("latin-1") for name, _ in names])
+                made = _connect(world, listener, [name.encode("latin-1") for name, _ in names])
             except (AttributeError, OSError, ValueError) as error:
                 problem = f"rank {world.rank} cannot share memory with the others: {error}"
         problems: list[str] = [text for text in world.gather(problem) if text]
@@ -270,7 +270,7 @@ def _listen(backlog: int) -> socket.socket:
     return listener
 
 
-def _tie(world: World, listener: socket.socket, names: list[bytes]) -> HostPeers:
+def _connect(world: World, listener: socket.socket, names: list[bytes]) -> HostPeers:
     """Call the ranks before this one, hear those after it; rank 0 hands out the file."""
     deadline = time.monotonic() + MEETING_SECONDS
     connections: dict[int, socket.socket] = {}
@@ -295,7 +295,10 @@ def _tie(world: World, listener: socket.socket, names: list[bytes]) -> HostPeers
             if caller != os.geteuid():
                 connection.close()  # another user's process: not one of ours
                 continue
-            (peer,) = _HELLO.unpack(connection.recv(_HELLO.size))
+            hello = connection.recv(_HELLO.size)
+            if len(hello) != _HELLO.size:
+                raise OSError("a rank hung up before it said which it is")
+            (peer,) = _HELLO.unpack(hello)
             connections[peer] = connection
             if world.rank == 0:
                 socket.send_fds(connection, [b"memory"], [file])

@@ -44,7 +44,6 @@ class HostWeight:
 
     @property
     def is_trained(self) -> bool:
-        """A frozen one has no gradient."""
         return self.whole.requires_grad
 
 
@@ -76,7 +75,6 @@ class HostWeights:
 
     @property
     def weights(self) -> list[HostWeight]:
-        """Of all groups."""
         return [weight for group in self.groups for weight in group]
 
     def _lay_out(self, parameter: nn.Parameter, place: int) -> HostWeight:
@@ -109,7 +107,6 @@ class HostWeights:
         self._arrival = _announce(self._peers, self._meter, "gather", self._slot, whole_bytes - own_bytes)
 
     def wait(self) -> None:
-        """Until all ranks have published theirs."""
         arrival, self._arrival = self._arrival, None
         if arrival is not None:
             arrival()

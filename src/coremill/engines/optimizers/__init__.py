@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from coremill.engines.optimizers.cost import COSTS
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +19,7 @@ OPTIMIZERS = {"adamw": "coremill.engines.optimizers.adamw:AdamW"}
 
 
 class Optimizer(Protocol):
-    """Made with a model, the names and fp32 tensors of it that are trained, and the run file's settings."""
+    """Made with a model, the names and fp32 tensors of it that are trained, and the settings."""
 
     def update(self, learning_rate: float) -> None:
         """Move every weight that has a gradient."""
@@ -29,10 +32,34 @@ class Optimizer(Protocol):
         """The inverse, before the first update."""
 
 
-def make_optimizer(
-    model: nn.Module, trainable: Sequence[tuple[str, torch.Tensor]], settings: TrainSection
-) -> Optimizer:
-    """`trainable`: by the names that the model has for it."""
-    module, _, name = OPTIMIZERS[settings.optimizer].partition(":")
-    made: Optimizer = getattr(importlib.import_module(module), name)(model, trainable, settings)
-    return made
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Which optimizer, and what it takes of the run file: all that an engine knows of either."""
+
+    name: str
+    learning_rate: float  # the highest; each update brings its own
+    weight_decay: float
+    adam_betas: tuple[float, float]
+    adam_epsilon: float
+
+    @property
+    def state_bytes(self) -> int:
+        """Held beside each parameter."""
+        return COSTS[self.name].state_bytes
+
+    def make(self, model: nn.Module, trainable: Sequence[tuple[str, torch.Tensor]]) -> Optimizer:
+        """`trainable`: by the names that the model has for it."""
+        module, _, name = OPTIMIZERS[self.name].partition(":")
+        made: Optimizer = getattr(importlib.import_module(module), name)(model, trainable, self)
+        return made
+
+
+def optimizer_of(train: TrainSection) -> OptimizerSettings:
+    """The one that the run file asks for."""
+    return OptimizerSettings(
+        name=train.optimizer,
+        learning_rate=train.learning_rate,
+        weight_decay=train.weight_decay,
+        adam_betas=(train.adam_beta1, train.adam_beta2),
+        adam_epsilon=train.adam_epsilon,
+    )

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from coremill.config.schema import TrainSection
+from coremill.engines.base import require_state_names
+from coremill.engines.optimizers import OptimizerSettings
 
 # Two moments of each gradient, under the names that torch and a checkpoint have for them.
 STATE_NAMES = ("exp_avg", "exp_avg_sq")
@@ -21,20 +22,21 @@ PRODUCTS_AND_TABLES = (nn.Linear, nn.Embedding, nn.Conv1d)
 class AdamW(torch.optim.AdamW):
     """Fused: one vectorised pass over weights, gradients and moments where the plain one makes about ten."""
 
-    def __init__(self, model: nn.Module, trainable: Sequence[tuple[str, torch.Tensor]], settings: TrainSection) -> None:
+    def __init__(
+        self, model: nn.Module, trainable: Sequence[tuple[str, torch.Tensor]], settings: OptimizerSettings
+    ) -> None:
         left_out = undecayed(model)
         decayed = [tensor for name, tensor in trainable if name not in left_out]
         others = [tensor for name, tensor in trainable if name in left_out]
         super().__init__(
             [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=settings.learning_rate,
-            betas=(settings.adam_beta1, settings.adam_beta2),
+            betas=settings.adam_betas,
             eps=settings.adam_epsilon,
             fused=True,
         )
 
     def update(self, learning_rate: float) -> None:
-        """Move every weight that has a gradient."""
         for group in self.param_groups:
             group["lr"] = learning_rate
         self.step()
@@ -47,6 +49,7 @@ class AdamW(torch.optim.AdamW):
     def restore(self, weight: torch.Tensor, state: Mapping[str, torch.Tensor], updates: int) -> None:
         """A weight that was never moved has no state."""
         if state:
+            require_state_names(state, STATE_NAMES)
             step = torch.tensor(float(updates), dtype=torch.float32)
             self.state[weight] = {"step": step, **{name: state[name] for name in STATE_NAMES}}
 

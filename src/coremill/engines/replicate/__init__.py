@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 from coremill.engines.replicate.cost import ReplicateCost
 
 if TYPE_CHECKING:
-    from coremill.config.schema import TrainSection
     from coremill.engines.base import Engine
+    from coremill.engines.optimizers import OptimizerSettings
     from coremill.plan.types import Plan
     from coremill.world.group import World
 
 
 class Replicate:
-    """The registered kind."""
-
     name = "replicate"
     cost = ReplicateCost()
     keeps_replicas = True
@@ -25,7 +23,7 @@ class Replicate:
     def make(
         plan: Plan,
         world: World,
-        settings: TrainSection,
+        optimizer: OptimizerSettings,
         *,
         head_in_backward: bool,
         through_memory: bool,
@@ -35,8 +33,8 @@ class Replicate:
         from coremill.engines.base import DTYPES
         from coremill.engines.replicate.engine import ReplicateEngine
         from coremill.engines.wire.codec import codec_of
-        from coremill.plan.wire import gradient_form
+        from coremill.plan.traffic import gradient_form
 
         codec = codec_of(gradient_form(plan.wire_dtype.value, plan.dtype.value))
         dtype = DTYPES[plan.dtype.value]
-        return ReplicateEngine(world, settings, compute_dtype=dtype, gradient_codec=codec, named_rows=named_rows)
+        return ReplicateEngine(world, optimizer, compute_dtype=dtype, gradient_codec=codec, named_rows=named_rows)

@@ -43,8 +43,6 @@ def sends_rows(named: int, rows: int) -> bool:
 
 
 class ReplicateCost(EngineCost):
-    """The whole model on every rank."""
-
     tried_by_auto = True
 
     def state(self, card: ModelCard, arrangement: Arrangement) -> StateBytes:
@@ -57,13 +55,11 @@ class ReplicateCost(EngineCost):
         )
 
     def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
-        """One replica."""
         return COSTS[arrangement.optimizer].saved_bytes(card)
 
     def step_points(
         self, card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool
     ) -> Iterator[StepPoint]:
-        """One backward pass: the loss is first, the lookup table last."""
         loss = LossBytes.of(card, arrangement, linear_copies_weight=linear_copies_weight)
         whole = self.state(card, arrangement).gradients
         kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
@@ -94,7 +90,6 @@ class ReplicateCost(EngineCost):
         )
 
     def between_steps(self, card: ModelCard, arrangement: Arrangement) -> StepPoint:
-        """The buckets' buffers."""
         return StepPoint(name="between steps", gradients=0, buffers=_exchange_buffers(card, arrangement))
 
     def traffic(self, card: ModelCard, arrangement: Arrangement) -> Traffic:
@@ -117,7 +112,6 @@ class ReplicateCost(EngineCost):
         return COSTS[arrangement.optimizer].seconds(card.trainable_parameters, arrangement, fleet, has_copy=has_copy)
 
     def reason(self, choice: AutoChoice) -> str:
-        """It fits."""
         state, limit = size(choice.whole_model.total), size(choice.limit_bytes)
         return f"the whole model with gradients and moments, {state}, fits into the {limit} of a rank"
 

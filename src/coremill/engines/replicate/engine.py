@@ -16,17 +16,17 @@ from typing import Literal
 import torch
 from torch import nn
 
-from coremill.config.schema import TrainSection
-from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, drop_gradients, sum_of_squares
+from coremill.engines.base import LossFunction, StepTotals, drop_gradients, sum_of_squares
+from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.cost import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
-from coremill.engines.replicate.named_rows import NamedRows, SumOfNamedRows, lookups_of
+from coremill.engines.replicate.named_rows import AllReduceOfRows, NamedRows, lookups_of
 from coremill.engines.replicate.replicas import require_equal_replicas
-from coremill.engines.update import OptimizerUpdate
+from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.engines.wire.codec import Codec, shares_of
-from coremill.engines.wire.collectives import BufferPool, SumOverRanks
-from coremill.engines.wire.exchange import Exchange, WireMeter
+from coremill.engines.wire.collectives import AllReduce, BufferPool
+from coremill.engines.wire.exchange import Exchange
 from coremill.model.build import names_kept_in_fp32
-from coremill.model.slices import RowSlice, materialise, model_name
+from coremill.model.slices import RowSlice, materialise
 from coremill.plan.types import Choice
 from coremill.world.group import World
 
@@ -40,34 +40,28 @@ class _Bucket:
 
     @property
     def is_whole(self) -> bool:
-        """All are made."""
         return self.made == len(self.weights)
 
 
 class ReplicateEngine(OptimizerUpdate):
-    """The whole model on every rank."""
-
     name = "replicate"
 
     def __init__(
         self,
         world: World,
-        settings: TrainSection,
+        optimizer: OptimizerSettings,
         *,
         compute_dtype: torch.dtype,
         gradient_codec: Codec,
         named_rows: bool = True,
     ) -> None:
-        super().__init__(settings)
-        self._world = world
+        super().__init__(world, optimizer)
         self._names_rows = named_rows and world.size > 1
         self._compute_dtype = compute_dtype
         self._codec = gradient_codec
-        self._meter = WireMeter()
-        self._agreement = StepAgreement(world, self._meter)
         self._pool = BufferPool()
         self._wire = Exchange(self._meter, world.flows)
-        self.exchange: Choice[Literal["memory", "wire"]] = Choice("wire", "replicate: gradients go through gloo")
+        self.exchange = Choice("wire", "replicate: gradients go through gloo")
         self._tables: dict[nn.Parameter, NamedRows] = {}  # of which not all rows are sent
         # What the optimizer moves, where that is not the weight that is computed with: fp32 for bf16; the same memory
         # for a table in fp32, whose gradient is added up here and arrives there.
@@ -76,20 +70,20 @@ class ReplicateEngine(OptimizerUpdate):
         self._pass: Literal["adds", "sends", "is looked at"] = "adds"
         self._buckets: list[_Bucket] = []  # in the order in which they are sent
         self._sent = 0  # of these, in this pass
-        self._under_way: deque[SumOverRanks | SumOfNamedRows] = deque()
+        self._under_way: deque[AllReduce | AllReduceOfRows] = deque()
 
     def place(self, model: nn.Module) -> None:
         """Empty fp32 storage for every parameter."""
         materialise(model)
-        self._model = model
+        self.module = model
 
     def start(self) -> None:
         """Masters where the arithmetic is bf16, buckets where there are peers; all have loaded the same."""
         self.require_equal("after loading")
         if self._names_rows:
-            self._tables = {table: NamedRows(embedding) for table, embedding in lookups_of(self._model)}
-        kept = names_kept_in_fp32(self._model, self._compute_dtype)
-        for name, weight in self._model.named_parameters():
+            self._tables = {table: NamedRows(embedding) for table, embedding in lookups_of(self.module)}
+        kept = names_kept_in_fp32(self.module, self._compute_dtype)
+        for name, weight in self.module.named_parameters():
             if self._compute_dtype != torch.float32 and name not in kept:
                 master = nn.Parameter(weight.data, requires_grad=weight.requires_grad)
                 if weight.requires_grad:
@@ -98,44 +92,30 @@ class ReplicateEngine(OptimizerUpdate):
                 self._masters[weight] = master
             elif weight in self._tables:
                 self._masters[weight] = nn.Parameter(weight.data)
-        self._buckets = _buckets(self._model, tables=self._tables) if self._world.size > 1 else []
+        self._buckets = _buckets(self.module, tables=self._tables) if self._world.size > 1 else []
         # Autograd's side holds these where no garbage collector looks: they must not hold the engine.
         engine = weakref.proxy(self)
         self._bucket_of = {weight: bucket for bucket in self._buckets for weight in bucket.weights}
-        for weight in self._model.parameters():
+        for weight in self.module.parameters():
             if weight.requires_grad:
                 weight.register_post_accumulate_grad_hook(lambda weight: engine._is_made(weight))
         self._make_optimizer()
-
-    @property
-    def module(self) -> nn.Module:
-        """What to call for a forward pass."""
-        return self._model
 
     def trainable(self) -> list[tuple[str, torch.Tensor]]:
         """The fp32 weights that are trained: the module's own, or the masters."""
         return [(name, self._masters.get(weight, weight)) for name, weight in self._trained()]
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        return [(name, weight) for name, weight in self._model.named_parameters() if weight.requires_grad]
+        return [(name, weight) for name, weight in self.module.named_parameters() if weight.requires_grad]
 
     def slices(self) -> list[RowSlice]:
-        """All rows of everything."""
-        return [
-            RowSlice(
-                model_name(name),
-                tuple(weight.shape),
-                0,
-                weight.shape[0] if weight.dim() else 1,
-                self._masters.get(weight, weight),
-            )
-            for name, weight in self._model.named_parameters()
-        ]
+        named = self.module.named_parameters()
+        return [row_slice(name, weight, self._masters.get(weight, weight)) for name, weight in named]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; buckets are sent during the last one's backward."""
         self._pass = "sends" if is_last and self._buckets else "adds"
-        loss = loss_function(self._model)
+        loss = loss_function(self.module)
         loss.backward()
         if self._pass == "sends":
             self._send_all()
@@ -149,22 +129,20 @@ class ReplicateEngine(OptimizerUpdate):
         gradients = [weight.grad.reshape(-1) for _, weight in self.trainable() if weight.grad is not None]
         # They are the same everywhere: each rank takes the norm of a share, which all agree on.
         squares = sum_of_squares(shares_of(gradients, self._world.size)[self._world.rank])
-        totals = self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
-        self._gradient_norm = totals.gradient_norm
-        return totals
+        return self._agree(loss, squares, votes, is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
         """On the bare model: nothing is exchanged."""
         self._pass = "is looked at"
-        loss_function(self._model).backward()
-        gradients = [weight.grad for weight in self._model.parameters() if weight.grad is not None]
+        loss_function(self.module).backward()
+        gradients = [weight.grad for weight in self.module.parameters() if weight.grad is not None]
         finite = all(bool((g._values() if g.is_sparse else g).isfinite().all()) for g in gradients)
-        self._model.zero_grad(set_to_none=True)
+        self.module.zero_grad(set_to_none=True)
         return finite
 
     def skip_step(self) -> None:
         """bf16 weights follow their masters, whose gradients stay allocated and are overwritten by the next step."""
-        self._model.zero_grad(set_to_none=True)
+        self.module.zero_grad(set_to_none=True)
         with torch.no_grad():
             for weight, master in self._masters.items():
                 if weight.dtype == master.dtype:
@@ -176,10 +154,6 @@ class ReplicateEngine(OptimizerUpdate):
     def require_equal(self, moment: str) -> None:
         """To the bit, in fp32; frozen ones too."""
         require_equal_replicas(self._world, [(piece.name, piece.local) for piece in self.slices()], moment)
-
-    def wire_use(self) -> WireUse:
-        """Since the last call."""
-        return WireUse(self._meter.take())
 
     def _is_made(self, weight: nn.Parameter) -> None:
         """Autograd has put a gradient in place."""
@@ -214,11 +188,11 @@ class ReplicateEngine(OptimizerUpdate):
         gradients = [self._gradient(weight) for weight in weights]
         self._sent += 1
         group, wire = self._world.group, self._wire
-        started: SumOverRanks | SumOfNamedRows
+        started: AllReduce | AllReduceOfRows
         if weights[0] in self._tables:
             started = self._tables[weights[0]].sum(gradients[0], group, wire, self._codec)
         else:
-            started = SumOverRanks(gradients, group, wire, self._pool, self._codec)
+            started = AllReduce(gradients, group, wire, self._pool, self._codec)
         for earlier in self._under_way:
             earlier.advance(waits=False)
         self._under_way.append(started)

@@ -15,7 +15,7 @@ from torch import nn
 
 from coremill.engines.replicate.cost import LEAST_BUCKET_BYTES, sends_rows
 from coremill.engines.wire.codec import Codec
-from coremill.engines.wire.collectives import BufferPool, SumOverRanks
+from coremill.engines.wire.collectives import AllReduce, BufferPool
 from coremill.engines.wire.exchange import Exchange
 from coremill.model.build import has_plain_lookup
 
@@ -48,14 +48,14 @@ class NamedRows:
         self._named[rows] = 1
         total.index_add_(0, rows, values.to(total.dtype))
 
-    def sum(self, total: torch.Tensor, group: dist.ProcessGroup, exchange: Exchange, codec: Codec) -> SumOfNamedRows:
+    def sum(self, total: torch.Tensor, group: dist.ProcessGroup, exchange: Exchange, codec: Codec) -> AllReduceOfRows:
         """Start the exchange that ends the step; the next one names rows anew."""
         named, self._named = self._named, torch.zeros_like(self._named)
-        return SumOfNamedRows(total, named, group, exchange, codec)
+        return AllReduceOfRows(total, named, group, exchange, codec)
 
 
-class SumOfNamedRows:
-    """The sum over ranks of gradients that are zeros but for named rows; advanced like `SumOverRanks`.
+class AllReduceOfRows:
+    """The sum over ranks of gradients that are zeros but for named rows; advanced like `AllReduce`.
 
     First each rank tells the others which rows it has, by a byte a row; then all sum those that any of them has."""
 
@@ -68,16 +68,14 @@ class SumOfNamedRows:
         self._codec = codec
         self._named = torch.empty(group.size(), len(named), dtype=torch.uint8)
         self._named[group.rank()] = named
-        self._wait = exchange.past_the_line("all_reduce", group, list(self._named), [named] * group.size())
-        self._sum: SumOverRanks | None = None
+        self._wait = exchange.ahead_of_queue("all_reduce", group, list(self._named), [named] * group.size())
+        self._sum: AllReduce | None = None
 
     @property
     def held_bytes(self) -> int:
-        """In its buffers."""
         return self._sum.held_bytes if self._sum else 0
 
     def advance(self, *, waits: bool = True) -> bool:
-        """One stage on; True once the sums are in place. Unless it `waits`, not to the last one before all is there."""
         if self._sum is None:
             self._wait()
             self._rows = self._named.any(dim=0).nonzero().flatten()
@@ -85,7 +83,7 @@ class SumOfNamedRows:
             self._summed = self._total if self._is_in_place else self._total[self._rows]
             # Of another size in every step: no buffers to keep.
             pool = BufferPool(keep_up_to_numel=0)
-            self._sum = SumOverRanks([self._summed], self._group, self._exchange, pool, self._codec)
+            self._sum = AllReduce([self._summed], self._group, self._exchange, pool, self._codec)
             return False
         if not self._sum.advance(waits=waits):
             return False
@@ -94,6 +92,5 @@ class SumOfNamedRows:
         return True
 
     def finish(self) -> None:
-        """All stages that are left."""
         while not self.advance():
             pass

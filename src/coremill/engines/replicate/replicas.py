@@ -59,7 +59,7 @@ def drifted(
     if 2 * len(largest) > len(told):
         odd = [rank for rank in range(len(told)) if rank not in largest]
         holds = "holds" if len(odd) == 1 else "hold"
-        who = f"{_listed(odd, hostnames)} {holds} other weights than the other {len(largest)}"
+        who = f"{_listed(odd, hostnames)} {holds} different weights than the other {len(largest)}"
     else:
         who = " and ".join(_listed(group, hostnames) for group in groups) + " hold different weights"
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""

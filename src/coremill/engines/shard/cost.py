@@ -26,8 +26,6 @@ ON_ONE_HOST = OneHostCost()
 
 
 class ShardCost(ShardedStateCost):
-    """1/N of the state on every rank."""
-
     tried_by_auto = True
     relief = "share the state among ranks"
 
@@ -136,13 +134,11 @@ class ShardCost(ShardedStateCost):
         return compute_seconds * (1.0 / passes)
 
     def keep_choices(self, arrangement: Arrangement, asked: Literal["auto"] | bool) -> tuple[bool, ...]:
-        """Both, where ranks gather."""
         if arrangement.world_size == 1:
             return (False,)
         return (False, True) if asked == "auto" else (asked,)
 
     def keep_reason(self, arrangement: Arrangement, asked: Literal["auto"] | bool) -> str:
-        """By memory, bytes and seconds."""
         if arrangement.world_size == 1:
             return "one rank: nothing is gathered"
         if asked != "auto":
@@ -159,7 +155,7 @@ def rounds(wire_dtype: str, dtype: str) -> bool:
 
 
 def table_parameters(card: ModelCard, arrangement: Arrangement) -> int:
-    """Of a lookup table that is never whole on a rank (engines/shard/rows.py); 0 where it is a group like others."""
+    """Of a lookup table that is never whole on a rank (embedding.py); 0 where it is a group like others."""
     return looked_up_parameters(card) if arrangement.world_size > 1 else 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,16 +16,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from coremill.config.schema import TrainSection
-from coremill.engines.base import LossFunction, StepAgreement, StepTotals, WireUse, sum_of_squares
+from coremill.engines.base import LossFunction, StepTotals, sum_of_squares
+from coremill.engines.optimizers import OptimizerSettings
+from coremill.engines.shard.embedding import ShardedEmbedding
 from coremill.engines.shard.fsdp_rules import check_layers_share_nothing, check_runs_all_layers, forget_other_names
-from coremill.engines.shard.rows import RowTable
-from coremill.engines.update import OptimizerUpdate
+from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.engines.wire.codec import Codec
-from coremill.engines.wire.collectives import BufferPool, Gather, ScatterSum, install
-from coremill.engines.wire.exchange import Exchange, WireMeter
+from coremill.engines.wire.collectives import AllGather, BufferPool, ReduceScatter, install
+from coremill.engines.wire.exchange import Exchange
 from coremill.model.build import LayerMap, find_layers, has_plain_lookup
-from coremill.model.slices import RowSlice, check_has_rows, materialise, model_name, rows_of_rank
+from coremill.model.slices import RowSlice, check_has_rows, materialise
 from coremill.plan.types import Choice
 from coremill.world.group import World
 
@@ -34,14 +34,12 @@ FILLS_IN = "set_reduce_scatter_unused_params"
 
 
 class ShardEngine(OptimizerUpdate):
-    """1/N of the model on every rank."""
-
     name = "shard"
 
     def __init__(
         self,
         world: World,
-        settings: TrainSection,
+        optimizer: OptimizerSettings,
         *,
         compute_dtype: torch.dtype,
         gradient_codec: Codec,
@@ -54,27 +52,22 @@ class ShardEngine(OptimizerUpdate):
     ) -> None:
         """`accumulates`: a step has several micro-batches; `why_wire`: why ranks do not share memory; `named_rows`:
         ranks fetch the rows of a lookup table that their tokens name."""
-        super().__init__(settings)
-        self._world = world
+        super().__init__(world, optimizer)
         self._names_rows = named_rows and world.size > 1
         self._compute_dtype = compute_dtype
         self._keep_gathered = keep_gathered
         # Where weights stay whole through a step, so do gradients: added up in fp32 and sent once.
         self._whole_gradients = keep_gathered and accumulates
         self._head_in_backward = head_in_backward
-        self._meter = WireMeter()
-        self._agreement = StepAgreement(world, self._meter)
         self._pool = BufferPool()
         self._gradient_codec = gradient_codec
         self._weight_wire_dtype = weight_wire_dtype
         self._wire = Exchange(self._meter, world.flows)
         shares_cards = world.nodes > 1 and world.nodes < world.size
-        self._gather = Gather(self._wire, weight_wire_dtype, as_ring=shares_cards)
-        self._scatter_sum = ScatterSum(self._wire, self._pool, gradient_codec)
-        self.exchange: Choice[Literal["memory", "wire"]] = Choice(
-            "wire", why_wire if world.size > 1 else "one rank: nothing is exchanged"
-        )
-        self._table: RowTable | None = None  # an embedding of which ranks fetch rows
+        self._all_gather = AllGather(self._wire, weight_wire_dtype, as_ring=shares_cards)
+        self._reduce_scatter = ReduceScatter(self._wire, self._pool, gradient_codec)
+        self.exchange = Choice("wire", why_wire if world.size > 1 else "one rank: nothing is exchanged")
+        self._table: ShardedEmbedding | None = None  # an embedding of which ranks fetch rows
         self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
         self._by_name: dict[str, nn.Parameter] = {}  # these rows by every name that the model has for them
         self._runs: Counter[nn.Module] = Counter()  # of layers in this forward pass: HRM has them run several times
@@ -107,7 +100,7 @@ class ShardEngine(OptimizerUpdate):
             if any(True for module in modules for _ in module.parameters()):
                 fully_shard(list(modules), mesh=mesh, mp_policy=policy, reshard_after_forward=not self._keep_gathered)
 
-        self._table = self._row_table(parts, mesh)
+        self._table = self._sharded_embedding(parts, mesh)
         other_names = forget_other_names(model, parts.head)
         if parts.tied:
             group(parts.embedding, parts.head)
@@ -128,13 +121,11 @@ class ShardEngine(OptimizerUpdate):
         parameters_after = sum(parameter.numel() for parameter in model.parameters())
         assert parameters_before == parameters_after, f"{parameters_before} parameters became {parameters_after}"
 
-        install(
-            [module for module in model.modules() if isinstance(module, FSDPModule)], self._gather, self._scatter_sum
-        )
-        self._whole = WholeParameters(model, gradient_dtype=torch.float32 if self._whole_gradients else None)
+        install(model, self._all_gather, self._reduce_scatter)
+        self._whole = UnshardedParameters(model, gradient_dtype=torch.float32 if self._whole_gradients else None)
         if not hasattr(FSDPModule, FILLS_IN):
             apart = {self._table.parameter} if self._table else set()
-            self._scatter_sum.whole_numels = frozenset(_laid_out_numels(model, apart, self._world.size))
+            self._reduce_scatter.whole_numels = frozenset(_laid_out_numels(model, apart, self._world.size))
         first = parts.embedding if isinstance(parts.embedding, FSDPModule) else model
         if self._table is not None:
             model.register_forward_pre_hook(self._ask_for_rows, prepend=True, with_kwargs=True)
@@ -142,7 +133,7 @@ class ShardEngine(OptimizerUpdate):
         materialise(model)
         for holder, name, head_name in other_names:
             holder._parameters[name] = parts.head._parameters[head_name]
-        self._model = model
+        self.module = model
 
     def _ask_for_rows(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before FSDP2's own hook asks for weights: behind these on the wire, rows would come late."""
@@ -150,18 +141,18 @@ class ShardEngine(OptimizerUpdate):
         if self._table is not None and isinstance(token_ids, torch.Tensor):
             self._table.ask(token_ids)
 
-    def _row_table(self, parts: LayerMap, mesh: DeviceMesh) -> RowTable | None:
+    def _sharded_embedding(self, parts: LayerMap, mesh: DeviceMesh) -> ShardedEmbedding | None:
         """Of an embedding that is a lookup and nothing else; None where there is one rank."""
         if parts.tied or not self._names_rows or not has_plain_lookup(parts.embedding):
             return None
         assert isinstance(parts.embedding, nn.Embedding)
         if parts.embedding._parameters["weight"] is None:  # kept in fp32 beside this engine
             return None
-        return RowTable(
+        return ShardedEmbedding(
             parts.embedding,
             mesh,
             self._wire,
-            self._scatter_sum,
+            self._reduce_scatter,
             self._gradient_codec,
             wire_dtype=self._weight_wire_dtype or self._compute_dtype,
             compute_dtype=self._compute_dtype,
@@ -188,51 +179,38 @@ class ShardEngine(OptimizerUpdate):
 
     def start(self) -> None:
         """Have FSDP2 settle its storage, then take this rank's rows as plain tensors: no DTensor dispatch."""
-        assert isinstance(self._model, FSDPModule)
-        self._model.unshard()
-        self._model.reshard()
-        for name, parameter in self._model.named_parameters():
+        assert isinstance(self.module, FSDPModule)
+        self.module.unshard()
+        self.module.reshard()
+        for name, parameter in self.module.named_parameters():
             assert isinstance(parameter, DTensor)
             local = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
             self._locals.append((name, parameter, local))
         by_parameter: dict[torch.Tensor, nn.Parameter] = {parameter: local for _, parameter, local in self._locals}
-        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
             self._by_name[name] = by_parameter[parameter]
         if self._table is not None:
             whole: torch.Tensor = self._table.parameter
             self._table.rows = next(local for _, parameter, local in self._locals if parameter is whole)
         self._make_optimizer()
 
-    @property
-    def module(self) -> nn.Module:
-        """What to call for a forward pass."""
-        return self._model
-
     def trainable(self) -> list[tuple[str, torch.Tensor]]:
         """This rank's rows of what is trained; parameters with fewer rows than ranks may have none here."""
         return [(name, local) for name, _, local in self._locals if local.requires_grad and local.numel()]
 
     def slices(self) -> list[RowSlice]:
-        """This rank's rows of everything."""
-        return [
-            RowSlice(
-                model_name(name),
-                tuple(parameter.shape),
-                *rows_of_rank(parameter.shape[0], self._world.rank, self._world.size),
-                local,
-            )
-            for name, parameter, local in self._locals
-        ]
+        rank, ranks = self._world.rank, self._world.size
+        return [row_slice(name, parameter, local, rank, ranks) for name, parameter, local in self._locals]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; gathered weights stay through accumulation where the plan keeps them."""
-        assert isinstance(self._model, FSDPModule)
+        assert isinstance(self.module, FSDPModule)
         if self._keep_gathered:
-            self._model.set_requires_gradient_sync(is_last)
-            self._model.set_reshard_after_backward(is_last)
+            self.module.set_requires_gradient_sync(is_last)
+            self.module.set_reshard_after_backward(is_last)
         self._runs.clear()
-        loss = loss_function(self._model)
-        self._scatter_sum.waits = max(self._runs.values(), default=1) > 1
+        loss = loss_function(self.module)
+        self._reduce_scatter.waits = max(self._runs.values(), default=1) > 1
         if self._whole_gradients and is_last:
             self._whole.make_missing_gradients()
         loss.backward()
@@ -246,7 +224,7 @@ class ShardEngine(OptimizerUpdate):
 
     def _set_aside(self) -> None:
         """Add this micro-batch's gradients to the earlier ones; FSDP2 would add to results still on the wire."""
-        self._scatter_sum.flush()
+        self._reduce_scatter.flush()
         gradients = self._gradients()
         for local, gradient in gradients.items():
             if local in self._earlier:
@@ -257,7 +235,6 @@ class ShardEngine(OptimizerUpdate):
             parameter.grad = None
 
     def _gradients(self) -> dict[nn.Parameter, torch.Tensor]:
-        """Of this rank's rows of what is trained."""
         gradients = {}
         for _, parameter, local in self._locals:
             if self._table is not None and self._table.rows is local:
@@ -270,7 +247,7 @@ class ShardEngine(OptimizerUpdate):
 
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """Wait for the last sums; norms of all ranks' rows add up to the whole."""
-        self._scatter_sum.flush()
+        self._reduce_scatter.flush()
         gradients, self._earlier = self._earlier or self._gradients(), {}
         for local, gradient in gradients.items():
             local.grad = gradient
@@ -279,48 +256,41 @@ class ShardEngine(OptimizerUpdate):
         if self._table is not None and self._table.rows is not None:
             used.add(self._table.rows)  # every rank looks something up
         is_used = {local: local in used for _, _, local in self._locals if local.requires_grad}
-        totals = self._agreement.reach(loss=loss, squares=squares, votes=votes, is_used=is_used)
-        self._gradient_norm = totals.gradient_norm
-        return totals
+        return self._agree(loss, squares, votes, is_used)
 
     def examine(self, loss_function: LossFunction) -> bool:
         """A whole exchange, with a look at what this rank puts into it."""
-        assert isinstance(self._model, FSDPModule)
-        self._model.set_requires_gradient_sync(True)
-        self._model.set_reshard_after_backward(True)
+        assert isinstance(self.module, FSDPModule)
+        self.module.set_requires_gradient_sync(True)
+        self.module.set_reshard_after_backward(True)
         finite = True
 
         def look(gradients: torch.Tensor) -> None:
             nonlocal finite
             finite = finite and bool(gradients.isfinite().all())
 
-        self._scatter_sum.look = look
+        self._reduce_scatter.look = look
         try:
-            loss = loss_function(self._model)
+            loss = loss_function(self.module)
             if self._whole_gradients:
                 self._whole.make_missing_gradients()
             loss.backward()
-            self._scatter_sum.flush()
+            self._reduce_scatter.flush()
         finally:
-            self._scatter_sum.look = None
+            self._reduce_scatter.look = None
         self._whole.take_used()
-        self._model.zero_grad(set_to_none=True)
+        self.module.zero_grad(set_to_none=True)
         if self._table is not None:
             self._table.take_gradient()
         return finite
 
     def skip_step(self) -> None:
-        """The rows moved in place; drop the gradients."""
         for _, parameter, local in self._locals:
             parameter.grad = None
             local.grad = None
 
     def require_equal(self, moment: str) -> None:
         """Each rank moves rows of its own: there is nothing to compare."""
-
-    def wire_use(self) -> WireUse:
-        """Since the last call."""
-        return WireUse(self._meter.take())
 
 
 def _laid_out_numels(model: nn.Module, apart: Collection[nn.Parameter], ranks: int) -> Iterator[int]:
@@ -333,7 +303,7 @@ def _laid_out_numels(model: nn.Module, apart: Collection[nn.Parameter], ranks: i
             yield sum(-(-each.shape[0] // ranks) * ranks * each.shape[1:].numel() for each in own if each.requires_grad)
 
 
-class WholeParameters:
+class UnshardedParameters:
     """What FSDP2 computes with, known from each group's first forward on: whether backward makes gradients of it.
 
     Ranks that use other parts of a layer (experts, say) must lay out the same gradients: FSDP2 puts zeros in the place

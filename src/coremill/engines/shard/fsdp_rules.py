@@ -14,7 +14,7 @@ def check_runs_all_layers(model: nn.Module) -> None:
     for name in ("layerdrop", "decoder_layerdrop"):
         if share := getattr(getattr(model, "config", None), name, 0.0):
             raise InputError(
-                f"{name} {share:g} leaves out layers at random, on each rank others",
+                f"{name} {share:g} skips layers at random, different ones on each rank",
                 where="config.json of the model",
                 why="with shard over the wire all ranks take part in gathering each layer's weights",
                 do=f"set {name} to 0.0 there, or set parallel.engine=replicate",

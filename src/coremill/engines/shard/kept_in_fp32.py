@@ -11,39 +11,35 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 import torch.distributed
 from torch import nn
 
-from coremill.config.schema import TrainSection
 from coremill.engines.base import Engine, LossFunction, StepTotals, WireUse, sum_of_squares
+from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.replicas import require_equal_replicas
-from coremill.engines.update import OptimizerUpdate
-from coremill.engines.wire.exchange import CollectiveUse, WireMeter
+from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.model.build import names_kept_in_fp32
-from coremill.model.slices import RowSlice, model_name
-from coremill.plan.types import Choice
+from coremill.model.slices import RowSlice
 from coremill.world.group import World
+from coremill.world.lost_peers import peer_errors
 
 
 class KeepsInFp32(OptimizerUpdate):
     """A sharding engine, and beside it whole fp32 weights on every rank."""
 
-    def __init__(self, inner: Engine, world: World, settings: TrainSection, compute_dtype: torch.dtype) -> None:
+    def __init__(self, inner: Engine, world: World, optimizer: OptimizerSettings, compute_dtype: torch.dtype) -> None:
         """It moves the weights of both: what `inner` would do in a step of its own is left to it."""
-        super().__init__(settings)
+        super().__init__(world, optimizer)
         self._inner = inner
-        self._world = world
         self._compute_dtype = compute_dtype
-        self._meter = WireMeter()
         self._weights: dict[str, nn.Parameter] = {}
         self._places: list[tuple[nn.Module, str, nn.Parameter]] = []  # where the model has them
         self._used: set[nn.Parameter] = set()  # by this rank, in this step
         self._is_finite: bool | None = None  # while gradients are only looked at
         self.name = inner.name
-        self.exchange: Choice[Literal["memory", "wire"]] = inner.exchange
+        self.exchange = inner.exchange
 
     def place(self, model: nn.Module) -> None:
         """The others as the engine does; these whole."""
@@ -59,6 +55,7 @@ class KeepsInFp32(OptimizerUpdate):
         self._hide()
         self._inner.place(model)
         self._show()
+        self.module = model
         self._weights = {name: weight for name, weight in model.named_parameters() if name in names}
         engine = weakref.proxy(self)  # autograd's side holds what is given to it
         for weight in made.values():
@@ -81,25 +78,13 @@ class KeepsInFp32(OptimizerUpdate):
         for module, name, weight in self._places:
             module._parameters[name] = weight
 
-    @property
-    def module(self) -> nn.Module:
-        """What to call for a forward pass."""
-        return self._inner.module
-
     def trainable(self) -> list[tuple[str, torch.Tensor]]:
-        """The engine's, and these."""
         trained = [(name, weight) for name, weight in self._weights.items() if weight.requires_grad]
         return [*self._inner.trainable(), *trained]
 
     def slices(self) -> list[RowSlice]:
         """The engine's, and all rows of these."""
-        return [
-            *self._inner.slices(),
-            *(
-                RowSlice(model_name(name), tuple(weight.shape), 0, weight.shape[0] if weight.dim() else 1, weight)
-                for name, weight in self._weights.items()
-            ),
-        ]
+        return [*self._inner.slices(), *(row_slice(name, weight, weight) for name, weight in self._weights.items())]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; gradients of these add up where autograd leaves them."""
@@ -125,7 +110,8 @@ class KeepsInFp32(OptimizerUpdate):
         flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), users])
         if self._world.size > 1:
             began = time.perf_counter()
-            torch.distributed.all_reduce(flat, group=self._world.group)
+            with peer_errors():
+                torch.distributed.all_reduce(flat, group=self._world.group)
             seconds = time.perf_counter() - began
             sent = 2 * (self._world.size - 1) * flat.nbytes // self._world.size
             self._meter.add("all_reduce", sent=sent, seconds=seconds, exposed=seconds)
@@ -143,7 +129,6 @@ class KeepsInFp32(OptimizerUpdate):
             self._drop_gradients()
 
     def skip_step(self) -> None:
-        """These moved in place."""
         self._inner.skip_step()
         self._drop_gradients()
 
@@ -154,17 +139,11 @@ class KeepsInFp32(OptimizerUpdate):
             require_equal_replicas(self._world, list(self._weights.items()), moment)
 
     def wire_use(self) -> WireUse:
-        """Since the last call."""
-        total = dict(self._inner.wire_use().collectives)
-        for kind, use in self._meter.take().items():
-            before = total.get(kind, CollectiveUse())
-            total[kind] = CollectiveUse(
-                before.bytes + use.bytes,
-                before.shared_bytes,
-                before.seconds + use.seconds,
-                before.exposed_seconds + use.exposed_seconds,
+        for kind, use in self._inner.wire_use().collectives.items():
+            self._meter.add(
+                kind, sent=use.bytes, shared=use.shared_bytes, seconds=use.seconds, exposed=use.exposed_seconds
             )
-        return WireUse(total)
+        return super().wire_use()
 
     def _is_made(self, weight: nn.Parameter) -> None:
         """Autograd has put a gradient in place."""

@@ -11,12 +11,13 @@ anew with every run of values that is named and depend neither on chunks nor on 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 
-from coremill.plan.wire import SCALE_BLOCK, GradientForm
+from coremill.plan.traffic import SCALE_BLOCK, GradientForm
 
 _LARGEST = 32767
 # Values of a chunk for each thread: 256 KiB in fp32, and torch gives each thread at least 32 Ki.
@@ -25,7 +26,15 @@ _CHUNK_PER_THREAD = 64 * SCALE_BLOCK
 _LEAST_SCALE = torch.finfo(torch.float32).tiny
 
 
-class Codec(Protocol):
+class _Chunk(NamedTuple):
+    """Blocks that are worked on at once."""
+
+    part: slice  # of the values
+    blocks: slice
+    width: int  # of each block
+
+
+class Codec(ABC):
     """A form of fp32 values on the wire.
 
     Values and a wire are contiguous, in one dimension; a wire may be longer than its values need. `runs` are the
@@ -34,24 +43,56 @@ class Codec(Protocol):
 
     dtype: torch.dtype  # of wire buffers
 
+    @abstractmethod
     def length(self, runs: Sequence[int]) -> int:
         """Elements that these runs take on the wire."""
 
+    @abstractmethod
     def encode(self, values: torch.Tensor, runs: Sequence[int], wire: torch.Tensor) -> None:
         """Write values."""
 
+    @abstractmethod
+    def _read(self, wire: torch.Tensor, runs: Sequence[int], chunk: _Chunk, into: torch.Tensor) -> torch.Tensor:
+        """Write a chunk's values to this place, which is returned."""
+
+    def _add(
+        self, wire: torch.Tensor, runs: Sequence[int], chunk: _Chunk, into: torch.Tensor, room: torch.Tensor
+    ) -> None:
+        into += self._read(wire, runs, chunk, room[: into.numel()])
+
     def decode(self, wire: torch.Tensor, runs: Sequence[int], values: torch.Tensor) -> None:
         """Read them."""
+        for chunk in _chunks(runs):
+            self._read(wire, runs, chunk, values[chunk.part])
 
     def add(self, before: torch.Tensor, after: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
-        """Add what other ranks sent to this rank's own, in fp32 and in rank order: rows of lower ranks, of higher."""
+        """Add what other ranks sent to this rank's own, in fp32 and in rank order: rows of lower ranks, of higher.
+
+        Each chunk is read once and written once; torch's own sum of bf16 rows takes ten times as long."""
+        lower, higher = list(before), list(after)
+        if len(lower) == 1:  # its sum with this rank's own is the same either way
+            lower, higher = [], lower + higher
+        sums, room = _scratch(total), _scratch(total)
+        for chunk in _chunks(runs):
+            into = total[chunk.part]
+            if lower:
+                earlier = self._read(lower[0], runs, chunk, sums[: into.numel()])
+                for wire in lower[1:]:
+                    self._add(wire, runs, chunk, earlier, room)
+                into += earlier
+            for wire in higher:
+                self._add(wire, runs, chunk, into, room)
 
     def sum(self, wires: Sequence[torch.Tensor], runs: Sequence[int], total: torch.Tensor) -> None:
         """Of what all ranks have, as it is on the wire: in fp32 and in order."""
+        room = _scratch(total)
+        for chunk in _chunks(runs):
+            into = self._read(wires[0], runs, chunk, total[chunk.part])
+            for wire in wires[1:]:
+                self._add(wire, runs, chunk, into, room)
 
 
 def codec_of(form: GradientForm) -> Codec:
-    """The codec of a form that the plan chose."""
     return Sqrt16() if form == "sqrt16" else Plain(torch.float32 if form == "fp32" else torch.bfloat16)
 
 
@@ -71,51 +112,31 @@ def shares_of(values: Sequence[torch.Tensor], ranks: int) -> list[list[torch.Ten
     return [[piece for piece in share if piece.numel()] for share in shares]
 
 
-class Plain:
+class Plain(Codec):
     """Values in a dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
     def length(self, runs: Sequence[int]) -> int:
-        """One for one."""
         return sum(runs)
 
     def encode(self, values: torch.Tensor, runs: Sequence[int], wire: torch.Tensor) -> None:
-        """Rounded where the dtype is narrower."""
         wire[: values.numel()].copy_(values)
 
+    def _read(self, wire: torch.Tensor, runs: Sequence[int], chunk: _Chunk, into: torch.Tensor) -> torch.Tensor:
+        return into.copy_(wire[chunk.part])
+
+    def _add(
+        self, wire: torch.Tensor, runs: Sequence[int], chunk: _Chunk, into: torch.Tensor, room: torch.Tensor
+    ) -> None:
+        into += wire[chunk.part]
+
     def decode(self, wire: torch.Tensor, runs: Sequence[int], values: torch.Tensor) -> None:
-        """Widened."""
         values.copy_(wire[: values.numel()])
 
-    def add(self, before: torch.Tensor, after: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
-        """Chunk by chunk; torch's own sum of bf16 rows takes ten times as long."""
-        scratch = _scratch(total)
-        lower, higher = list(before), list(after)
-        if len(lower) == 1:  # its sum with this rank's own is the same either way
-            lower, higher = [], lower + higher
-        for begin, rows, width in _chunks([total.numel()]):
-            part = slice(begin, begin + rows * width)
-            into = total[part]
-            if lower:
-                earlier = scratch[: into.numel()].copy_(lower[0][part])
-                for wire in lower[1:]:
-                    earlier += wire[part]
-                into += earlier
-            for wire in higher:
-                into += wire[part]
 
-    def sum(self, wires: Sequence[torch.Tensor], runs: Sequence[int], total: torch.Tensor) -> None:
-        """Chunk by chunk."""
-        for begin, rows, width in _chunks([total.numel()]):
-            part = slice(begin, begin + rows * width)
-            into = total[part].copy_(wires[0][part])
-            for wire in wires[1:]:
-                into += wire[part]
-
-
-class Sqrt16:
+class Sqrt16(Codec):
     """The fp32 scale of each block; behind them, in the same buffer, 16-bit square roots."""
 
     dtype = torch.int16
@@ -125,62 +146,23 @@ class Sqrt16:
         return 2 * _blocks(runs) + (sum(runs) + 1) // 2 * 2
 
     def encode(self, values: torch.Tensor, runs: Sequence[int], wire: torch.Tensor) -> None:
-        """A block that holds a number that is none gets a scale that is none: it arrives without a single number."""
+        """A block with a number that is not finite gets a scale that is not: none of its numbers arrives finite."""
         scales, roots = _parts(wire, runs)
-        scratch, block = _scratch(values), 0
-        for begin, rows, width in _chunks(runs):
-            end = begin + rows * width
-            given = values[begin:end].view(rows, width)
-            work = torch.abs(given, out=scratch[: rows * width].view(rows, width))
-            scale = scales[block : block + rows]
+        scratch = _scratch(values)
+        for part, blocks, width in _chunks(runs):
+            given = values[part].view(-1, width)
+            work = torch.abs(given, out=scratch[: given.numel()].view_as(given))
+            scale = scales[blocks]
             scale.copy_(torch.amax(work, dim=1).clamp_(min=_LEAST_SCALE))
             work.sqrt_().mul_(scale.sqrt().reciprocal_().mul_(_LARGEST).unsqueeze(1)).round_().copysign_(given)
-            roots[begin:end].view(rows, width).copy_(work)
-            block += rows
+            roots[part].view_as(work).copy_(work)
 
-    def decode(self, wire: torch.Tensor, runs: Sequence[int], values: torch.Tensor) -> None:
-        """Chunk by chunk, in place."""
+    def _read(self, wire: torch.Tensor, runs: Sequence[int], chunk: _Chunk, into: torch.Tensor) -> torch.Tensor:
+        """Roots keep the sign of their value."""
         scales, roots = _parts(wire, runs)
-        block = 0
-        for begin, rows, width in _chunks(runs):
-            part = slice(begin, begin + rows * width)
-            _square(roots[part], scales[block : block + rows], values[part].view(rows, width))
-            block += rows
-
-    def add(self, before: torch.Tensor, after: torch.Tensor, runs: Sequence[int], total: torch.Tensor) -> None:
-        """Chunk by chunk: each is read once and written once."""
-        lower, higher = [_parts(wire, runs) for wire in before], [_parts(wire, runs) for wire in after]
-        sums, values, block = _scratch(total), _scratch(total), 0
-        for begin, rows, width in _chunks(runs):
-            part, blocks = slice(begin, begin + rows * width), slice(block, block + rows)
-            into, work = total[part].view(rows, width), values[: rows * width].view(rows, width)
-            if lower:
-                (scales, roots), *others = lower
-                earlier = _square(roots[part], scales[blocks], sums[: rows * width].view(rows, width))
-                for scales, roots in others:
-                    earlier += _square(roots[part], scales[blocks], work)
-                into += earlier
-            for scales, roots in higher:
-                into += _square(roots[part], scales[blocks], work)
-            block += rows
-
-    def sum(self, wires: Sequence[torch.Tensor], runs: Sequence[int], total: torch.Tensor) -> None:
-        """Chunk by chunk: each is read once and written once."""
-        first, *others = [_parts(wire, runs) for wire in wires]
-        values, block = _scratch(total), 0
-        for begin, rows, width in _chunks(runs):
-            part, blocks = slice(begin, begin + rows * width), slice(block, block + rows)
-            into, work = total[part].view(rows, width), values[: rows * width].view(rows, width)
-            _square(first[1][part], first[0][blocks], into)
-            for scales, roots in others:
-                into += _square(roots[part], scales[blocks], work)
-            block += rows
-
-
-def _square(roots: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Values of blocks from their square roots, which keep the sign."""
-    out.copy_(roots.view_as(out))
-    return out.mul_(out.abs()).mul_(scales.div(_LARGEST**2).unsqueeze(1))
+        values = into.copy_(roots[chunk.part]).view(-1, chunk.width)
+        values.mul_(values.abs()).mul_(scales[chunk.blocks].div(_LARGEST**2).unsqueeze(1))
+        return into
 
 
 def _parts(wire: torch.Tensor, runs: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,17 +175,18 @@ def _blocks(runs: Sequence[int]) -> int:
     return sum(-(-run // SCALE_BLOCK) for run in runs)
 
 
-def _chunks(runs: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Where a chunk begins, its blocks, and their width; the short last block of a run comes alone."""
+def _chunks(runs: Sequence[int]) -> Iterator[_Chunk]:
+    """The short last block of a run comes alone."""
     most = max(1, _CHUNK_PER_THREAD * torch.get_num_threads() // SCALE_BLOCK)
-    offset = 0
+    begin = block = 0
     for run in runs:
-        whole = run // SCALE_BLOCK
-        for block in range(0, whole, most):
-            yield offset + block * SCALE_BLOCK, min(most, whole - block), SCALE_BLOCK
-        if run % SCALE_BLOCK:
-            yield offset + whole * SCALE_BLOCK, 1, run % SCALE_BLOCK
-        offset += run
+        end = begin + run
+        while begin < end:
+            width = min(SCALE_BLOCK, end - begin)
+            count = min(most, (end - begin) // width)
+            yield _Chunk(slice(begin, begin + count * width), slice(block, block + count), width)
+            begin += count * width
+            block += count
 
 
 def _scratch(values: torch.Tensor) -> torch.Tensor:

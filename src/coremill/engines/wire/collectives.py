@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from coremill.engines.wire.codec import Codec, shares_of
@@ -56,7 +57,6 @@ class BufferPool:
         return (free.pop() if free else torch.empty(size, dtype=dtype))[:numel]
 
     def give(self, buffer: torch.Tensor) -> None:
-        """Back for the next taker."""
         if buffer.numel() > self.keep_up_to_numel:
             return
         size = rounded_up(buffer.numel())
@@ -78,7 +78,7 @@ class Deferred(dist.Work):
         return True
 
 
-class Gather:
+class AllGather:
     """All-gather for FSDP2: always asynchronous, in the wire dtype.
 
     FSDP2 asks for a synchronous gather on CPU, but waits on any Work it is given before it copies out: returning one is
@@ -93,7 +93,6 @@ class Gather:
         self._as_ring = as_ring
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Where FSDP2 wants the gathered weights."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -148,7 +147,7 @@ def widen_in_place(whole: torch.Tensor, narrow: torch.Tensor) -> None:
     whole[begin:].copy_(narrow[begin:].clone())
 
 
-class ScatterSum:
+class ReduceScatter:
     """Reduce-scatter for FSDP2 as all-to-all and a local fp32 sum; results are in place after `flush`."""
 
     def __init__(self, exchange: Exchange, pool: BufferPool, codec: Codec) -> None:
@@ -257,16 +256,17 @@ def columns_at_once(numel: int, ranks: int, largest_layer_numel: int) -> int:
     return PIECE_NUMEL // ranks
 
 
-def install(modules: Sequence[FSDPModule], gather: Any, scatter_sum: Any) -> None:
-    """Give FSDP2 modules these collectives; gradients are summed, never divided: the loss is already normalised."""
-    for module in modules:
-        module.set_custom_all_gather(gather)
-        module.set_custom_reduce_scatter(scatter_sum)
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
+def install(model: nn.Module, all_gather: AllGather, reduce_scatter: ReduceScatter) -> None:
+    """Give FSDP2 these collectives; gradients are summed, never divided: the loss is already normalised."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_all_gather(all_gather)  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(reduce_scatter)  # type: ignore[arg-type]
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
 
-class SumOverRanks:
+class AllReduce:
     """An all-reduce in stages, for fp32 gradients that every rank needs whole; the sums take their place.
 
     Two ranks send each other all they have: as many bytes as in two stages, and no sum is rounded. More: all-to-all,
@@ -347,7 +347,6 @@ class SumOverRanks:
 
     @property
     def held_bytes(self) -> int:
-        """In its buffers."""
         return self._send.nbytes + self._receive.nbytes if self._stages else 0
 
     def advance(self, *, waits: bool = True) -> bool:
@@ -357,6 +356,5 @@ class SumOverRanks:
         return not self._stages
 
     def finish(self) -> None:
-        """All stages that are left."""
         while not self.advance():
             pass

@@ -53,21 +53,20 @@ class WireMeter:
         self._uses = dict.fromkeys(KINDS, CollectiveUse())
 
     def add(self, kind: Kind, *, sent: int = 0, shared: int = 0, seconds: float = 0.0, exposed: float = 0.0) -> None:
-        """Add to one kind."""
         use = self._uses[kind]
         self._uses[kind] = CollectiveUse(
             use.bytes + sent, use.shared_bytes + shared, use.seconds + seconds, use.exposed_seconds + exposed
         )
 
-    def take(self) -> dict[str, CollectiveUse]:
-        """Since the last call, by kind; kinds that did not occur are left out."""
-        taken: dict[str, CollectiveUse] = {kind: use for kind, use in self._uses.items() if use != CollectiveUse()}
+    def take(self) -> dict[Kind, CollectiveUse]:
+        """Since the last call; kinds that did not occur are left out."""
+        taken = {kind: use for kind, use in self._uses.items() if use != CollectiveUse()}
         self._uses = dict.fromkeys(KINDS, CollectiveUse())
         return taken
 
 
 class Flight:
-    """Something under way between ranks, or in line for it."""
+    """Something under way between ranks, or queued for it."""
 
     def __init__(self, kind: Kind, meter: WireMeter, then: Callable[[], None] = lambda: None) -> None:
         self._kind = kind
@@ -113,7 +112,7 @@ class Exchange:
         self._count = 0
         self._lock = threading.Lock()
         self._under_way = 0
-        self._line: deque[tuple[Flight, Callable[[], list[dist.Work]]]] = deque()
+        self._queue: deque[tuple[Flight, Callable[[], list[dist.Work]]]] = deque()
 
     def all_to_all(
         self, kind: Kind, group: dist.ProcessGroup, receive: Sequence[torch.Tensor], send: Sequence[torch.Tensor]
@@ -123,14 +122,14 @@ class Exchange:
         Pieces are contiguous; what a rank sends here, that rank receives there."""
         flight, post = Flight(kind, self._meter, then=self._one_arrived), self._prepare(kind, group, receive, send)
         with self._lock:
-            self._line.append((flight, post))
+            self._queue.append((flight, post))
         self._move_up()
         return flight
 
-    def past_the_line(
+    def ahead_of_queue(
         self, kind: Kind, group: dist.ProcessGroup, receive: Sequence[torch.Tensor], send: Sequence[torch.Tensor]
     ) -> Callable[[], None]:
-        """The same past those in line, for little that much waits for; what is returned waits until it is there."""
+        """The same ahead of those queued, for little that much waits for; what is returned waits until it is there."""
         began = time.perf_counter()
         works = self._prepare(kind, group, receive, send)()
 
@@ -167,10 +166,10 @@ class Exchange:
         self._move_up()
 
     def _move_up(self) -> None:
-        """Post those in line, in order, while there is room; called by whoever adds one or sees one arrive."""
+        """Post those queued, in order, while there is room; called by whoever adds one or sees one arrive."""
         with self._lock:
-            while self._line and self._under_way < MOST_UNDER_WAY:
-                flight, post = self._line.popleft()
+            while self._queue and self._under_way < MOST_UNDER_WAY:
+                flight, post = self._queue.popleft()
                 self._under_way += 1
                 try:
                     _watch(flight, post())

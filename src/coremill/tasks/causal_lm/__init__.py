@@ -36,7 +36,6 @@ class CausalLm(Task[PackedData]):
         return StepCounts(rows=self.config.train.tokens_per_step // length, row_tokens=length, vocabulary_logits=True)
 
     def smaller_step(self, rows: PackedData) -> SmallerStep | None:
-        """A text may be shorter than a step."""
         count, asked, tokens = rows.train_rows, self.step_counts().rows, self.config.train.tokens_per_step
         if count >= asked:
             return None
@@ -49,7 +48,6 @@ class CausalLm(Task[PackedData]):
         )
 
     def check_model(self, config: Mapping[str, Any], *, description: str, where: str, trusted: bool) -> None:
-        """Only what predicts the next token."""
         require_causal(config, description=description, where=where, trusted=trusted)
 
     def check_data(self, *, max_positions: int | None) -> None:
@@ -82,14 +80,12 @@ class CausalLm(Task[PackedData]):
         )
 
     def check_rows(self, rows: PackedData, *, world_size: int) -> None:
-        """Each rank gets one at least."""
         from coremill.data.tokenise import require_rows_for_ranks
 
         require_rows_for_ranks(rows, world_size)
 
     @staticmethod
     def rows_from_json(document: Mapping[str, Any]) -> PackedData:
-        """As `PackedData.to_json` left them."""
         return PackedData.from_json(document)
 
     def sample(
@@ -103,7 +99,6 @@ class CausalLm(Task[PackedData]):
         return ask_for_sample(export, self.config.sample, environ, begin_ids=rows.begin_ids, code_sha256=code_sha256)
 
     def training(self) -> CausalLmTraining:
-        """Imports torch."""
         from coremill.tasks.causal_lm.training import CausalLmTraining
 
         return CausalLmTraining(self.config.data)

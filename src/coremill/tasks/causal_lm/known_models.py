@@ -44,7 +44,7 @@ _SOMETHING_ELSE = {
 
 
 def require_causal(config: Mapping[str, Any], *, description: str, where: str, trusted: bool = False) -> None:
-    """Refuse a config.json that is no causal language model; `trusted`: its own code may say that it is one."""
+    """Refuse a config.json that is not a causal language model; `trusted`: its own code may say that it is one."""
     own_classes = config.get("auto_map")
     if trusted and isinstance(own_classes, Mapping) and MODEL_CLASS in own_classes:
         return
@@ -55,14 +55,14 @@ def require_causal(config: Mapping[str, Any], *, description: str, where: str, t
     if family not in tables[_CAUSAL]:
         own_code = "auto_map" in config
         raise InputError(
-            f"{description} is no causal language model that transformers knows",
+            f"{description} is not a causal language model that transformers knows",
             where=where,
             why=f"model_type is {family}" + (f", and {_why_not_own(trusted)}" if own_code else ""),
             do=TRUST_ADVICE if own_code else ADVICE,
         )
     if family in _SOMETHING_ELSE:
         raise InputError(
-            f"{description} is no model that learns to predict the next token of a text",
+            f"{description} is not a model that learns to predict the next token of a text",
             where=where,
             why=f"model_type is {family}: {_SOMETHING_ELSE[family]}",
             do=ADVICE,

@@ -103,7 +103,7 @@ class _StandIns:
         return loss is self._loss and self._loss._version == 0
 
 
-def follow(model: nn.Module) -> LossPath:
+def find_loss_path(model: nn.Module) -> LossPath:
     """Run the model's own forward with trunk, head and loss function replaced, and see what it does with theirs.
 
     Instead of a list of model types, and instead of comparing logits: a tensor comes out untouched or it does not, so a

@@ -19,19 +19,17 @@ from torch import nn
 from coremill.config.schema import DataSection
 from coremill.data.loader import EvaluationBatches, RowLoader
 from coremill.data.packed import PackedData
-from coremill.data.packed_batches import Batch, evaluation_batches, make_loader
-from coremill.model.chunked_loss import IGNORED, HeadLoss, logits_loss
+from coremill.data.packed_batches import IGNORED, Batch, evaluation_batches, make_loader
+from coremill.model.chunked_loss import HeadLoss, logits_loss
 from coremill.model.documents import documents_of
 from coremill.model.tied_lookup import tied_lookup
 from coremill.plan.model_choices import NOT_FUSED
 from coremill.plan.types import Choice
 from coremill.tasks.base import TrainingTask
-from coremill.tasks.causal_lm.loss_path import LossPath, follow
+from coremill.tasks.causal_lm.loss_path import LossPath, find_loss_path
 
 
 class CausalLmTraining(TrainingTask[PackedData, Batch]):
-    """What a batch, a loss and a metric are for next-token prediction."""
-
     def __init__(self, section: DataSection) -> None:
         self._section = section
         self._head_loss: HeadLoss | None = None
@@ -41,7 +39,7 @@ class CausalLmTraining(TrainingTask[PackedData, Batch]):
         """Put the chunked loss into the head where its output is the logits; before the engine places the model.
 
         Unless `fused` the head stays as it is (model/changes.py)."""
-        path = follow(model)
+        path = find_loss_path(model)
         if path.chunked and not fused:
             path = replace(path, chunked=False, reason=NOT_FUSED)
         self._path = path
@@ -108,7 +106,6 @@ class CausalLmTraining(TrainingTask[PackedData, Batch]):
         rank: int,
         world_size: int,
     ) -> RowLoader[Batch]:
-        """The steps of one rank."""
         return make_loader(
             rows,
             seed=seed,
@@ -123,7 +120,6 @@ class CausalLmTraining(TrainingTask[PackedData, Batch]):
     def evaluation_batches(
         self, rows: PackedData, *, max_rows: int, micro_batch_rows: int, rank: int, world_size: int
     ) -> EvaluationBatches[Batch]:
-        """One rank's share of the evaluation rows."""
         return evaluation_batches(
             rows,
             max_rows=max_rows,
@@ -142,7 +138,6 @@ def _inputs(batch: Batch) -> dict[str, Any]:
 
 
 def _rows(batch: Batch, kept: torch.Tensor) -> Batch:
-    """Some rows of a batch."""
     return Batch(
         batch.input_ids[kept],
         batch.labels[kept],

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
 from coremill.engines.wire.codec import Codec
-from coremill.engines.wire.collectives import ScatterSum
+from coremill.engines.wire.collectives import ReduceScatter
 from coremill.engines.wire.exchange import Exchange, peers_of
 from coremill.model.slices import rows_of_rank
 
@@ -46,7 +46,7 @@ class _Asked:
     passed: _Pass
 
 
-class RowTable:
+class ShardedEmbedding:
     """Takes the place of an embedding's forward; its weight becomes a DTensor of this rank's rows, still on meta."""
 
     def __init__(
@@ -54,7 +54,7 @@ class RowTable:
         embedding: nn.Embedding,
         mesh: DeviceMesh,
         exchange: Exchange,
-        scatter_sum: ScatterSum,
+        reduce_scatter: ReduceScatter,
         codec: Codec,
         *,
         wire_dtype: torch.dtype,
@@ -62,7 +62,7 @@ class RowTable:
     ) -> None:
         self._group: dist.ProcessGroup = mesh.get_group()
         self._exchange = exchange
-        self._scatter_sum = scatter_sum
+        self._reduce_scatter = reduce_scatter
         self._codec = codec
         self._wire_dtype = wire_dtype
         self._compute_dtype = compute_dtype
@@ -121,12 +121,12 @@ class RowTable:
         """Tensor r of `outgoing` becomes rank r's `incoming` of this rank, once what is returned has waited."""
         mine = self._group.rank()
         incoming[mine].copy_(outgoing[mine])
-        return self._exchange.past_the_line("gather", self._group, incoming, outgoing)
+        return self._exchange.ahead_of_queue("gather", self._group, incoming, outgoing)
 
-    def give_back(self, gradients: torch.Tensor, passed: _Pass) -> None:
+    def send_gradients(self, gradients: torch.Tensor, passed: _Pass) -> None:
         """Send gradients of fetched rows to who holds them; what arrives here is added when the exchange is flushed."""
-        if self._scatter_sum.look is not None:
-            self._scatter_sum.look(gradients)
+        if self._reduce_scatter.look is not None:
+            self._reduce_scatter.look(gradients)
         assert self.rows is not None
         codec, shape, mine = self._codec, self.rows.shape, self._group.rank()
 
@@ -138,7 +138,7 @@ class RowTable:
             codec.length([rows * shape[1]]) for rows in (*passed.wanted, *asked)
         )
         # While weights stay gathered, nothing else ends the exchanges of earlier passes.
-        self._scatter_sum.make_room(held_bytes)
+        self._reduce_scatter.make_room(held_bytes)
         outgoing, incoming = wires_for(passed.wanted), wires_for(asked)
         for rank in peers_of(self._group):
             codec.encode(parts[rank].reshape(-1), [parts[rank].numel()], outgoing[rank])
@@ -155,19 +155,19 @@ class RowTable:
                     codec.decode(incoming[rank], [values.numel()], values.view(-1))
                 self._gradient.index_add_(0, rows, values)
 
-        self._scatter_sum.follow(finish, held_bytes)
+        self._reduce_scatter.follow(finish, held_bytes)
 
 
 class _Fetch(torch.autograd.Function):
     """Rows from whoever holds them; their gradients go back there, so that none is left to return."""
 
     @staticmethod
-    def forward(ctx: Any, own_rows: torch.Tensor, table: RowTable, asked: _Asked) -> torch.Tensor:
+    def forward(ctx: Any, own_rows: torch.Tensor, table: ShardedEmbedding, asked: _Asked) -> torch.Tensor:
         ctx.table, ctx.passed = table, asked.passed
         asked.wait()
         return asked.rows.float()
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[None, None, None]:  # type: ignore[override]
-        ctx.table.give_back(upstream, ctx.passed)
+        ctx.table.send_gradients(upstream, ctx.passed)
         return None, None, None

@@ -1,4 +1,4 @@
-"""Hours and dollars of a run, and fleets ranked by either."""
+"""The same run on several fleets, ranked by time and by money."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def usd_per_million_tokens(plan: Plan) -> float | None:
 
 
 def compare_fleets(config: RunConfig, fleets: Sequence[Fleet], card: ModelCard) -> Comparison:
-    """Plan the run on every fleet and rank them."""
     plans = [make_plan(config, fleet, card) for fleet in fleets]
 
     def cost_key(plan: Plan) -> tuple[bool, bool, float, str]:
