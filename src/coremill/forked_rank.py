@@ -35,6 +35,7 @@ STAGES = (
     "coremill.data.loader",
     "coremill.engines",
     "coremill.engines.base",
+    "coremill.engines.optimizers",
     "coremill.model.build",
     "coremill.model.changes",
     "coremill.model.fused_layers",

@@ -55,12 +55,14 @@ class HostState:
     start_at: float | None = None  # None: it runs
     started_at: float = 0.0
 
-    def lose(self, now: float) -> None:
-        """It is gone: start it again after a pause that grows while it keeps going away."""
-        if self.lost_since is None or now - self.started_at >= SETTLED_SECONDS:
+    def lose(self, now: float) -> bool:
+        """It is gone: start it again after a pause that grows while it keeps going away. Whether it had been back."""
+        is_new = self.lost_since is None or now - self.started_at >= SETTLED_SECONDS
+        if is_new:
             self.lost_since, self.pause_seconds = now, FIRST_PAUSE_SECONDS
         self.start_at = now + self.pause_seconds
         self.pause_seconds = min(2 * self.pause_seconds, LONGEST_PAUSE_SECONDS)
+        return is_new
 
     def start(self, now: float) -> None:
         self.start_at, self.started_at = None, now
@@ -137,7 +139,8 @@ class _Fleet:
                         self._lose(index, now)
             if all(run.process.poll() == 0 for run in self._runs):
                 return None
-            gone = [index for index, state in enumerate(self._states) if self._is_given_up(state, now)]
+            wait_seconds = self.policy.wait_seconds if self.policy.restart else 0.0
+            gone = [index for index, state in enumerate(self._states) if state.is_given_up(now, wait_seconds)]
             if gone:
                 return self._without(gone)
             wait_for_end(running_pids(self._runs), _LOOK_SECONDS)
@@ -148,14 +151,9 @@ class _Fleet:
         code = run.process.returncode
         return bool(run.failures) or (code != 0 and not is_worth_a_restart(code))
 
-    def _is_given_up(self, state: HostState, now: float) -> bool:
-        return state.is_given_up(now, self.policy.wait_seconds if self.policy.restart else 0.0)
-
     def _lose(self, index: int, now: float) -> None:
-        state, host = self._states[index], self.hosts[index]
-        first = state.lost_since is None or now - state.started_at >= SETTLED_SECONDS
-        state.lose(now)
-        if first and self.policy.restart:
+        host = self.hosts[index]
+        if self._states[index].lose(now) and self.policy.restart:
             code = self._runs[index].process.returncode
             how = "the connection was lost" if code == 255 and not host.is_here else f"its launcher ended with {code}"
             self.say(f"host {host.name}: {how}; trying again for up to {self.policy.wait_seconds:.0f} s")

@@ -29,8 +29,8 @@ from coremill.run.folder import RunFolder
 from coremill.run.prepare import Orders
 from coremill.supervise.fork_client import ForkServer, why_no_fork_server
 from coremill.supervise.hang_detector import HangDetector
-from coremill.supervise.memory_kills import memory_note
 from coremill.supervise.rank_environment import Setting, fork_server_environment, node_of_launcher, shared_settings
+from coremill.supervise.rank_process import memory_note
 from coremill.supervise.ranks import Outcome, run_local_ranks
 from coremill.supervise.restarts import Decision, RestartBudget, cause_of, is_worth_a_restart, supervise
 from coremill.supervise.spot import spot_notices

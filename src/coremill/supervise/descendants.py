@@ -77,8 +77,8 @@ def end_descendants(grace_seconds: float) -> None:
     deadline = time.monotonic() + grace_seconds
     while (left := _left()) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
-    # Twice and more: one may have been starting another meanwhile. A process in a hung file system never ends.
-    deadline = time.monotonic() + 10
+    # Twice and more: one may have been starting another meanwhile.
+    deadline = time.monotonic() + _STRAYS_SECONDS
     while left and time.monotonic() < deadline:
         for pid in left:
             _signal(pid, signal.SIGKILL)
@@ -87,15 +87,10 @@ def end_descendants(grace_seconds: float) -> None:
 
 
 def _left() -> list[int]:
-    _reap()
-    return descendants(os.getpid())
-
-
-def _reap() -> None:
-    """Orphans that became ours are ours to bury."""
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
+        while os.waitpid(-1, os.WNOHANG)[0]:  # orphans became ours to wait for
             pass
+    return descendants(os.getpid())
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

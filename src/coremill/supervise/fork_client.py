@@ -1,7 +1,7 @@
 """The launcher's end of the fork server: a process that has imported what ranks need, and forks them (fork_server.py).
 
 It is started once per run. Found dead it is replaced, for a new one costs what ranks started afresh would; one that
-never got ready is not, and ranks are then started afresh (starting.py). Nothing here waits without an end.
+never got ready is not, and ranks are then started afresh (rank_process.py). Nothing here waits without an end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from coremill.supervise.fork_server import ForkOrder, receive, send
+from coremill.supervise.fork_server import RankStart, receive, send
 from coremill.supervise.process import POLL_SECONDS, ForkedProcess, start_process
 from coremill.supervise.waiting import wait_for_end
 
@@ -91,7 +91,7 @@ class ForkServer:
                 self._give_up(f"was not ready after {READY_SECONDS:.0f} s")
             on_tick()
 
-    def fork(self, order: ForkOrder, log: IO[bytes]) -> ForkedProcess:
+    def fork(self, order: RankStart, log: IO[bytes]) -> ForkedProcess:
         """One rank; raises CannotFork, and has told why, where that cannot be."""
         if self._connection is None or not self._is_ready:
             raise CannotFork
@@ -105,7 +105,7 @@ class ForkServer:
             raise CannotFork(reason) from error
         return ForkedProcess(pid)
 
-    def _ask(self, connection: socket.socket, order: ForkOrder, log: IO[bytes]) -> int:
+    def _ask(self, connection: socket.socket, order: RankStart, log: IO[bytes]) -> int:
         connection.settimeout(ANSWER_SECONDS)
         try:
             send(connection, asdict(order), [log.fileno(), *order.descriptors])

@@ -42,15 +42,15 @@ _ADOPTION_POLL_SECONDS = 0.0005
 _RATHER_THAN_SERVER = 100
 
 
-@dataclass(frozen=True)
-class ForkOrder:
-    """One rank, as the launcher orders it; the first descriptor that comes along is its log."""
+@dataclass(frozen=True, kw_only=True)
+class RankStart:
+    """All that a rank is born with, besides its log; travels as JSON."""
 
     name: str  # as `top` shows it
     argv: list[str]
     environ: dict[str, str]
     cpus: list[int] | None  # None: the mask stays as it is
-    descriptors: list[int]  # the launcher's numbers of those after the log, as the environment names them
+    descriptors: list[int]  # handed on: the launcher's numbers, as the environment names them
 
 
 def send(connection: socket.socket, document: dict[str, Any], descriptors: list[int] | None = None) -> None:
@@ -77,14 +77,14 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return bytes(parts) if len(parts) == size else b""
 
 
-def serve(connection: socket.socket, launcher_pid: int) -> ForkOrder | None:
+def serve(connection: socket.socket, launcher_pid: int) -> RankStart | None:
     """Say that this process is ready, then fork a rank per order. Returns in each rank with its order, everything in
     place; in the fork server it returns None, when the launcher wants no more."""
     gc.freeze()  # what is there now is never looked at again: its pages stay shared with the ranks
     gc.enable()  # the fork server imports without (forked_rank.py)
     send(connection, {"ready": True})
     while (message := receive(connection)) is not None:
-        order, (log, *descriptors) = ForkOrder(**message[0]), message[1]
+        order, (log, *descriptors) = RankStart(**message[0]), message[1]  # the log comes first
         answer: dict[str, Any]
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1:
@@ -148,7 +148,7 @@ def _fork_and_leave(writer: int) -> None:
         time.sleep(_ADOPTION_POLL_SECONDS)
 
 
-def _become(order: ForkOrder, log: int, descriptors: list[int], launcher_pid: int) -> None:
+def _become(order: RankStart, log: int, descriptors: list[int], launcher_pid: int) -> None:
     """This process is a rank from now on."""
     die_with_parent(launcher_pid)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, order.name.encode()[:15], 0, 0, 0)

@@ -27,7 +27,7 @@ class HangDetector:
         planned_save_seconds: float = 0.0,
     ) -> None:
         board.clear()
-        self._board = board
+        self.board = board
         self._watch = Watch(board.ranks, limits)
         self._on_slow_save = on_slow_save
         self._told: dict[int, float] = {}  # by local rank, the save it is about
@@ -35,24 +35,16 @@ class HangDetector:
         self._long_save_seconds = max(SLOW_SAVE_SECONDS, SLOWER_THAN_PLANNED * planned_save_seconds)
         self._starvation = Starvation()
         self._starvation_at = 0.0
-        self._first_done_at: float | None = None
+        self.first_step_done_at: float | None = None  # time.monotonic() when it was seen to be done
         self.readings: list[Reading] = [board.read(index) for index in range(board.ranks)]
-
-    @property
-    def descriptor(self) -> int:
-        return self._board.descriptor
-
-    def variable(self, local_rank: int) -> dict[str, str]:
-        """What tells a rank where its slot is."""
-        return self._board.variable(local_rank)
 
     def look(self, pids: Sequence[int | None]) -> Stuck | None:
         """Once a poll, with the processes that still run, by local rank."""
         now = time.monotonic()
-        self.readings = [self._board.read(index) for index in range(self._board.ranks)]
+        self.readings = [self.board.read(index) for index in range(self.board.ranks)]
         self._tell_slow_saves(pids, now)
-        if self._first_done_at is None and any(reading.steps_done for reading in self.readings):
-            self._first_done_at = now
+        if self.first_step_done_at is None and any(reading.steps_done for reading in self.readings):
+            self.first_step_done_at = now
         self._excuse_the_starved(pids, now)
         return self._watch.look(
             self.readings,
@@ -90,11 +82,6 @@ class HangDetector:
     @property
     def slower_step_seconds(self) -> float:
         return self._watch.slower_step_seconds
-
-    @property
-    def first_step_done_at(self) -> float | None:
-        """time.monotonic() when this attempt's first step was seen to be done."""
-        return self._first_done_at
 
     @property
     def steps_done(self) -> int:

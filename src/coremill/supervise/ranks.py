@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from coremill.plan.layout import Layout
 from coremill.plan.types import Plan
 from coremill.supervise.descendants import without_strays
 from coremill.supervise.fork_client import ForkServer
+from coremill.supervise.fork_server import RankStart
 from coremill.supervise.hang_detector import HangDetector
-from coremill.supervise.memory_kills import memory_kills
 from coremill.supervise.rank_environment import (
     Setting,
     cpus_for_rank,
@@ -28,8 +28,7 @@ from coremill.supervise.rank_environment import (
     rank_environment,
     shared_settings,
 )
-from coremill.supervise.rank_process import RankProcess, end_all, explained
-from coremill.supervise.starting import RankStart, start_rank
+from coremill.supervise.rank_process import RankProcess, end_all, explained, memory_kills, start_rank
 from coremill.supervise.stuck import Stuck
 from coremill.supervise.waiting import wait_for_end
 from coremill.world.identity import NodeIdentity
@@ -110,19 +109,21 @@ def run_local_ranks(
                 return _outcome(ranks, None, stop, settings or (), 0)
         with without_strays():
             try:
-                shared = _start(
-                    ranks,
-                    argv,
-                    plan,
-                    environ,
-                    log_folder,
-                    identity_base,
-                    settings,
-                    serves_store,
-                    hang_detector,
-                    append_logs,
-                    fork_server,
-                )
+                # Rank 0 inherits a socket that already listens: no port is chosen first and lost to somebody else
+                # afterwards, and the others may knock before rank 0 is ready.
+                with listen_on_loopback() as listener:
+                    node = node_of_launcher(plan, identity_base, listener.getsockname()[1])
+                    if settings is None:
+                        settings = shared_settings(plan, environ, node)
+                    if not serves_store:
+                        listener.close()
+                    store_fd = listener.fileno() if node.nodes == 1 and serves_store else None
+                    starts = _rank_starts(argv, plan, environ, node, settings, store_fd, hang_detector)
+                    for rank, start in enumerate(starts, node.node_rank * plan.ranks_per_node.value):
+                        log_file = log_folder / f"{start.name}.log"
+                        with log_file.open("ab" if append_logs else "wb") as log:
+                            begin, process = log.tell(), start_rank(start, log, fork_server)
+                        ranks.append(RankProcess(rank, process, log_file, begin))
                 stop_grace = grace_seconds if stop_grace_seconds is None else stop_grace_seconds
 
                 def grace_after(exit_code: int) -> float:
@@ -131,63 +132,43 @@ def run_local_ranks(
                 culprit = _watch(ranks, stop, on_tick, on_stop, grace_after, stop_grace, hang_detector, grace_may_grow)
             finally:
                 end_all(ranks)
-    return _outcome(ranks, culprit, stop, shared, memory_kills() - kills_before)
+    return _outcome(ranks, culprit, stop, settings, memory_kills() - kills_before)
 
 
-def _start(
-    ranks: list[RankProcess],
+def _rank_starts(
     argv: Sequence[str],
     plan: Plan | Layout,
     environ: Mapping[str, str],
-    log_folder: Path,
-    identity_base: NodeIdentity | None,
-    settings: tuple[Setting, ...] | None,
-    serves_store: bool,
+    node: NodeIdentity,
+    settings: tuple[Setting, ...],
+    store_fd: int | None,
     hang_detector: HangDetector | None,
-    append_logs: bool,
-    fork_server: ForkServer | None,
-) -> tuple[Setting, ...]:
-    """Start all ranks into `ranks`, which the caller cleans up even if this fails half-way."""
+) -> Iterator[RankStart]:
+    """All ranks of this machine; the first of them has the store's socket."""
     local_size = plan.ranks_per_node.value
     inherited = frozenset(os.sched_getaffinity(0))
-    # Rank 0 inherits a socket that already listens: no port is chosen first and lost to somebody else afterwards, and
-    # the others may knock before rank 0 is ready.
-    listener = listen_on_loopback()
-    with listener:
-        node = node_of_launcher(plan, identity_base, listener.getsockname()[1])
-        if settings is None:
-            settings = shared_settings(plan, environ, node)
-        if not serves_store:
-            listener.close()
-        for local_rank in range(local_size):
-            rank = node.node_rank * local_size + local_rank
-            store_fd = listener.fileno() if rank == 0 and node.nodes == 1 and serves_store else None
-            descriptors = [] if store_fd is None else [store_fd]
-            heartbeat = {}
-            if hang_detector is not None:
-                descriptors.append(hang_detector.descriptor)
-                heartbeat = hang_detector.variable(local_rank)
-            log_file = log_folder / f"rank-{rank:05d}.log"
-            start = RankStart(
-                name=log_file.stem,
-                argv=tuple(argv),
-                environ=heartbeat
-                | rank_environment(
-                    environ,
-                    settings,
-                    node,
-                    local_rank=local_rank,
-                    local_size=local_size,
-                    launcher_pid=os.getpid(),
-                    store_fd=store_fd,
-                ),
-                cpus=cpus_for_rank(plan, local_rank, inherited),
-                descriptors=tuple(descriptors),
-            )
-            with log_file.open("ab" if append_logs else "wb") as log:
-                log_begin = log.tell()
-                ranks.append(RankProcess(rank, start_rank(start, log, fork_server), log_file, log_begin))
-    return settings
+    for local_rank in range(local_size):
+        variables = rank_environment(
+            environ,
+            settings,
+            node,
+            local_rank=local_rank,
+            local_size=local_size,
+            launcher_pid=os.getpid(),
+            store_fd=store_fd if local_rank == 0 else None,
+        )
+        descriptors = [store_fd] if store_fd is not None and local_rank == 0 else []
+        if hang_detector is not None:
+            variables |= hang_detector.board.variable(local_rank)
+            descriptors.append(hang_detector.board.descriptor)
+        cpus = cpus_for_rank(plan, local_rank, inherited)
+        yield RankStart(
+            name=f"rank-{node.node_rank * local_size + local_rank:05d}",
+            argv=list(argv),
+            environ=variables,
+            cpus=None if cpus is None else sorted(cpus),
+            descriptors=descriptors,
+        )
 
 
 def _watch(

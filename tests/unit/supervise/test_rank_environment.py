@@ -12,7 +12,6 @@ from coremill.forked_rank import STAGES
 from coremill.run import story as run
 from coremill.supervise.fork_client import why_no_fork_server
 from coremill.supervise.fork_server import renumbered
-from coremill.supervise.memory_kills import memory_kills
 from coremill.supervise.rank_environment import (
     cpus_for_rank,
     node_of_launcher,
@@ -20,6 +19,7 @@ from coremill.supervise.rank_environment import (
     rank_environment,
     shared_settings,
 )
+from coremill.supervise.rank_process import memory_kills
 from coremill.world.heartbeat import HEARTBEAT_FD
 from coremill.world.identity import STORE_FD, NodeIdentity, identify
 from coremill.world.lost_peers import follower_line, is_follower
