@@ -181,7 +181,10 @@ def _take(path: Path, transfer: Transfer) -> str | None:
         disk.attempt(file.write, piece.numpy().data)
         HEARTBEAT.advance(piece.numel())
     disk.attempt(file.sync)
-    file.close()
+    try:
+        file.close()
+    except OSError as error:  # NFS may tell of a full disk only now
+        disk.error = disk.error or error
     if disk.error is not None:
         return f"storage: {disk.error.strerror or disk.error}"
     is_right = file.digest.hexdigest() == transfer.file.sha256

@@ -204,7 +204,10 @@ def restore_optimizer(engine: Engine, checkpoint: Checkpoint) -> None:
     apart: dict[str, int] = saved.get("updates_apart", {})
     with CheckpointReader(checkpoint) as reader:
         trained = [piece for piece in engine.slices() if piece.local.requires_grad and piece.local.numel()]
-        groups = {piece.name: reader.optimizer_groups(piece) for piece in trained}
+        groups = {}
+        for piece in trained:
+            HEARTBEAT.mark()  # slow storage may take long over many headers
+            groups[piece.name] = reader.optimizer_groups(piece)
         total_bytes = sum(len(groups[piece.name]) * piece.bytes for piece in trained)
         state = []
         with HEARTBEAT.work("reading the checkpoint", total_bytes):

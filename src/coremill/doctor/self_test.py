@@ -107,7 +107,11 @@ def self_test(
     argv = list(command or [sys.executable, "-m", "coremill.doctor.rank_program"])
     with tempfile.TemporaryDirectory(prefix="coremill-self-test-") as name:
         folder = Path(name)
-        plans = [plan.to_json() for plan in plans_here(node, calibration)]
+        try:
+            plans = [plan.to_json() for plan in plans_here(node, calibration)]
+        except Exception as error:  # an engine of another package may raise anything: the doctor goes on
+            check = Check(name="two ranks", passed=False, detail=f"no plan for them: {error}")
+            return SelfTest(checks=(check,), seconds=time.monotonic() - started)
         (folder / "plans.json").write_text(json.dumps(plans), encoding="utf-8")
         (folder / "config.json").write_text(json.dumps(TINY_LLAMA), encoding="utf-8")
         ranks = _run_ranks(argv, _environments(node, environ, folder, timeout_seconds), folder, timeout_seconds)

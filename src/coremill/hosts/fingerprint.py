@@ -1,7 +1,7 @@
 """What has to be the same on every host before a run starts, and in words what is not.
 
 Every host resolves the run file, the model and the data for itself. Each writes down what it found as facts; after the
-meeting they are compared (run/rank.py), and hosts that differ train nothing. Pure but for reading files: no torch here.
+meeting they are compared (run/orders.py), and hosts that differ train nothing. Pure but for reading files; no torch.
 """
 
 from __future__ import annotations

@@ -99,6 +99,8 @@ def _why_no_answer(done: subprocess.CompletedProcess[str], remote: Remote) -> st
         return f"cannot be reached by ssh: {last.removeprefix('ssh: ')}"
     if done.returncode in (126, 127):
         return _no_python(remote)
+    if "No module named 'coremill.hosts" in last or "No module named coremill.hosts" in last:
+        return f"has another version of coremill for {remote.python}; install the same one"
     if "No module named" in last:
         return f"coremill is not installed for {remote.python} there ({last})"
     return f"could not be asked: {last}"

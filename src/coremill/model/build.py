@@ -112,13 +112,15 @@ def find_layers(model: nn.Module) -> LayerMap:
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     weights = {name: sum(parameter.numel() for parameter in module.parameters()) for name, module in lists.items()}
     embedding = _part(model, "get_input_embeddings")
-    head = _part(model, "get_output_embeddings") or _behind_trunk(model)
-    if not any(weights.values()):
-        raise _not_found(model, "no list of decoder layers")
-    if embedding is None:
-        raise _not_found(model, "no input embedding")
+    head = _part(model, "get_output_embeddings")
     if head is None:
-        raise _not_found(model, "no output head")
+        head = _behind_trunk(model)
+    if not any(weights.values()):
+        raise parts_not_found(model, "no list of decoder layers")
+    if embedding is None:
+        raise parts_not_found(model, "no input embedding")
+    if head is None:
+        raise parts_not_found(model, "no output head")
     layers_name = max(weights, key=weights.__getitem__)
     layers = lists[layers_name]
     inside = {id(parameter) for part in (layers, embedding, head) for parameter in part.parameters()}
@@ -217,7 +219,7 @@ def _behind_trunk(model: nn.Module) -> nn.Module | None:
     return beside[-1] if trunk is not None and beside else None
 
 
-def _not_found(model: nn.Module, why: str) -> InputError:
+def parts_not_found(model: nn.Module, why: str) -> InputError:
     return InputError(
         f"cannot find the parts of {type(model).__name__}",
         why=why,

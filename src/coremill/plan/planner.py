@@ -142,9 +142,10 @@ def _settled(config: RunConfig, fleet: Fleet, card: ModelCard) -> _Settled:
 
 def _check_inputs(config: RunConfig, card: ModelCard) -> None:
     """What no arrangement can make right."""
-    length = config.data.sequence_length
+    counts = step_counts(config)
+    length = counts.row_tokens
     require_positions(length, card.max_positions)
-    if config.train.tokens_per_step < length:
+    if counts.rows < 1:
         raise InputError(
             f"{config.train.tokens_per_step} tokens per step are less than one row of {length}",
             where="train.tokens_per_step",
@@ -307,7 +308,7 @@ def _accumulation_reason(config: RunConfig, arrangement: Arrangement, rows_per_s
         f" {rank_rows} each, {arrangement.micro_batch_rows} at a time"
     )
     left_over = tokens - rows_per_step * length
-    if left_over:
+    if 0 < left_over < length:
         reason += (
             f"; {tokens} tokens are {plural(rows_per_step, 'row')} of {length}, the {left_over} left over are not used"
         )

@@ -75,16 +75,20 @@ def compute_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> 
     flops_rate = matmul_flops_per_second(fleet.calibration, arrangement.dtype) * share
     tokens = arrangement.tokens_per_forward * arrangement.accumulation_steps
 
+    # A task whose loss is not made of words has no head of the vocabulary's size.
+    head = 6.0 * card.vocabulary_rows * card.hidden if arrangement.vocabulary_logits else 0.0
     flops = card.flops_per_token(arrangement.sequence_length)
+    if not arrangement.vocabulary_logits:
+        flops -= 6.0 * card.vocabulary_rows * card.hidden
     kept = card.layers * layer_bytes_per_token(card, arrangement)
     if arrangement.activation_checkpointing:
         # The last product of a layer is not computed again: backward does not need its result.
-        head = 6.0 * card.vocabulary_rows * card.hidden
         last = 6.0 * card.layers * card.intermediate * card.hidden
         flops += (flops - head - last) / 3.0
         kept = kept * 4 // 3
     products = flops / (flops_rate * MATMUL_SHARE[arrangement.dtype])
-    between = ELEMENTWISE_CORE_SECONDS_PER_BYTE * kept + LOGITS_CORE_SECONDS_PER_BYTE * 4 * card.vocabulary_rows
+    logits = card.vocabulary_rows if arrangement.vocabulary_logits else 0
+    between = ELEMENTWISE_CORE_SECONDS_PER_BYTE * kept + LOGITS_CORE_SECONDS_PER_BYTE * 4 * logits
     accumulate = ACCUMULATE_BYTES_PER_PARAMETER * card.trainable_parameters * (arrangement.accumulation_steps - 1)
     seconds = tokens * (products + between / cores) + accumulate / (fleet.calibration.copy_bytes_per_second * share)
     crowded = arrangement.ranks_per_node * arrangement.threads_per_rank > fleet.node.usable_cores

@@ -16,7 +16,6 @@ from coremill.hardware.calibrate import remember
 from coremill.hardware.instances import find_instances, live_instances, table
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
-from coremill.plan.card import as_written
 from coremill.plan.compare import compare_fleets, usd_per_million_tokens
 from coremill.plan.learn import observe, without_learning
 from coremill.plan.planner import make_plan, price, step_counts
@@ -97,10 +96,14 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
         raise InputError(
             f"the run in {run} was planned for {plan.fleet}", do="learn on one of the machines that it ran on"
         )
+    if not config.model.fused or not step_counts(config).vocabulary_logits:
+        raise InputError(
+            f"the run in {run} tells nothing about others on this machine",
+            why="with model.fused: false, or a task without words to predict, what is planned is an estimate",
+            do="learn from a run of causal language modelling with model.fused: true",
+        )
     fleet = without_learning(measured_fleet(Place(nodes=plan.nodes), lambda text: None))
-    card = card_without_weights(config)
-    card = card if config.model.fused else as_written(card)
-    planned = price(card, _arrangement_of(plan, config), fleet, plan.memory.limit)
+    planned = price(card_without_weights(config), _arrangement_of(plan, config), fleet, plan.memory.limit)
     observation = observe(
         run=str(run.resolve()),
         engine=plan.engine.value,

@@ -374,7 +374,7 @@ def _heartbeats(store: Store, key: str) -> Iterator[None]:
                 HEARTBEAT.mark()  # those who wait elsewhere go by it
                 store.add(key, 1)
 
-    thread = threading.Thread(target=beat, daemon=True, name="coremill-heartbeat")
+    thread = threading.Thread(target=beat, daemon=True, name="coremill-once-per-node")
     thread.start()
     try:
         yield

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from coremill.errors import InputError
+from coremill.hosts import preflight
 from coremill.hosts.across_hosts import outcome_of
 from coremill.hosts.agent import AT_ONCE_WORD, STOP_WORD
 from coremill.hosts.host_restarts import (
@@ -230,3 +231,16 @@ def test_a_host_that_refuses_decides_how_it_ended() -> None:
     outcome = outcome_of([refuses, follows], StopSignals())
     assert (outcome.exit_code, outcome.message) == (78, "host a: the command ended with exit code 78")
     assert outcome_of([follows], StopSignals()).exit_code == 75
+
+
+@pytest.mark.parametrize(
+    ("last_line", "words"),
+    [
+        ("/usr/bin/python3: No module named coremill", "coremill is not installed for"),
+        ("/usr/bin/python3: Error while finding ... No module named 'coremill.hosts'", "another version of coremill"),
+    ],
+)
+def test_a_host_with_an_older_coremill_is_told_from_one_without(last_line: str, words: str) -> None:
+    remote = Remote(ssh=("ssh",), python="/usr/bin/python3", environ={})
+    done = subprocess.CompletedProcess([], 1, "", f"{last_line}\n")
+    assert words in preflight._why_no_answer(done, remote)

@@ -137,7 +137,7 @@ def test_coremill_plan_learns_from_a_run_folder(
     assert isinstance(found, Fleet) and found.calibration.learned == learned.learned
 
 
-@pytest.mark.parametrize("kind", ["no run", "still running", "another fleet"])
+@pytest.mark.parametrize("kind", ["no run", "still running", "another fleet", "as transformers wrote it"])
 def test_what_cannot_be_learned_from_is_said(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -146,5 +146,10 @@ def test_what_cannot_be_learned_from_is_said(kind: str, tmp_path: Path, monkeypa
     if kind == "another fleet":
         make_fake_run(run, world_size=4, steps=6, total_steps=6)
         assert "c7i" in json.loads((run / "plan.json").read_text())["fleet"]
-    with pytest.raises(InputError):
+    if kind == "as transformers wrote it":
+        make_fake_run(run, world_size=1, steps=6, total_steps=6)
+        file = run / "config.yaml"
+        file.write_text(file.read_text().replace("model: built-in", "model: {name: built-in, fused: false}"))
+    words = "tells nothing about others" if kind == "as transformers wrote it" else ""
+    with pytest.raises(InputError, match=words):
         _learn(run, tmp_path / "cache", monkeypatch)

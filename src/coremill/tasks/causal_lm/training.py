@@ -20,6 +20,7 @@ from coremill.config.schema import DataSection
 from coremill.data.loader import EvaluationBatches, RowLoader
 from coremill.data.packed import PackedData
 from coremill.data.packed_batches import IGNORED, Batch, evaluation_batches, make_loader
+from coremill.model.build import parts_not_found
 from coremill.model.chunked_loss import HeadLoss, logits_loss
 from coremill.model.documents import documents_of
 from coremill.model.tied_lookup import tied_lookup
@@ -39,6 +40,8 @@ class CausalLmTraining(TrainingTask[PackedData, Batch]):
         """Put the chunked loss into the head where its output is the logits; before the engine places the model.
 
         Unless `fused` the head stays as it is (model/changes.py)."""
+        if model.get_output_embeddings() is None:  # type: ignore[operator]
+            raise parts_not_found(model, "no output head")
         path = find_loss_path(model)
         if path.chunked and not fused:
             path = replace(path, chunked=False, reason=NOT_FUSED)
