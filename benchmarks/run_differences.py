@@ -23,6 +23,9 @@ COMPUTED_FIELDS = {
 
 OTHER_KEYS = "**"
 
+# Values of choices that have another name since the first release: fused layers.
+RENAMED_VALUES = {"lean": "fused"}
+
 Values = dict[str, str]  # what is compared, by a name to show
 
 
@@ -35,11 +38,15 @@ def read_events(run: Path) -> dict[str, list[dict[str, Any]]]:
 def computed(run: Path, kind: str) -> Values:
     """All ranks' events of this kind, each number with all its digits."""
     return {
-        f"{rank} {kind} {position} {name}": repr(event.get(name))
+        f"{rank} {kind} {position} {name}": repr(_today(event.get(name)))
         for rank, events in read_events(run).items()
         for position, event in enumerate(event for event in events if event["kind"] == kind)
         for name in COMPUTED_FIELDS[kind]
     }
+
+
+def _today(value: Any) -> Any:
+    return RENAMED_VALUES.get(value, value) if isinstance(value, str) else value
 
 
 def files_of(folder: Path) -> Values:

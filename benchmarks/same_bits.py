@@ -57,6 +57,8 @@ NEW_KEYS = {
     "model.fused": "$defs.ModelSection.properties.fused",
 }
 
+PROSE = ".description"
+
 SHAPE = {
     "model_type": "llama",
     "vocab_size": 4096,  # the built-in tokenizer's
@@ -296,8 +298,9 @@ def commands_in(help_text: str) -> list[str]:
 
 
 def without_new_keys(schema: Values) -> Values:
-    """The schema but for keys that the change is there for."""
-    return {path: value for path, value in schema.items() if not path.startswith(tuple(NEW_KEYS.values()))}
+    """The schema but for keys that the change is there for, and but for descriptions, which are prose."""
+    new = tuple(NEW_KEYS.values())
+    return {path: value for path, value in schema.items() if not path.startswith(new) and not path.endswith(PROSE)}
 
 
 def plans(side: Side) -> Values:
