@@ -310,3 +310,14 @@ def test_a_save_that_took_longer_than_a_stop_gives_it_is_said() -> None:
     for step, seconds in ((1, 80.0), (2, 110.0), (3, 111.0)):
         screen.take([Event("save", 1.0, 0, {"step": step, "saved": True, "bytes": 5, "seconds": seconds})])
     assert text(console).count("but a stop gives it only a part of 2m 00s (checkpoint.grace)") == 1
+
+
+def test_an_evaluation_is_shown_once_whichever_rank_tells_it_first() -> None:
+    console = plain()
+    screen = RunConsole(8, None, console)
+    found = {"step": 8, "loss": 2.0, "perplexity": 7.39, "tokens": 64, "seconds": 1.0}
+    shown = []
+    for rank in (1, 0, 0):  # the last one: another attempt came as far again
+        screen.take([Event("evaluation", 1.0, rank, found)])
+        shown.append(console.file.getvalue().count("evaluation at step 8"))
+    assert shown == [1, 1, 2]

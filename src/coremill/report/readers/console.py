@@ -60,6 +60,7 @@ class RunConsole(Reader):
         self._started = time.monotonic()
         self._drawn = 0.0
         self._printed_step = 0
+        self._evaluated = (0, 0)  # step and rank of the last evaluation
         self._printed_time = float("-inf")
         self._announced: deque[str] = deque(maxlen=KEPT)
         self._spinner = Spinner("dots", style="cyan")
@@ -111,7 +112,10 @@ class RunConsole(Reader):
     def _say(self, event: Event) -> None:
         """Lines that stay: milestones once, evaluations, the export; on a plain stream steps too."""
         if event.kind == "evaluation" and event is self.tally.evaluations.get(int(event.number("step"))):
-            self._evaluation(event)
+            shown, self._evaluated = self._evaluated, (int(event.number("step")), event.rank)
+            # All ranks tell the same, and any may be first; the same rank again is another attempt.
+            if self._evaluated[0] != shown[0] or self._evaluated == shown:
+                self._evaluation(event)
         elif event.kind == "save":
             self._save(event)
         elif event.kind == "notice" and event.rank:
