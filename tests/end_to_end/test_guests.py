@@ -95,7 +95,8 @@ class Kind:
             stopped = running.end()
         assert stopped.code == 75 and not stopped.left, str(stopped)
         assert "was ended by SIGKILL: all ranks start again from step" in stopped.out
-        steps = max(losses(war)) + 5
+        # Where it stopped, which may lie before the step at which the first start was killed.
+        steps = [event["step"] for event in events(war) if event["kind"] == "step"][-1] + 5
         done = self.train(war.name, "supervise.fork_ranks=false", steps=steps)
         assert done.code == 0 and not done.left, str(done)
         assert f"continuing from step {steps - 5}" in done.out
