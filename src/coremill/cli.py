@@ -55,6 +55,15 @@ def train(
         bool, typer.Option("--fresh", help="start anew where the run folder holds an earlier run")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="start even if the plan says it does not fit")] = False,
+    start_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="STEP|best",
+            help="go on from this kept checkpoint instead of the newest; later ones are set aside, not deleted",
+            show_default=False,
+        ),
+    ] = None,
     hostfile: Annotated[
         Path | None, typer.Option(help="train on these hosts, one a line (node1 slots=2)", show_default=False)
     ] = None,
@@ -91,7 +100,7 @@ def train(
             ssh=ssh,
             mpirun=mpirun,
         )
-        options = Options(dry_run=dry_run, fresh=fresh, force=force)
+        options = Options(dry_run=dry_run, fresh=fresh, force=force, start_from=start_from)
         raise typer.Exit(train_on_hosts(config, settings or [], options, request, environment_snapshot()))
     from coremill.world.stop import REQUESTS
 
@@ -107,7 +116,7 @@ def train(
     from coremill.world.identity import identify, identify_node
     from coremill.world.refusal import refusals_told
 
-    options = Options(dry_run=dry_run, fresh=fresh, force=force)
+    options = Options(dry_run=dry_run, fresh=fresh, force=force, start_from=start_from)
     identity = identify(environ)
     if identity is not None:
         overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]

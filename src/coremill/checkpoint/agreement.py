@@ -46,10 +46,16 @@ class JointSurvey:
     passed_over: tuple[PassedOver, ...]
     is_spread: bool  # whether any was saved by hosts that share no folder
 
-    def kept(self, keep: int, bad: frozenset[str]) -> list[str] | None:
-        """The newest so many, those in `bad` not counted; None: there are not enough to let any other go."""
-        names = [each.name for each in self.whole if each.name not in bad][:keep]
-        return names if len(names) == keep else None
+    def steps(self, bad: frozenset[str] = frozenset()) -> list[int]:
+        """Of those that are whole, less those in `bad`."""
+        return [step_of(each.name) for each in self.whole if each.name not in bad]
+
+    def kept(self, keep: int, bad: frozenset[str], beside: int | None = None) -> list[str] | None:
+        """The newest so many, those in `bad` not counted, and the step `beside` them; None: there are not enough to let
+        any other go."""
+        names = [each.name for each in self.whole if each.name not in bad]
+        newest = names[:keep]
+        return [*newest, *(name for name in names[keep:] if step_of(name) == beside)] if len(newest) == keep else None
 
 
 def view_of(found: Survey) -> dict[str, Any]:

@@ -4,7 +4,8 @@
     rank 0             all reports heard: the whole manifest, for the leaders of other places through the store
     each place's lead  state, manifest, rename -> a report with what lies there now
     rank 0             all places have it, or one failed: the outcome, for all ranks
-    each place's lead  removes what is older than the `keep` that are whole over all places; or takes it back
+    each place's lead  removes what is older than the `keep` that are whole over all places, but for the best of all
+                       that are whole (`evaluation.keep_best`); or takes it back
 
 Killed in between, a step lies in some places only; the next start sees that it is not whole (agreement.py). A leader
 whose disk hangs is waited for until the save is given up. Whether it was is decided once (in_flight.py): with one place
@@ -18,7 +19,7 @@ import base64
 import json
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,10 @@ class Committer:
         bad: frozenset[str],
         engine: str,
         shapes: dict[str, tuple[int, ...]],
+        best_of: Callable[[Sequence[int]], int | None],
     ) -> None:
         self._store, self._world, self._places, self._keep, self._bad = store, world, places, keep, bad
-        self._engine, self._shapes = engine, shapes
+        self._engine, self._shapes, self._best_of = engine, shapes, best_of
         self._committed = 0  # the last save that was put into this place
 
     def settle(self, save: Save, partial: Path, report: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +88,8 @@ class Committer:
             views |= self._heard(f"{prefix}/place", others, save)
             failure = next((view["error"] for view in views.values() if "error" in view), None)
         if failure is None:
-            kept = join_views(views, self._world.hostnames).kept(self._keep, self._bad - {step_folder_name(save.step)})
+            found, bad = join_views(views, self._world.hostnames), self._bad - {step_folder_name(save.step)}
+            kept = found.kept(self._keep, bad, self._best_of(found.steps(bad)))
         if not save.decide("written"):
             raise GivenUp
         outcome = {"failure": failure, "given_up": False, "kept": kept}

@@ -5,6 +5,7 @@ What decides is the checkpoint folder, not the run folder: where that was lost w
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,17 @@ from coremill.config.load import LoadedConfig
 from coremill.config.schema import RunConfig
 from coremill.data.packed import is_without_special_tokens
 from coremill.errors import InputError
-from coremill.tasks.base import Rows
+from coremill.tasks.base import Rows, deciding_metric
 from coremill.train.schedule import learning_rate_at
+from coremill.train.scores import Scores
 
 # A run is the same run with other machines, another end and another rhythm of saving; with other data it is not.
 MAY_CHANGE = tuple(
     f"{key}."
-    for key in ("train.steps", "model.fused", "checkpoint", "parallel", "fleet", "run", "supervise", "numerics")
+    for key in (
+        *("train.steps", "model.fused", "checkpoint", "parallel", "fleet", "run", "supervise", "numerics"),
+        "evaluation",
+    )
 )
 
 
@@ -48,8 +53,8 @@ def refuse_another_run(config: RunConfig, checkpoint: Checkpoint) -> None:
         raise InputError(
             f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: the config has changed",
             where=", ".join(differing),
-            why="at a continuation only train.steps, model.fused, checkpoint, parallel, fleet, supervise, numerics, run"
-            " may change",
+            why="at a continuation only train.steps, model.fused, checkpoint, evaluation, parallel, fleet, supervise,"
+            " numerics, run may change",
             do="bring the old values back, set run.folder to a new folder, or start anew with --fresh",
         )
     if config.train.steps is not None and config.train.steps < checkpoint.step:
@@ -117,6 +122,14 @@ def describe_changed_steps(config: RunConfig, checkpoint: Checkpoint) -> str | N
         f"{text}: the {train.schedule} decay ends there now; the learning rate goes from {before:.3g} in step {done:,}"
         f" to {after:.3g} in step {done + 1:,}{as_it_was}"
     )
+
+
+def scores_of(config: RunConfig, checkpoint: Checkpoint) -> Scores:
+    """The evaluations up to a checkpoint, compared as the run file says now; none where it is of an older coremill."""
+    scores = Scores(deciding_metric(config), config.evaluation)
+    with contextlib.suppress(Unusable, ValueError):  # the ranks will pass it over by name
+        scores.restore(checkpoint.state().get("evaluations", {}), checkpoint.step)
+    return scores
 
 
 def clear_checkpoints(config: RunConfig, run_folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""One save under way on one rank: how long it may take, who may say how it ended, how ranks wait for each other."""
+"""One save under way on one rank: does training wait for it, how long it may take, who may say how it ended, how ranks
+wait for each other, and what a run that stopped says of its last one.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,15 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from coremill.checkpoint.snapshot import Snapshot
 from coremill.config.durations import seconds_of
 from coremill.config.schema import AUTO, RunConfig
+from coremill.errors import Stopped, StorageError
 from coremill.plan.saving import GRACE_SECONDS, SHARE_OF_GRACE, STANDING_SECONDS
+from coremill.plan.types import Choice, MemoryPlan
 
 POLL_SECONDS = 0.02
 SLOWEST_POLL_SECONDS = 0.5
@@ -19,6 +24,16 @@ SLOWEST_POLL_SECONDS = 0.5
 END_SECONDS = 120.0
 # Where all ranks add up what they have written, in all saves: it only grows, and no key is left behind by a save.
 WRITTEN_BYTES_KEY = "save/bytes"
+
+
+def choose_save_mode(memory: MemoryPlan, copy_bytes: int) -> Choice[str]:
+    """Whether a copy of this rank's state fits beside everything else, so that training need not wait for the disk."""
+    room = memory.limit - memory.steady_step.total
+    size = f"a copy of a rank's state ({copy_bytes / 1e9:.2f} GB) "
+    beside = f"the {max(0, room) / 1e9:.2f} GB that training leaves of the memory limit"
+    if copy_bytes <= room:
+        return Choice("background", f"{size}fits into {beside}")
+    return Choice("streamed", f"{size}does not fit into {beside}, so training waits while it is written")
 
 
 @dataclass(frozen=True)
@@ -157,3 +172,24 @@ def error_text(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
     return str(error)
+
+
+def stopped_after(step: int | None, folder: Path) -> Stopped:
+    """A run that stopped on request with this step saved; None: before one was done."""
+    if step is None:
+        return Stopped("stopped on request before a step was done", do="the same command goes on from there")
+    return Stopped(
+        f"stopped on request after step {step}, which is saved",
+        where=str(folder),
+        do="the same command goes on from there",
+    )
+
+
+def stopped_unsaved(step: int, folder: Path, why: str | None, last_saved: int) -> StorageError:
+    """The same where the storage did not take the step."""
+    return StorageError(
+        f"stopped on request after step {step}, which could not be saved",
+        where=str(folder),
+        why=why,
+        do=f"the same command goes on after step {last_saved}",
+    )

@@ -7,18 +7,27 @@ file once; one that is bad everywhere, or cannot be read, and all turn to the ch
 
 from __future__ import annotations
 
+import json
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coremill.checkpoint.agreement import JointSurvey, Whole, join_views, view_of
 from coremill.checkpoint.fetch import Needs, all_files, assemble
-from coremill.checkpoint.manifest import STATE_FILE, Checkpoint, PassedOver, Unusable, open_checkpoint, survey
+from coremill.checkpoint.manifest import (
+    STATE_FILE,
+    Checkpoint,
+    PassedOver,
+    Unusable,
+    open_checkpoint,
+    step_folder_name,
+    survey,
+)
 from coremill.checkpoint.places import NoPlace, Places, find_places
-from coremill.checkpoint.store import START_ANEW, Store
+from coremill.checkpoint.store import GO_ON_FROM, START_ANEW, Store
 from coremill.errors import InputError, StorageError
 from coremill.world.group import World
 from coremill.world.heartbeat import HEARTBEAT
@@ -55,7 +64,7 @@ def find_resume_point(
     """Agree on the checkpoint to go on from; each one that is passed over becomes an event, and so does the choice.
 
     Where the run is `saving`, a folder that cannot be used is refused before the first step, on all ranks together.
-    `needs` says which files this rank will read.
+    `needs` says which files this rank will read. Where `train --from` named a step, it is that one or none.
     """
     store = Store(folder, world.broadcast(uuid.uuid4().hex[:12]))
     try:
@@ -76,6 +85,7 @@ def find_resume_point(
     if world.nodes > 1:
         choice = places.choice()
         events.write("choice", name="checkpoints", value=choice.value, reason=choice.reason)
+    asked = _asked_start(store, world, places)
     found = _survey_together(folder, world, places)
     bad: dict[str, PassedOver] = {}
 
@@ -86,6 +96,8 @@ def find_resume_point(
     for passed in found.passed_over:
         pass_over(passed)
     for whole in found.whole:
+        if asked is not None and whole.name != step_folder_name(asked):
+            continue
         try:
             checkpoint, fetched = _verified(store, whole, needs, world, places)
         except Unusable as error:
@@ -94,7 +106,11 @@ def find_resume_point(
         name, step = whole.name, checkpoint.step
         text = f"every file of checkpoint {name} is as it was written: the run goes on after step {step}"
         events.write("resume", step=step, checkpoint=name, world_size=world.size, text=text)
+        if places.leads:
+            (folder / GO_ON_FROM).unlink(missing_ok=True)  # followed: whoever starts again goes on from the newest
         return ResumePoint(store, checkpoint, frozenset(bad), None, places, fetched)
+    if asked is not None:
+        _refuse_start(asked, store, bad.values(), world)
     if bad and (found.is_spread or not places.is_one):
         _refuse_to_start_anew(store, list(bad.values()), world)
     return ResumePoint(store, None, frozenset(bad), None, places)
@@ -130,6 +146,42 @@ def _open_places(store: Store, world: World) -> Places:
     if places.leads and mark.exists():  # only now: whoever is killed before that finds it again
         mark.unlink()
     return places
+
+
+def _asked_start(store: Store, world: World, places: Places) -> int | None:
+    """The step that `train --from` named; later ones were set aside where that was said, and now are everywhere."""
+    mark = store.folder / GO_ON_FROM
+    try:
+        order = json.loads(mark.read_text()) if places.leads and mark.exists() else None
+    except (OSError, ValueError):  # half-written, by one that is gone: nothing was moved yet
+        order = None
+    told = [each for each in world.gather(order) if each is not None]
+    if not told:
+        return None
+    step, aside = int(told[0]["step"]), str(told[0]["aside"])
+    problem = None
+    if places.leads:
+        try:
+            store.set_aside(step, aside)
+        except OSError as error:
+            problem = f"on {world.hostnames[world.rank]}: {error.strerror or error}"
+    problems = [each for each in world.gather(problem) if each]
+    if problems:
+        failure = StorageError("later checkpoints cannot be set aside", where=str(store.folder), why=problems[0])
+        failure.silent = world.rank != 0
+        raise failure
+    return step
+
+
+def _refuse_start(step: int, store: Store, passed_over: Iterable[PassedOver], world: World) -> None:
+    error = InputError(
+        f"step {step}, which --from named, cannot be used",
+        where=str(store.folder),
+        why="; ".join(str(each) for each in passed_over if each.name == step_folder_name(step)) or "it is gone",
+        do="name another step; later ones lie in set-aside-... there, and can be moved back",
+    )
+    error.silent = world.rank != 0
+    raise error
 
 
 def _survey_together(folder: Path, world: World, places: Places) -> JointSurvey:

@@ -29,8 +29,11 @@ from coremill.checkpoint.in_flight import (
     Save,
     SaveDeadline,
     WrittenBytes,
+    choose_save_mode,
     error_text,
     save_deadline_of,
+    stopped_after,
+    stopped_unsaved,
 )
 from coremill.checkpoint.resume import ResumePoint
 from coremill.checkpoint.snapshot import Training, file_name, take_snapshot
@@ -38,7 +41,7 @@ from coremill.checkpoint.store import NotSaved, Store, sync_bytes_among
 from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import NonFinite, Stopped, StorageError
-from coremill.plan.types import Choice, MemoryPlan
+from coremill.plan.types import MemoryPlan
 from coremill.train.numerics import EventSink
 from coremill.world.group import World
 from coremill.world.heartbeat import HEARTBEAT
@@ -50,16 +53,6 @@ WAIT_FOR_EARLIER_SECONDS = 10.0
 # what it had put in place, unless it is the one that hangs.
 TAKING_BACK_SECONDS = 2.0
 STILL_HANGS = "the storage still hangs on an earlier save"
-
-
-def choose_save_mode(memory: MemoryPlan, copy_bytes: int) -> Choice[str]:
-    """Whether a copy of this rank's state fits beside everything else, so that training need not wait for the disk."""
-    room = memory.limit - memory.steady_step.total
-    size = f"a copy of a rank's state ({copy_bytes / 1e9:.2f} GB) "
-    beside = f"the {max(0, room) / 1e9:.2f} GB that training leaves of the memory limit"
-    if copy_bytes <= room:
-        return Choice("background", f"{size}fits into {beside}")
-    return Choice("streamed", f"{size}does not fit into {beside}, so training waits while it is written")
 
 
 class Saver:
@@ -86,11 +79,13 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._stuck: threading.Thread | None = None  # of a save that was given up
         self._deadline = save_deadline_of(config)
+        self._step = origin.step  # the last one done
         self._last_saved = origin.step  # the newest checkpoint that is whole
         self._equal_after = -1  # the step after which replicas were last compared
         self._last_failure: str | None = None
         self._last_occasion = time.monotonic()
-        self._stop_agreed = self._save_agreed = self._disk_full = self._late = self._hangs = self._slow = False
+        self.is_stopping = False  # agreed in the step that was just done: `after_step` saves and stops
+        self._save_agreed = self._disk_full = self._late = self._hangs = self._slow = False
         self._shortage: str | None = None  # in words, on rank 0
         self._shapes = {piece.name: piece.shape for piece in training.engine.slices()}
         self._state_bytes = training.engine.state_bytes()
@@ -104,6 +99,7 @@ class Saver:
             bad=origin.bad,
             engine=training.engine.name,
             shapes=self._shapes,
+            best_of=training.scores.best_kept,
         )
 
     # --- around the loop ---
@@ -123,10 +119,10 @@ class Saver:
         """Wait for the save under way where all ranks are still there to finish it."""
         if kind is None:
             self._wait()
-            if self._equal_after != self._steps:
+            if self._equal_after != self._step:
                 self._training.engine.require_equal("after the last step")
             if self._world.sum(float(self._requests.reason is not None)):
-                self._save_and_stop(self._steps)
+                self._save_and_stop(self._step)
             self._requests.at_once()
         elif issubclass(kind, NonFinite):
             self._wait()
@@ -157,14 +153,21 @@ class Saver:
         return tuple(float(each) for each in votes)
 
     def hear(self, totals: Sequence[float]) -> None:
-        self._stop_agreed, self._save_agreed, self._disk_full, self._late, self._hangs = (total > 0 for total in totals)
+        self.is_stopping, self._save_agreed, self._disk_full, self._late, self._hangs = (total > 0 for total in totals)
 
     def after_step(self, step: int) -> None:
-        """Save where that was agreed; raises Stopped, after saving, where that was."""
+        """Save where that was agreed, or where an evaluation asks for it; raises Stopped, after saving, where asked."""
+        self._step = step
         if self._late and self._save is not None and not self._save.given_up:
             self._give_up(self._save)
-        if self._stop_agreed:
+        if self.is_stopping:
             self._save_and_stop(step)
+        insists = self._insists(step)
+        if insists and not self._save_agreed and not self._disk_full:
+            self._shortage = self._world.broadcast(
+                self._store.shortage(self._bytes_here) if not self._world.rank else ""
+            )
+            self._save_agreed, self._disk_full = not self._shortage, bool(self._shortage)
         if self._save_agreed and (self._late or self._hangs):
             self._last_occasion = time.monotonic()
             self._tell_failure(step, STILL_HANGS)
@@ -173,7 +176,13 @@ class Saver:
             self._tell_failure(step, self._shortage or "the disk is too full, says rank 0")
         elif self._save_agreed:
             self._last_occasion = time.monotonic()
-            self._begin(step, in_background=self._mode.value == "background")
+            self._begin(step, in_background=self._mode.value == "background", insists=insists)
+
+    def _insists(self, step: int) -> bool:
+        """Whether this step is to be saved whatever the rhythm: the best so far, and one that turned out the last."""
+        scores = self._training.scores
+        is_last = bool(self._interval.steps or self._interval.seconds) and (step == self._steps or scores.is_over())
+        return not self._origin.unsaved_because and (is_last or scores.must_keep(step))
 
     def _is_due(self, step: int) -> bool:
         interval = self._interval
@@ -205,30 +214,21 @@ class Saver:
         self._requests.leave()
         if self._world.rank == 0:
             forget_request(self._run_folder)
-        error: Stopped | StorageError
-        if saved:
-            error = Stopped(
-                f"stopped on request after step {step}, which is saved",
-                where=str(self._store.folder),
-                do="the same command goes on from there",
-            )
-        elif step == self._origin.step:
-            error = Stopped("stopped on request before a step was done", do="the same command goes on from there")
+        folder, origin_step = self._store.folder, self._origin.step
+        if saved or step == origin_step:
+            error: Stopped | StorageError = stopped_after(step if saved else None, folder)
         else:
-            error = StorageError(
-                f"stopped on request after step {step}, which could not be saved",
-                where=str(self._store.folder),
-                why=self._last_failure,
-                do=f"the same command goes on after step {self._last_saved}",
-            )
+            error = stopped_unsaved(step, folder, self._last_failure, self._last_saved)
         error.silent = self._world.rank != 0
         raise error
 
     # --- one save ---
 
-    def _begin(self, step: int, *, in_background: bool, deadline: SaveDeadline | None = None) -> None:
-        """Take the copy and have it written; at most one save is under way."""
-        if in_background and step != self._steps:
+    def _begin(
+        self, step: int, *, in_background: bool, insists: bool = True, deadline: SaveDeadline | None = None
+    ) -> None:
+        """Take the copy and have it written; at most one save is under way, and who `insists` waits for its end."""
+        if in_background and not insists:
             ended = self._wait(0.0 if self._slow else WAIT_FOR_EARLIER_SECONDS) and not self._is_under_way()
             self._slow = self._world.sum(float(not ended)) > 0
             if self._slow:
@@ -249,6 +249,7 @@ class Saver:
             "updates_apart": snapshot.updates_apart,
             "loader": self._training.loader.state(),
             "numerics": self._training.guard.state(),
+            "evaluations": self._training.scores.state(step),
             "seed": self._config.train.seed,
             "config": self._config.model_dump(mode="json"),
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from coremill.model.read import TensorReader
 from coremill.model.slices import RowSlice, kept, model_name, named_tensors, rows_of_rank, slice_of
 from coremill.plan.headers import TensorHeader, read_file_header
 from coremill.train.numerics import NumericsGuard
+from coremill.train.scores import Scores
 from coremill.world.heartbeat import HEARTBEAT
 
 WEIGHTS, BUFFERS, RNG = "parameters", "buffers", "rng/torch"
@@ -44,6 +45,7 @@ class Training:
     model: nn.Module
     loader: Loader[Any]
     guard: NumericsGuard
+    scores: Scores = field(default_factory=Scores)
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,7 @@ def restore_progress(
         restore_optimizer(training.engine, checkpoint)
         training.loader.restore(state["loader"])
         training.guard.restore(state.get("numerics", {}))
+        training.scores.restore(state.get("evaluations", {}), checkpoint.step)
     restore_rng(checkpoint, rank=rank, world_size=world_size, seed=seed)
 
 

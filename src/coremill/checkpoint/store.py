@@ -39,6 +39,8 @@ PARTIAL_PREFIX = ".partial-"
 DISCARDED_PREFIX = ".discarded-"
 FETCHED_PREFIX = ".fetched-"  # what a resume brought from other hosts
 SEEN_PREFIX = ".seen-"  # one host writes it, others look for it
+SET_ASIDE_PREFIX = "set-aside-"  # what came after the step that `train --from` named: of no use to us, and kept
+GO_ON_FROM = ".go-on-from"  # left by --from for the ranks, and for the folders of other hosts
 START_ANEW = ".start-anew"  # left by --fresh for the folders of other hosts
 # Large enough for full disk speed, small enough that hash and check find the piece still in the cache.
 PIECE_BYTES = 2 * 2**20
@@ -183,6 +185,17 @@ class Store:
         for path in step_folders(self.folder):
             if path.name not in kept and step_of(path.name) < step_of(kept[0]):
                 self._discard(path)
+
+    def set_aside(self, after_step: int, name: str) -> list[int]:
+        """Move all checkpoints of later steps into a folder of this name; which steps these are."""
+        later = [path for path in step_folders(self.folder) if step_of(path.name) > after_step]
+        for path in reversed(later):
+            (self.folder / name).mkdir(mode=0o755, exist_ok=True)
+            path.rename(self.folder / name / path.name)
+        if later:
+            sync_folder(self.folder / name)
+            sync_folder(self.folder)
+        return sorted(step_of(path.name) for path in later)
 
     def sweep(self) -> None:
         """Remove what killed attempts left half-written; called once at the start, before any save of this attempt."""

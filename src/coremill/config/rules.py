@@ -251,5 +251,22 @@ def _something_to_evaluate_on(config: RunConfig) -> Breach | None:
     )
 
 
+@_rule("evaluation.keep_best", "evaluation.stop_after", "evaluation.every_steps")
+def _evaluations_to_compare(config: RunConfig) -> Breach | None:
+    """`evaluation.keep_best` and `evaluation.stop_after` need `evaluation.every_steps`."""
+    evaluation = config.evaluation
+    named = {"evaluation.keep_best": evaluation.keep_best, "evaluation.stop_after": evaluation.stop_after}
+    given = [key for key, value in named.items() if value not in (False, None)]
+    if not given or evaluation.every_steps is not None:
+        return None
+    return Breach(
+        given[0],
+        f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} given, but only the last step is evaluated",
+        "without evaluations on the way there is nothing to compare it with",
+        "set evaluation.every_steps: 100, and data.evaluation_fraction: 0.05 or what else is to be evaluated on",
+        others=tuple(given[1:]),
+    )
+
+
 def _is_dataset(source: str) -> bool:
     return source.startswith("hf://")

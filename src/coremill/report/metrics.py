@@ -10,7 +10,7 @@ from coremill.config.schema import RunConfig
 from coremill.registry import importable
 
 # Of every evaluation. What else one has is a metric of the task, under its name.
-OF_EVERY_EVALUATION = ("step", "loss", "tokens", "seconds", "non_finite")
+OF_EVERY_EVALUATION = ("step", "loss", "tokens", "seconds", "non_finite", "best_step")
 
 
 def metric_names(evaluation: Mapping[str, Any]) -> list[str]:

@@ -33,6 +33,7 @@ DATA_COUNTS = (
     *("documents", "evaluation_documents", "train_rows", "evaluation_rows", "tokens", "dropped_tokens"),
     "evaluation_words",
 )
+EXPORT_FIELDS = ("folder", "bytes", "seconds", "step", "reason")
 SERIES_POINTS = 400  # more than a chart 1,000 pixels wide can show apart
 
 
@@ -61,9 +62,12 @@ def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[s
         "plan": _planned(plan),
         "measured": _measured(tally),
         "data": None if tally.data is None else {name: tally.data.get(name) for name in DATA_COUNTS},
+        "metrics": _metrics(tally.last_evaluation),
+        "best": _best(tally),
+        "early_stop": None if (early := tally.early_stop) is None else {k: early.get(k) for k in ("step", "text")},
         "evaluations": [_evaluation(tally.evaluations[step]) for step in sorted(tally.evaluations)],
         "sample": _sample(tally),
-        "export": None if tally.export is None else {k: tally.export.get(k) for k in ("folder", "bytes", "seconds")},
+        "export": None if tally.export is None else {name: tally.export.get(name) for name in EXPORT_FIELDS},
         "faults": timeline(tally.faults, tally.restarts, tally.first_time),
         "choices": _choices(tally),
         **_findings(tally),
@@ -108,6 +112,18 @@ def _figures(tally: RunTally) -> dict[str, Any]:
 def _evaluation(event: Event) -> dict[str, Any]:
     """Beside the loss the metrics of its task, by their names."""
     return {name: event.get(name) for name in ("step", "loss", *metric_names(event.fields), "tokens", "seconds")}
+
+
+def _metrics(evaluation: Event | None) -> dict[str, Any] | None:
+    """By name, the loss among them; None before the first evaluation."""
+    if evaluation is None:
+        return None
+    return {name: evaluation.get(name) for name in (*metric_names(evaluation.fields), "loss")}
+
+
+def _best(tally: RunTally) -> dict[str, Any] | None:
+    best = tally.best_evaluation
+    return None if best is None else {"step": int(best.number("step")), "metrics": _metrics(best)}
 
 
 def _sample(tally: RunTally) -> dict[str, Any] | None:

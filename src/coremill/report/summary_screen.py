@@ -177,6 +177,12 @@ def _evaluations(summary: Mapping[str, Any], console: Console) -> None:
     ]
     print_heading(console, "Evaluation")
     print_rows(console, "evaluation", ("", "loss", *(in_words(name) for name in names)), rows)
+    best, early = summary.get("best"), summary.get("early_stop")
+    if best and len(evaluations) > 1:
+        found = ", ".join(f"{in_words(name)} {format_metric(value)}" for name, value in best["metrics"].items())
+        print_line(console, f"best: step {best['step']}, {found}")
+    if early:
+        print_line(console, f"ended early, after step {early['step']}: {early['text']}")
     if words := (summary.get("data") or {}).get("evaluation_words"):
         console.print(words, soft_wrap=True, highlight=False, markup=False)
 
@@ -212,11 +218,14 @@ def _next_steps(summary: Mapping[str, Any], console: Console) -> None:
         model_class = model_class_of(summary)
         load = f'{model_class}.from_pretrained("{folder}")'
         if console.is_terminal:
-            print_line(console, f"Model, {format_bytes(export.get('bytes'))}, a plain Hugging Face folder:")
+            which = f" of step {export['step']}, {export['reason']}" if export.get("reason") else ""
+            print_line(console, f"Model{which}, {format_bytes(export.get('bytes'))}, a plain Hugging Face folder:")
             print_verbatim(console, f"  from transformers import {model_class}", style="cyan")
             print_verbatim(console, f"  model = {load}", style="cyan")
         else:
-            print_line(console, f"export: {folder} ({format_bytes(export.get('bytes'))}), load it with {load}")
+            which = f" of step {export['step']}, {export['reason']}" if export.get("reason") else ""
+            size = format_bytes(export.get("bytes"))
+            print_line(console, f"export{which}: {folder} ({size}), load it with {load}")
     if summary.get("state") == "running":
         print_verbatim(console, f"page: coremill report {shlex.quote(run)} --html FILE")
     else:

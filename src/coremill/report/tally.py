@@ -13,44 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coremill.report.events import Event
+from coremill.report.records import Mean, SetAside, StepRecord
 
 PHASES = ("join", "data", "build", "load", "first_step")  # before the steady steps, in this order
 SPLIT = ("data", "compute", "communication", "optimizer")
 COLLECTIVE_FIGURES = ("bytes", "shared_bytes", "seconds", "exposed_seconds")
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One global step, by the clock of the rank that told it."""
-
-    rank: int
-    time: float
-    loss: float | None
-    learning_rate: float
-    gradient_norm: float | None
-    tokens: float  # real ones, of all ranks
-    padding_tokens: float
-    seconds: float
-    warming_up: bool  # the first step of an attempt
-    skipped: bool = False  # its numbers were none
-
-
-@dataclass(slots=True)
-class Mean:
-    """A running mean."""
-
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, value: float) -> None:
-        """Take one more value in."""
-        self.total += value
-        self.count += 1
-
-    @property
-    def value(self) -> float | None:
-        """None where nothing came in."""
-        return self.total / self.count if self.count else None
 
 
 @dataclass
@@ -125,12 +92,16 @@ class RunTally:
     files_load: Event | None = None  # the first load: of the model's files; later ones are of checkpoints
     sample: Event | None = None
     export: Event | None = None
+    set_aside: list[SetAside] = field(default_factory=list)  # by `train --from`
+    early_stop: Event | None = None  # of a run that its evaluations ended
     last_step: int = 0  # the highest step done; 0 before the first
     first_time: float | None = None
     last_time: float | None = None
 
     def add(self, event: Event) -> None:
         """Take one event in; kinds unknown to this version are passed over."""
+        if any(aside.covers(event) for aside in self.set_aside):
+            return
         rank = self.ranks.setdefault(event.rank, RankTally(event.rank))
         self.first_time = event.time if self.first_time is None else min(self.first_time, event.time)
         self.last_time = event.time if self.last_time is None else max(self.last_time, event.time)
@@ -163,6 +134,8 @@ class RunTally:
         rank.warming_up = True
         rank.ended = False
         rank.phases_done = []
+        if rank.rank == 0:
+            self.early_stop = None
         # A new attempt: what made the last one end is over.
         self.errors = [error for error in self.errors if error.rank != rank.rank]
 
@@ -234,6 +207,19 @@ class RunTally:
     def _export(self, rank: RankTally, event: Event) -> None:
         self.export = event
 
+    def _set_aside(self, rank: RankTally, event: Event) -> None:
+        """Of no consequence any more; other ranks' words on it may still come."""
+        self.set_aside.append(SetAside.by(event))
+        step = self.set_aside[-1].after_step
+        self.steps = {each: record for each, record in self.steps.items() if each <= step}
+        self.evaluations = {each: told for each, told in self.evaluations.items() if each <= step}
+        self.non_finite = {key: told for key, told in self.non_finite.items() if key[0] <= step}
+        self.last_step = max(self.steps, default=0)
+        self.export = self.sample = self.early_stop = None
+
+    def _early_stop(self, rank: RankTally, event: Event) -> None:
+        self.early_stop = event
+
     def _error(self, rank: RankTally, event: Event) -> None:
         self.errors.append(event)
 
@@ -245,6 +231,17 @@ class RunTally:
 
     def _end(self, rank: RankTally, event: Event) -> None:
         rank.ended = True
+
+    @property
+    def last_evaluation(self) -> Event | None:
+        """Of the highest step."""
+        return self.evaluations[max(self.evaluations)] if self.evaluations else None
+
+    @property
+    def best_evaluation(self) -> Event | None:
+        """As ranks say with each evaluation, by the metric that decides (train/scores.py)."""
+        last = self.last_evaluation
+        return None if last is None else self.evaluations.get(last.get("best_step"))
 
     @property
     def attempt(self) -> float:
@@ -381,6 +378,8 @@ _HANDLERS: dict[str, Callable[[RunTally, RankTally, Event], None]] = {
     "data": RunTally._data,
     "sample": RunTally._sample,
     "export": RunTally._export,
+    "early_stop": RunTally._early_stop,
+    "set_aside": RunTally._set_aside,
     "error": RunTally._error,
     "fault": RunTally._fault,
     "restart": RunTally._restart,

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coremill.errors import InputError
 
@@ -59,10 +60,18 @@ class RunFolder:
 
     def is_finished(self) -> bool:
         """Whether the run in it came to its end."""
+        return bool(self._reported("state") == "finished")
+
+    def is_ended_early(self) -> bool:
+        """Whether that was before its last step, by its evaluations."""
+        return self._reported("early_stop") is not None
+
+    def _reported(self, key: str) -> Any:
+        """A key of report.json; None where there is none."""
         try:
-            return bool(json.loads(self.report.read_text())["state"] == "finished")
+            return json.loads(self.report.read_text())[key]
         except (OSError, ValueError, KeyError, TypeError):
-            return False
+            return None
 
     @contextlib.contextmanager
     def writable(self, where: str) -> Iterator[None]:

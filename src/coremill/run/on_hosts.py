@@ -49,6 +49,7 @@ def train_on_hosts(
     )
     check_policy(policy, len(hosts))
     flags = [f"--{name}" for name in ("dry-run", "fresh", "force") if getattr(options, name.replace("-", "_"))]
+    start_from = [] if options.start_from is None else [f"--from={options.start_from}"]
     return launch_script(
         replace(
             request,
@@ -57,11 +58,12 @@ def train_on_hosts(
                 *([str(config)] if config is not None else []),
                 *(word for setting in settings for word in ("--set", setting)),
                 *flags,
+                *start_from,
             ),
             same_files=(str(config),) if config is not None else (),
             memory_bytes_per_rank=None if options.force else plan.memory.peak.total,
             nodes=policy,
-            only_first=("--fresh",),
+            only_first=("--fresh", *start_from),
             stop_seconds=grace_of(run_config, plan),  # ranks save before they leave
             ends_itself=run_config.checkpoint.grace == AUTO,
         ),

@@ -16,6 +16,7 @@ from coremill.checkpoint.continuation import (
     newest_checkpoint,
     refuse_another_run,
     refuse_other_data,
+    scores_of,
     written_config,
 )
 from coremill.config.load import LoadedConfig, load_config
@@ -29,6 +30,7 @@ from coremill.report.summary import summarise
 from coremill.run.folder import RunFolder
 from coremill.run.machines import Place
 from coremill.run.prepare import Orders, say
+from coremill.run.start_from import find_checkpoint, forget_start, set_later_aside
 from coremill.world.identity import HEAD, NodeIdentity
 from coremill.world.run_lock import own_or_join
 from coremill.world.stop import ask_to_stop
@@ -44,6 +46,15 @@ class Options:
     dry_run: bool = False
     fresh: bool = False
     force: bool = False
+    start_from: str | None = None  # a step, or best; None: the newest
+
+    def __post_init__(self) -> None:
+        if self.fresh and self.start_from is not None:
+            raise InputError(
+                "--fresh and --from are both given",
+                why="one forgets what was saved, the other goes on from it",
+                do="keep one of them",
+            )
 
 
 def folder_of(loaded: LoadedConfig) -> RunFolder:
@@ -90,11 +101,19 @@ def place_of(loaded: LoadedConfig, node: NodeIdentity | None, console: Console) 
     return Place(nodes=nodes, ranks_per_node=asked)
 
 
-def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, nodes: int = 1) -> bool:
+def already_finished(
+    config: RunConfig, folder: RunFolder, options: Options, console: Console, *, nodes: int = 1, leads: bool = True
+) -> bool:
     """A finished run says so, and one of another config is not overwritten unasked; an unfinished one goes on.
 
     On several hosts this one may have a part of a checkpoint only, or none: what it says then leaves that open.
     """
+    if options.fresh or (options.dry_run and options.start_from is None):
+        return False
+    if options.start_from is not None:
+        if leads:
+            _say_start(config, folder, options.start_from, console)
+        return False
     finished = folder.is_finished()
     if finished and (differing := fixed_keys(written_config(load_config(folder.config)), config)):
         raise InputError(
@@ -104,8 +123,12 @@ def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, 
             do="set run.folder to a new folder, or start anew with --fresh",
         )
     checkpoint = newest_checkpoint(config, folder.path)
-    if finished and not (checkpoint and config.train.steps and config.train.steps > checkpoint.step):
-        text = f"{folder.path} holds this run, finished"
+    scores = None if checkpoint is None else scores_of(config, checkpoint)
+    is_longer = checkpoint is not None and (config.train.steps or 0) > checkpoint.step
+    why_over = None if scores is None else scores.why_over()
+    if finished and (not (is_longer or folder.is_ended_early()) or why_over is not None):
+        early = f": {why_over}; a higher one goes on" if why_over is not None and is_longer else ""
+        text = f"{folder.path} holds this run, finished{early}"
         say(console, f"{text}; coremill report {folder.path} shows it, --fresh runs it anew")
         return True
     if checkpoint is not None:
@@ -123,8 +146,25 @@ def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, 
     return False
 
 
+def _say_start(config: RunConfig, folder: RunFolder, wanted: str, console: Console) -> None:
+    """Refuses a step that is not there, before anything is moved."""
+    checkpoint = find_checkpoint(config, folder.path, wanted, "--from")
+    refuse_another_run(config, checkpoint)
+    scores = scores_of(config, checkpoint)
+    found = f" ({scores.in_words(checkpoint.step)})" if scores.metrics_of(checkpoint.step) else ""
+    say(console, f"going on from step {checkpoint.step}{found}, as --from {wanted} says: {checkpoint.folder}")
+    if words := describe_changed_steps(config, checkpoint):
+        say(console, words)
+
+
 def write_orders(
-    folder: RunFolder, loaded: LoadedConfig, orders: Orders, *, fresh: bool, node: NodeIdentity | None = None
+    folder: RunFolder,
+    loaded: LoadedConfig,
+    orders: Orders,
+    options: Options,
+    console: Console,
+    *,
+    node: NodeIdentity | None = None,
 ) -> None:
     """What the ranks and later readers find in the run folder; a run that goes on keeps what it said so far.
 
@@ -132,12 +172,20 @@ def write_orders(
     """
     leads = node is None or node.node_rank == 0
     if leads:
-        if fresh:
-            clear_checkpoints(loaded.config, folder.path)
-        checkpoint = newest_checkpoint(loaded.config, folder.path)
+        config, wanted = loaded.config, options.start_from
+        if options.fresh:
+            clear_checkpoints(config, folder.path)
+        forget_start(config, folder.path)
+        checkpoint = (
+            newest_checkpoint(config, folder.path)
+            if wanted is None
+            else find_checkpoint(config, folder.path, wanted, "--from")
+        )
         goes_on = checkpoint is not None
         if checkpoint is not None:
-            refuse_other_data(loaded.config, checkpoint, orders.data)
+            refuse_other_data(config, checkpoint, orders.data)
+        if checkpoint is not None and wanted is not None:
+            set_later_aside(config, folder.path, checkpoint, lambda text: say(console, text))
         folder.clear(keep_events=goes_on, keep_logs=node is not None and node.nodes > 1)
         if not goes_on:
             reset_events(folder.path)

@@ -67,6 +67,7 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
     """
     # Before anything that all ranks do together or not at all, as the run file says.
     flags = {"--dry-run": Fact("given" if options.dry_run else "not given")}
+    flags["--from"] = Fact(options.start_from or "not given")
     require_alike(world, {**facts_of_versions(), **facts_of_settings(loaded.config.model_dump(mode="json")), **flags})
     cpus = _cpus_of_node(world)
     # One rank speaks for the run; off the terminal, for its output travels through the launcher's pipes.
@@ -78,7 +79,8 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
         if asks:
             atexit.register(OWNED.release)  # to the end of the process: the report is written last
             own_run(loaded, folder, console)
-        return asks and not options.fresh and already_finished(loaded.config, folder, console, nodes=world.nodes)
+        asked = world.rank == 0
+        return asked and already_finished(loaded.config, folder, options, console, nodes=world.nodes)
 
     if world.broadcast(world.once_per_node(is_finished)):
         return None
@@ -92,7 +94,7 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
                 forget_request(folder.path)
             orders = prepare_run(loaded, place, console, force=options.force)
         if asks:
-            write_orders(folder, loaded, orders, fresh=options.fresh)
+            write_orders(folder, loaded, orders, options, console)
         return orders.to_json()
 
     document = world.once_per_node(prepare_node)

@@ -45,7 +45,7 @@ from coremill.report.plan_screen import render_plan_short
 from coremill.report.progress import AmountProgress
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
-from coremill.tasks.base import Rows, make_task, rows_from_json
+from coremill.tasks.base import Rows, deciding_metric, make_task, rows_from_json
 
 # In a config.json, and of no consequence: who saved it, and under which name.
 WRITTEN_BY_TRANSFORMERS = ("transformers_version", "_name_or_path", "_commit_hash")
@@ -139,6 +139,7 @@ def prepare_run(
             say(console, text)
 
         task = make_task(config)
+        deciding_metric(config)  # refuses a name that the task does not know
         model = resolve_model(config.model, task, cache=cache, progress=on_model)
         card = card_for(config, model)
         task.check_data(max_positions=card.max_positions)
@@ -161,6 +162,7 @@ def prepare_run(
             progress=bars.show,
         )
         task.check_rows(data, world_size=plan.world_size)
+        refuse_nothing_to_compare(config, data)
         if data.train_rows < plan.rows_per_step:
             plan = plan_for_rows(config, fleet, card, data)
         steps = count_steps(config, data, plan)
@@ -266,6 +268,17 @@ def count_steps(config: RunConfig, data: Rows, plan: Plan) -> int:
             do=f"set train.warmup_steps to at most {steps - 1}, or train for more epochs",
         )
     return steps
+
+
+def refuse_nothing_to_compare(config: RunConfig, data: Rows) -> None:
+    """Where evaluations are to decide something, there are some."""
+    if (config.evaluation.keep_best or config.evaluation.stop_after) and not data.evaluation_rows:
+        raise InputError(
+            "there is nothing to evaluate on: no rows were held out",
+            where="evaluation.keep_best" if config.evaluation.keep_best else "evaluation.stop_after",
+            why="which step is best is told by an evaluation",
+            do="set data.evaluation_fraction: 0.05, or data.evaluation_source to files that fill a row or more",
+        )
 
 
 def refuse_what_does_not_fit(plan: Plan, *, force: bool) -> None:

@@ -73,7 +73,7 @@ def without_launcher(
 
             def after_step() -> None:
                 readers.take(follower.poll())
-                if readers.tally.last_step >= orders.steps:
+                if readers.tally.last_step >= orders.steps or readers.tally.early_stop is not None:
                     OWNED.check_now()  # the export follows
                 else:
                     OWNED.check()

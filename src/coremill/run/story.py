@@ -40,7 +40,7 @@ from coremill.run.opening import (
 from coremill.run.orders import load_together, orders_of_launcher, prepare_together
 from coremill.run.prepare import Orders, prepare_run
 from coremill.run.rank import failures_as_events, set_threads, without_launcher
-from coremill.tasks.base import TrainingTask, make_task
+from coremill.tasks.base import TrainingTask, deciding_metric, make_task
 from coremill.world.group import World, join_world
 from coremill.world.identity import HEAD, NodeIdentity, RankIdentity
 from coremill.world.run_lock import OWNED
@@ -68,7 +68,7 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             own_run(loaded, folder, console, node)
         say_basis(loaded, console)
         nodes = 1 if node is None else node.nodes
-        if not options.dry_run and not options.fresh and already_finished(loaded.config, folder, console, nodes=nodes):
+        if already_finished(loaded.config, folder, options, console, nodes=nodes, leads=leads):
             return 0
 
         with contextlib.nullcontext() if options.dry_run else folder.writable(loaded.where("run.folder")):
@@ -80,7 +80,7 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             say_dry_run(orders, folder, console)
             return 0
 
-        write_orders(folder, loaded, orders, fresh=options.fresh, node=node)
+        write_orders(folder, loaded, orders, options, console, node=node)
         readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console)
         run = NodeRun(config=loaded.config, orders=orders, folder=folder, environ=environ, node=node, readers=readers)
         ending = watch_ranks(run)  # model, engine, train, export: in the ranks
@@ -189,7 +189,7 @@ def load(run: RankRun, model: nn.Module) -> ResumePoint:
     config, world = run.config, run.world
     with phase(run.events, "load") as before:
         needs = files_needed(model, rank=world.rank, world_size=world.size)
-        saving = config.checkpoint.every != "never"
+        saving = config.checkpoint.every != "never" or bool(config.evaluation.keep_best)
         folder = checkpoint_folder(config, run.folder.path)
         origin = find_resume_point(folder, world, run.events, saving=saving, needs=needs)
         if origin.checkpoint is not None:
@@ -207,6 +207,7 @@ def resume(
     """All that has a state besides the weights, where the checkpoint left it, or at its beginning."""
     from coremill.checkpoint.snapshot import Training, restore_progress
     from coremill.train.numerics import NumericsGuard
+    from coremill.train.scores import Scores
 
     config, plan, world = run.config, run.orders.plan, run.world
     loader = task.make_loader(
@@ -219,7 +220,9 @@ def resume(
         world_size=world.size,
     )
     guard = NumericsGuard(config.numerics, world, run.events)
-    training = Training(engine, model, loader, guard)
+    steps = run.orders.steps if run.orders.data.evaluation_rows else 0
+    scores = Scores(deciding_metric(config), config.evaluation, steps=steps)
+    training = Training(engine, model, loader, guard, scores)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
     return training
 
@@ -231,11 +234,12 @@ def train(
     from coremill.checkpoint.saver import Saver
     from coremill.train.loop import train_steps
 
-    config, orders = run.config, run.orders
+    config, orders, scores = run.config, run.orders, training.scores
     saver = Saver(config, run.folder.path, origin, orders.plan.memory, orders.steps, run.world, training, run.events)
-    every = config.evaluation.every_steps if orders.data.evaluation_rows else 0
     reset_peak()
     with saver:
+        if scores.is_missing(origin.step):
+            evaluate(run, task, training, origin.step)()
         for result in train_steps(
             training.engine,
             task,
@@ -245,19 +249,22 @@ def train(
             first_step=origin.step + 1,
             agreement=saver,
             guard=training.guard,
+            is_over=scores.is_over,
         ):
             run.events.write("step", **asdict(result), **memory_now())
-            saver.after_step(result.step)
-            if every and result.step % every == 0 and result.step != orders.steps:
-                evaluate(run, task, training, result.step)
+            is_evaluated = scores.is_due(result.step) and not saver.is_stopping
+            judge = evaluate(run, task, training, result.step) if is_evaluated else None
+            saver.after_step(result.step)  # whatever the evaluation found: its step is saved
+            if judge is not None:
+                judge()
             show()
-    if orders.data.evaluation_rows:
-        evaluate(run, task, training, orders.steps)
+    if (why := scores.why_over()) is not None and run.world.rank == 0:
+        run.events.write("early_stop", step=scores.last_step, text=why)
     show()
 
 
-def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, step: int) -> None:
-    """The loss of the rows that were held out."""
+def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, step: int) -> Callable[[], None]:
+    """The loss of the rows that were held out; gives what raises where that is no number."""
     from coremill.train.loop import evaluation_loss
 
     with phase(run.events, "evaluate"):
@@ -272,9 +279,12 @@ def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, ste
         part, bad_rows = evaluation_loss(training.engine, task, held_out)
         loss = run.world.sum(part)
         seconds = time.perf_counter() - started
-        metrics = dict(zip(make_task(run.config).metric_names, task.metrics(loss), strict=True))
-        run.events.write("evaluation", step=step, **metrics, loss=loss, tokens=held_out.tokens, seconds=seconds)
-        training.guard.judge_evaluation(step, loss, bad_rows)
+        names = [metric.name for metric in make_task(run.config).metrics]
+        metrics = run.world.broadcast(dict(zip(names, task.metrics(loss), strict=True)))  # CPUs may round differently
+        training.scores.add(step, {"loss": loss, **metrics})
+        found = {**metrics, "loss": loss, "tokens": held_out.tokens, "seconds": seconds}
+        run.events.write("evaluation", step=step, **found, best_step=training.scores.best_step)
+    return lambda: training.guard.judge_evaluation(step, loss, bad_rows)
 
 
 def export(run: RankRun, model: nn.Module) -> None:

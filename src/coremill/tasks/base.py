@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
@@ -77,6 +77,17 @@ RowsT_contra = TypeVar("RowsT_contra", bound=Rows, contravariant=True)
 
 
 @dataclass(frozen=True)
+class Metric:
+    """One number of an evaluation, and which way is up."""
+
+    name: str
+    better: Literal["lower", "higher"]
+
+
+LOSS = Metric("loss", "lower")  # every task has it
+
+
+@dataclass(frozen=True)
 class SmallerStep:
     """A step that takes every row once, where the run file asks for more rows than there are."""
 
@@ -88,7 +99,7 @@ class Task(Protocol[RowsT]):
     """The half without torch."""
 
     model_class: ClassVar[str]  # the auto class of transformers that makes its models
-    metric_names: ClassVar[tuple[str, ...]]  # of an evaluation, beside the loss
+    metrics: ClassVar[tuple[Metric, ...]]  # of an evaluation, beside the loss; the first is the main one
     training_modules: ClassVar[tuple[str, ...]]  # what `training` imports: ranks are forked with these in memory
 
     def step_counts(self) -> StepCounts:
@@ -148,7 +159,7 @@ class TrainingTask(Protocol[RowsT_contra, BatchT]):
         """Sum over the batch's valid targets times scale."""
 
     def metrics(self, mean_loss: float) -> tuple[float, ...]:
-        """Of an evaluation with this loss, in the order of `Task.metric_names`."""
+        """Of an evaluation with this loss, in the order of `Task.metrics`."""
 
     def make_loader(
         self,
@@ -173,6 +184,22 @@ def make_task(config: RunConfig) -> Task[Any]:
     """The task that a run file names."""
     task: Task[Any] = find("coremill.tasks", config.task)(config)
     return task
+
+
+def deciding_metric(config: RunConfig) -> Metric:
+    """What tells a better evaluation: the named one (`evaluation.keep_best`), else the main one of the task."""
+    metrics, named = make_task(config).metrics, config.evaluation.keep_best
+    if isinstance(named, bool):
+        return metrics[0] if metrics else LOSS
+    known = {metric.name: metric for metric in (*metrics, LOSS)}
+    if named not in known:
+        raise InputError(
+            f"{named} is no metric of {config.task}",
+            where="evaluation.keep_best",
+            why=f"its evaluations give {', '.join(known)}",
+            do=f"set evaluation.keep_best to {' or '.join(known)}, or to true, which is {next(iter(known))}",
+        )
+    return known[named]
 
 
 def rows_from_json(task: str, document: Mapping[str, Any]) -> Rows:

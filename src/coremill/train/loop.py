@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,9 +61,15 @@ def train_steps(
     first_step: int = 1,
     agreement: Agreement | None = None,
     guard: NumericsGuard | None = None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[StepResult]:
-    """Run steps first_step..steps, yielding each one's numbers; without a guard one that is not finite ends it."""
+    """Run steps first_step..steps, yielding each one's numbers; without a guard one that is not finite ends it.
+
+    `is_over` is asked before each step: whether the run ends here all the same.
+    """
     for step in range(first_step, steps + 1):
+        if is_over():
+            break
         HEARTBEAT.step(step)
         began = time.perf_counter()
         work = loader.next_step()

@@ -19,7 +19,7 @@ from coremill.config.schema import RunConfig
 from coremill.data.packed import Progress
 from coremill.errors import InputError
 from coremill.plan.types import StepCounts
-from coremill.tasks.base import SmallerStep, Task
+from coremill.tasks.base import Metric, SmallerStep, Task
 
 if TYPE_CHECKING:
     from mill_guests.row_regression_training import RowRegressionTraining
@@ -71,7 +71,7 @@ class RowRegression(Task[RegressionRows]):
     config: RunConfig
 
     model_class: ClassVar[str] = "AutoModelForSequenceClassification"
-    metric_names: ClassVar[tuple[str, ...]] = ("rmse",)
+    metrics: ClassVar[tuple[Metric, ...]] = (Metric("rmse", "lower"),)
     training_modules: ClassVar[tuple[str, ...]] = ("mill_guests.row_regression_training",)
 
     def step_counts(self) -> StepCounts:

@@ -17,7 +17,7 @@ from training import make_packed
 def test_a_task_names_what_it_measures(name: str) -> None:
     task = make_task(RunConfig(task=name))
     assert type(task) is find("coremill.tasks", name)
-    assert len(task.training().metrics(0.5)) == len(task.metric_names)
+    assert len(task.training().metrics(0.5)) == len(task.metrics)
 
 
 def test_the_default_is_the_first_of_ours() -> None:

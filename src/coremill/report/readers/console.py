@@ -129,7 +129,10 @@ class RunConsole(Reader):
             self._non_finite(event)
         elif event.kind == "export":
             size, seconds = format_bytes(event.get("bytes")), format_seconds(event.get("seconds"))
-            print_line(self.console, f"exported to {event.get('folder')} ({size} in {seconds})")
+            what = f"exported step {event.get('step')}, {event.get('reason')}," if event.get("reason") else "exported"
+            print_line(self.console, f"{what} to {event.get('folder')} ({size} in {seconds})")
+        elif event.kind == "early_stop":
+            print_line(self.console, f"ends after step {event.get('step')}: {event.get('text')}")
         elif event.kind == "start" and self._everybody(lambda rank: bool(rank.start)):
             self._once("start", self._ranks_line())
         elif event.kind == "load" and self._everybody(lambda rank: rank.load is not None):
@@ -174,7 +177,9 @@ class RunConsole(Reader):
         metrics = [f", {in_words(name)} {format_metric(event.get(name))}" for name in metric_names(event.fields)]
         found = f"loss {format_loss(event.get('loss'))}{''.join(metrics)}"
         cost = f"{format_count(event.get('tokens'))} tokens in {format_seconds(event.get('seconds'))}"
-        text = f"evaluation at step {int(event.number('step'))}: {found} ({cost})"
+        step, best = int(event.number("step")), event.get("best_step")
+        beside = "" if best is None else ", the best so far" if best == step else f", the best was step {best}"
+        text = f"evaluation at step {step}: {found}{beside} ({cost})"
         print_line(self.console, text)
 
     def _non_finite(self, event: Event) -> None:

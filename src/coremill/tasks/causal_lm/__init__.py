@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from coremill.config.schema import RunConfig
 from coremill.data.packed import PackedData, Progress
 from coremill.plan.types import StepCounts
-from coremill.tasks.base import SmallerStep, Task
+from coremill.tasks.base import Metric, SmallerStep, Task
 from coremill.tasks.causal_lm.known_models import MODEL_CLASS, require_causal
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class CausalLm(Task[PackedData]):
     config: RunConfig
 
     model_class: ClassVar[str] = MODEL_CLASS
-    metric_names: ClassVar[tuple[str, ...]] = ("perplexity",)
+    metrics: ClassVar[tuple[Metric, ...]] = (Metric("perplexity", "lower"),)
     training_modules: ClassVar[tuple[str, ...]] = ("coremill.tasks.causal_lm.training",)
 
     def step_counts(self) -> StepCounts:
