@@ -86,7 +86,7 @@ def find_resume_point(
         choice = places.choice()
         events.write("choice", name="checkpoints", value=choice.value, reason=choice.reason)
     asked = _asked_start(store, world, places)
-    found = _survey_together(folder, world, places)
+    found = survey_together(folder, world, places)
     bad: dict[str, PassedOver] = {}
 
     def pass_over(passed: PassedOver) -> None:
@@ -99,7 +99,7 @@ def find_resume_point(
         if asked is not None and whole.name != step_folder_name(asked):
             continue
         try:
-            checkpoint, fetched = _verified(store, whole, needs, world, places)
+            checkpoint, fetched = verified(store, whole, needs, world, places)
         except Unusable as error:
             pass_over(PassedOver(whole.name, str(error)))
             continue
@@ -184,7 +184,8 @@ def _refuse_start(step: int, store: Store, passed_over: Iterable[PassedOver], wo
     raise error
 
 
-def _survey_together(folder: Path, world: World, places: Places) -> JointSurvey:
+def survey_together(folder: Path, world: World, places: Places) -> JointSurvey:
+    """What all places hold, the same on every rank."""
     view = view_of(survey(folder)) if places.leads else None
     if places.is_one:
         views = {0: world.broadcast(view)}
@@ -193,7 +194,7 @@ def _survey_together(folder: Path, world: World, places: Places) -> JointSurvey:
     return join_views(views, world.hostnames)
 
 
-def _verified(store: Store, whole: Whole, needs: Needs, world: World, places: Places) -> tuple[Checkpoint, Path | None]:
+def verified(store: Store, whole: Whole, needs: Needs, world: World, places: Places) -> tuple[Checkpoint, Path | None]:
     """Hash every file where it lies, each once a place; raises Unusable on all ranks where one has no good copy."""
     mine, failures = _verified_share(store.folder / whole.name, whole, places)
     told = world.gather(failures)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from coremill.checkpoint.export import STORED_NAMES
+from coremill.checkpoint.export_folder import STORED_NAMES
 from coremill.checkpoint.manifest import Checkpoint, Manifest, StoredFile
 from coremill.checkpoint.store import StoredTensor
 from coremill.data.loader import Loader

@@ -129,7 +129,7 @@ def train_rank(run: RankRun, show: Callable[[], None]) -> None:
     train(run, task, training, origin, show)
     if run.config.run.export:
         engine.finish()
-        export(run, model)
+        export(run, training, origin)
     run.events.write("end", seconds=time.perf_counter() - began)
 
 
@@ -287,14 +287,16 @@ def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, ste
     return lambda: training.guard.judge_evaluation(step, loss, bad_rows)
 
 
-def export(run: RankRun, model: nn.Module) -> None:
-    """A plain Hugging Face folder; every rank writes its part."""
-    from coremill.checkpoint.export import export_model
+def export(run: RankRun, training: Training, origin: ResumePoint) -> None:
+    """A plain Hugging Face folder, of the best step where that is kept; every rank takes part."""
+    from coremill.checkpoint.export_best import export_chosen
     from coremill.engines.base import DTYPES
 
-    orders, folder = run.orders, run.folder.export
+    orders, folder, world = run.orders, run.folder.export, run.world
     with phase(run.events, "export"):
-        dtype = DTYPES[orders.plan.dtype.value]
-        exported = export_model(model, orders.model, orders.tokenizer, folder, world=run.world, dtype=dtype)
-    if run.world.rank == 0:
-        run.events.write("export", folder=str(folder), bytes=exported.bytes, seconds=exported.seconds)
+        dtype, sources = DTYPES[orders.plan.dtype.value], (orders.model, orders.tokenizer)
+        done, reason = export_chosen(training, origin, *sources, folder, world=world, dtype=dtype, events=run.events)
+    if world.rank == 0:
+        run.events.write(
+            "export", folder=str(folder), bytes=done.bytes, seconds=done.seconds, step=done.step, reason=reason
+        )

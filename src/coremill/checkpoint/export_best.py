@@ -1,0 +1,93 @@
+"""What a run exports in the end: the best step that is kept (`evaluation.keep_best`), else the weights as they are.
+
+The best is read from its checkpoint by rank 0, once all ranks have hashed it together; of hosts that share no folder
+each sends rank 0 its part first.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from coremill.checkpoint.export import ExportReport, export_model
+from coremill.checkpoint.export_checkpoint import checkpoint_writer
+from coremill.checkpoint.fetch import all_files
+from coremill.checkpoint.manifest import Checkpoint, PassedOver, Unusable, step_of
+from coremill.checkpoint.resume import ResumePoint, survey_together, verified
+from coremill.checkpoint.snapshot import CheckpointReader, Training
+from coremill.model.source import ModelFolder
+from coremill.train.numerics import EventSink
+from coremill.train.scores import Scores
+from coremill.world.group import World
+from coremill.world.heartbeat import HEARTBEAT
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint as rank 0 can read it."""
+
+    checkpoint: Checkpoint
+    fetched: Path | None  # a folder that was made for it
+
+
+def export_chosen(
+    training: Training,
+    origin: ResumePoint,
+    source: ModelFolder,
+    tokenizer_folder: Path | None,
+    destination: Path,
+    *,
+    world: World,
+    dtype: torch.dtype,
+    events: EventSink,
+) -> tuple[ExportReport, str | None]:
+    """Every rank takes part; with the report comes the reason for the step in words, None where nothing was chosen."""
+    scores = training.scores
+    best = _find_best(origin, scores, world, events) if scores.keeps_best else None
+    if best is None:
+        report = export_model(training.model, source, tokenizer_folder, destination, world=world, dtype=dtype)
+    else:
+        report = _export(best, source, tokenizer_folder, destination, world=world, dtype=dtype)
+    if not scores.keeps_best:
+        return report, None
+    step = scores.last_step if best is None else best.checkpoint.step
+    return replace(
+        report, step=step
+    ), f"{'the best' if step == scores.best_step else 'the best that is kept'} ({scores.in_words(step)})"
+
+
+def _find_best(origin: ResumePoint, scores: Scores, world: World, events: EventSink) -> Kept | None:
+    """None: no checkpoint is better than the weights as they are."""
+    found = survey_together(origin.store.folder, world, origin.places)
+    kept = {step_of(whole.name): whole for whole in found.whole}
+    for step in scores.best_first({*kept, scores.last_step}):
+        if step == scores.last_step:
+            return None
+        try:
+            return Kept(*verified(origin.store, kept[step], _NEEDS[world.rank == 0], world, origin.places))
+        except Unusable as error:
+            passed = PassedOver(kept[step].name, str(error))
+            events.write("passed_over", checkpoint=passed.name, reason=passed.reason, text=str(passed))
+    return None
+
+
+_NEEDS = {True: all_files, False: lambda manifest: ()}
+
+
+def _export(
+    best: Kept, source: ModelFolder, tokenizer: Path | None, destination: Path, *, world: World, dtype: torch.dtype
+) -> ExportReport:
+    started = time.perf_counter()
+    with CheckpointReader(best.checkpoint) as reader:
+        writer = checkpoint_writer(reader, source, tokenizer, dtype=dtype)
+        if world.rank == 0:
+            with HEARTBEAT.work("exporting", writer.total_bytes):
+                writer.write(destination, HEARTBEAT.advance)
+    world.barrier()
+    if best.fetched is not None:
+        shutil.rmtree(best.fetched, ignore_errors=True)
+    return ExportReport(destination, writer.total_bytes, time.perf_counter() - started, tuple(writer.files))
