@@ -281,6 +281,43 @@ def report(
     show_report(run, as_json=as_json, html=html, console=Console())
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="run folder", show_default=False)],
+    destination: Annotated[
+        Path, typer.Argument(metavar="DEST", help="folder to make; refused where it holds anything", show_default=False)
+    ],
+    step: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|best",
+            help="which kept checkpoint; left out: the best where evaluation.keep_best keeps it, else the newest",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        Literal["fp32", "bf16"] | None, typer.Option(help="of the weights; left out: the run's", show_default=False)
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="upload the folder to the Hugging Face hub too, with a model card; log in first: hf auth login",
+            show_default=False,
+        ),
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="with --push: only you see it")] = False,
+) -> None:
+    """Write a kept step of a run, finished, stopped or still going, as a plain Hugging Face folder.
+
+    Every byte of the checkpoint is checked first; DEST is there only once it is whole. Its README.md is a model card
+    with the numbers of the report.
+    """
+    from coremill.run.export_command import Wanted, export_run
+
+    export_run(run, destination, Wanted(step, dtype, push, private), Console())
+
+
 @config_app.command("show")
 def config_show(config: ConfigPath = None, settings: Settings = None, as_json: AsJson = False) -> None:
     """The resolved config, each line with where its value came from."""

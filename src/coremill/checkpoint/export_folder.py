@@ -307,7 +307,7 @@ def _copy(path: Path, folder: Path) -> None:
 
 
 def _put(temporary: Path, destination: Path) -> None:
-    """The same where nothing but an empty folder may be there."""
+    """Put the finished folder where nothing but an empty one may be."""
     sync_folder(temporary)
     temporary.rename(destination)
     sync_folder(destination.parent)

@@ -63,6 +63,11 @@ class Manifest:
     versions: Mapping[str, str]
     hosts: Mapping[str, str] = field(default_factory=dict)  # who wrote each file; empty: all lie in one folder
 
+    @property
+    def total_bytes(self) -> int:
+        """Of all files together."""
+        return sum(file.bytes for file in self.files)
+
     def to_text(self) -> str:
         """The file, its own hash included."""
         document = {"format": FORMAT, "version": SPREAD_VERSION if self.hosts else VERSION, **asdict(self)}

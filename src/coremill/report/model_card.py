@@ -1,0 +1,158 @@
+"""README.md of an exported model: what the hub reads at its top, and the numbers of the report below. No other prose.
+
+It may be published: paths of this machine, host names and user names stay out of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from coremill import __version__
+from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.redaction import redact
+from coremill.remote_code import is_folder
+from coremill.report.metrics import format_metric, in_words, model_class_of
+from coremill.report.terminal import format_loss
+
+HUB_DATASET = re.compile(r"hf://(?P<name>[^:@]+)")
+# What the hub calls what a model is for, by the class of transformers that loads it.
+PIPELINE_TAGS = {
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForSequenceClassification": "text-classification",
+}
+
+
+def model_card(
+    summary: Mapping[str, Any], config: RunConfig, *, name: str, license_name: str | None, step: int | None = None
+) -> str:
+    """Of a run's summary (the keys of report.json) and its run file; `step` is what was exported, None: the last.
+
+    `license_name` is the base model's.
+    """
+    from huggingface_hub import ModelCardData
+
+    model_class = model_class_of(summary)
+    front = ModelCardData(
+        base_model=base_model_of(config),
+        base_model_relation="finetune" if base_model_of(config) else None,
+        datasets=datasets_of(config) or None,
+        license=license_name if config.model.weights == "pretrained" else None,
+        library_name="transformers",
+        pipeline_tag=PIPELINE_TAGS.get(model_class),
+        tags=["coremill", "cpu"],
+        ignore_metadata_errors=True,
+    )
+    rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _rows(summary, config, step))
+    load = f'model = {model_class}.from_pretrained("{name}")'
+    code = f"```python\nfrom transformers import {model_class}\n\n{load}\n```"
+    return redact(f"---\n{front.to_yaml()}\n---\n\n# {name.rpartition('/')[2]}\n\n| | |\n|---|---|\n{rows}\n\n{code}\n")
+
+
+def base_model_of(config: RunConfig) -> str | None:
+    """Its name on the hub; None where it began with a folder, or with random weights."""
+    model = config.model
+    if model.config is not None or model.name == BUILT_IN or model.weights != "pretrained" or is_folder(model.name):
+        return None
+    return model.name
+
+
+def datasets_of(config: RunConfig) -> list[str]:
+    """Those of the hub, by name."""
+    named = (HUB_DATASET.match(source) for source in _sources(config))
+    return list(dict.fromkeys(match["name"] for match in named if match is not None))
+
+
+def license_of(base_folder: Path) -> str | None:
+    """As the base model's own card has it; None: that is not here, or says none."""
+    from huggingface_hub import ModelCard
+
+    try:
+        text = (base_folder / "README.md").read_text(encoding="utf-8", errors="replace")
+        found = ModelCard(text, ignore_metadata_errors=True).data.to_dict().get("license") if "---" in text else None
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _rows(summary: Mapping[str, Any], config: RunConfig, step: int | None) -> Iterator[tuple[str, str]]:
+    subject = summary.get("subject") or {}
+    if config.model.config is not None:
+        yield "model", f"a {config.model.config.get('model_type')} shape, from random weights"
+    else:
+        revision = f" at {config.model.revision}" if config.model.revision else ""
+        began = (
+            "" if config.model.weights == "pretrained" and config.model.name != BUILT_IN else ", from random weights"
+        )
+        yield "base model" if not began else "model", f"{_named(config.model.name)}{revision}{began}"
+    if subject.get("parameters"):
+        yield "parameters", f"{subject['parameters']:,}"
+    yield "task", config.task
+    yield "data", ", ".join(_named(source) for source in _sources(config))
+    yield from _training(summary, config, step)
+    yield from _numbers(summary, step)
+    yield from _machines(summary)
+    yield "coremill", __version__
+    if subject.get("command"):
+        yield "command", f"`{_without_paths(str(subject['command']))}`"
+
+
+def _training(summary: Mapping[str, Any], config: RunConfig, step: int | None) -> Iterator[tuple[str, str]]:
+    done, planned = summary["steps"], summary.get("steps_planned")
+    of_planned = f" of {planned:,}" if planned and planned != done else ""
+    which = f", this is step {step:,}" if step is not None and step != done else ""
+    yield "steps", f"{done:,}{of_planned}{which}"
+    yield "tokens", f"{summary['tokens']:,}"
+    train = config.train
+    yield "learning rate", f"{train.learning_rate:g}, {train.schedule}"
+    yield "optimizer", f"{train.optimizer}, weight decay {train.weight_decay:g}"
+    yield "tokens per step", f"{train.tokens_per_step:,}, rows of {config.data.sequence_length:,}"
+    yield "seed", f"{train.seed}"
+
+
+def _numbers(summary: Mapping[str, Any], step: int | None) -> Iterator[tuple[str, str]]:
+    """The training loss, and what the evaluation of the exported step found."""
+    if summary["loss_last"] is not None:
+        first, last = format_loss(summary["loss_first"]), format_loss(summary["loss_last"])
+        yield "training loss", f"{first} in the first step, {last} in the last"
+    evaluations = {each["step"]: each for each in summary["evaluations"]}
+    found = evaluations.get(step if step is not None else summary["steps"])
+    if found is None:
+        return
+    rows = (summary.get("data") or {}).get("evaluation_rows")
+    on = f" on {rows:,} held-out rows" if rows else " on held-out rows"
+    for name in found:
+        if name not in ("step", "tokens", "seconds", "best_step"):
+            yield f"{in_words(name)} after step {found['step']:,}", f"{format_metric(found[name])}{on}"
+
+
+def _machines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    around, hours = summary["environment"], summary["seconds"] / 3600
+    ranks, hosts = around["world_size"], max(1, len(around["hosts"]))
+    count = "1 rank" if ranks == 1 else f"{ranks} ranks"
+    on = f" on {hosts} machines" if hosts > 1 else ""
+    fleet = around.get("fleet")
+    planned = f" ({fleet})" if fleet and fleet != "this machine" else ""
+    yield "hardware", f"CPU, {count} of {around['threads_per_rank']} threads{on}{planned}, {around['dtype']}"
+    yield "hours", f"{hours:.3g}"
+    yield "torch", str(around["torch_version"])
+
+
+def _sources(config: RunConfig) -> list[str]:
+    return [config.data.source]
+
+
+def _named(source: str) -> str:
+    """As it was given, but for the folders of this machine that lead to it."""
+    return PurePath(source).name if source.startswith(("/", "~")) else source
+
+
+def _without_paths(command: str) -> str:
+    return re.sub(r"(?<![\w:/.~-])[/~][^\s'\"]*/", "", command)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,199 @@
+"""`coremill export RUN DEST`: any kept step of any run as a plain Hugging Face folder, while it runs too.
+
+One process reads a checkpoint and writes the folder, in pieces; torch is imported once all that could be refused was
+looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from coremill.checkpoint.continuation import checkpoint_folder, scores_of
+from coremill.checkpoint.held import held, verify_held
+from coremill.checkpoint.manifest import Checkpoint, PassedOver, Survey, Unusable, refuse_writable_by_others, survey
+from coremill.config.load import load_config
+from coremill.config.schema import RunConfig
+from coremill.errors import InputError, StorageError
+from coremill.hardware.probe import cache_folder, environment_snapshot
+from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
+from coremill.report.model_card import base_model_of, license_of, model_card
+from coremill.report.progress import AmountProgress
+from coremill.report.summary import summarise
+from coremill.report.terminal import format_bytes
+from coremill.run.folder import RunFolder
+from coremill.run.prepare import Orders, say
+from coremill.run.push import license_on_hub, push_folder, require_place
+from coremill.run.start_from import find_checkpoint
+from coremill.tasks.base import make_task
+
+TRIES = 5  # where nobody named a step: a run that goes on may let a checkpoint go while we open it
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for."""
+
+    step: str | None  # or best; None: the best where that is kept, else the newest
+    dtype: str | None  # None: that of the run
+    push: str | None
+    private: bool
+
+
+def export_run(run: Path, destination: Path, wanted: Wanted, console: Console) -> None:
+    """What is wrong is said before anything is written."""
+    folder, destination = RunFolder(run.absolute()), destination.absolute()
+    summary = summarise(folder.path)  # refuses what is no run folder
+    _refuse_full(destination)
+    if wanted.private and wanted.push is None:
+        raise InputError("--private says how to push, but --push is not given", where="--private")
+    config = load_config(folder.config).config
+    _candidates(config, folder, wanted.step)
+    if wanted.push is not None:
+        require_place(wanted.push, private=wanted.private)
+    model, tokenizer, run_dtype = _sources(config, folder, console)
+    base = base_model_of(config)
+    licensed = license_of(model.folder) or (license_on_hub(base) if wanted.push and base is not None else None)
+
+    def card_of(step: int) -> str:
+        name = wanted.push or destination.name
+        return model_card(summary, config, name=name, license_name=licensed, step=step)
+
+    dtype = wanted.dtype or run_dtype
+    step = _export(config, folder, wanted.step, (model, tokenizer, dtype), destination, card_of, console)
+    if wanted.push is not None:
+        address = push_folder(destination, wanted.push, message=f"step {step} of a run of coremill")
+        say(console, f"pushed to {address}{' (private)' if wanted.private else ''}")
+
+
+def _refuse_full(destination: Path) -> None:
+    """Nothing that lies there is ever written over."""
+    try:
+        if not destination.exists() or (destination.is_dir() and not any(destination.iterdir())):
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            return
+    except OSError as error:
+        raise InputError(f"{destination} cannot be written: {error.strerror}", where="DEST") from None
+    what = "is not empty" if destination.is_dir() else "is a file"
+    raise InputError(f"{destination} {what}", where="DEST", do="name a folder that is not there yet")
+
+
+def _sources(config: RunConfig, folder: RunFolder, console: Console) -> tuple[ModelFolder, Path, str]:
+    """Model and tokenizer as the run found them, or found again where these have moved; and its dtype."""
+    try:
+        orders = Orders.read(folder.orders)
+    except (OSError, ValueError, KeyError, TypeError):
+        orders = None
+    if orders is not None and (orders.model.folder / "config.json").is_file() and orders.tokenizer.is_dir():
+        return orders.model, orders.tokenizer, orders.plan.dtype.value
+    cache = cache_folder(environment_snapshot())
+    model = resolve_model(config.model, make_task(config), cache=cache, progress=lambda text: say(console, text))
+    tokenizer = resolve_tokenizer(config, model, cache=cache)
+    named = config.parallel.dtype if config.parallel.dtype in ("fp32", "bf16") else "fp32"
+    return model, tokenizer, named if orders is None else orders.plan.dtype.value
+
+
+def _candidates(config: RunConfig, folder: RunFolder, step: str | None) -> list[Checkpoint]:
+    """Checkpoints to try in turn: the one that was named, else the best where that is kept, and the newest ones."""
+    if step is not None:
+        found = [find_checkpoint(config, folder.path, step, "--step")]
+    else:
+        place = checkpoint_folder(config, folder.path)
+        refuse_writable_by_others(place, "checkpoint.folder")
+        kept = survey(place)
+        found = list(kept.sound)
+        if config.evaluation.keep_best and found:
+            best = scores_of(config, found[0]).best_kept([each.step for each in found])
+            found.sort(key=lambda each: each.step != best)
+        if not found:
+            raise _nothing_kept(place, kept, folder)
+    whole = [each for each in found if not each.away]
+    if not whole:
+        away = next(iter(found[0].away.values()))
+        raise InputError(
+            f"only a part of step {found[0].step} is here",
+            where=str(found[0].folder),
+            why=f"{away}, and hosts of this run shared no folder",
+            do="copy the files of that step from the other hosts into this folder, and try again",
+        )
+    return whole
+
+
+def _nothing_kept(place: Path, kept: Survey, folder: RunFolder) -> InputError:
+    why = str(kept.passed_over[0]) if kept.passed_over else "the run has not saved yet, or never does"
+    exported = folder.export.is_dir()
+    do = f"{folder.export} has what the run exported" if exported else "checkpoint.every says how often a run saves"
+    return InputError("there is no checkpoint to export", where=str(place), why=why, do=do)
+
+
+def _export(
+    config: RunConfig,
+    folder: RunFolder,
+    step: str | None,
+    sources: tuple[ModelFolder, Path, str],
+    destination: Path,
+    card_of: Callable[[int], str],
+    console: Console,
+) -> int:
+    """The step that was exported."""
+    from coremill.checkpoint.export_checkpoint import checkpoint_writer
+    from coremill.checkpoint.snapshot import CheckpointReader
+    from coremill.engines.base import DTYPES
+
+    model, tokenizer, dtype = sources
+    with contextlib.ExitStack() as stack:
+        files = _readable(config, folder, step, stack, console)
+        reader = stack.enter_context(CheckpointReader(files))
+        writer = checkpoint_writer(reader, model, tokenizer, dtype=DTYPES[dtype])
+        with _bar("exporting", writer.total_bytes, console) as on_bytes:
+            writer.write(destination, on_bytes, replaces=False, card=card_of(files.step))
+        scores = scores_of(config, files)
+    scored = f" ({scores.in_words(files.step)})" if scores.metrics_of(files.step) else ""
+    say(console, f"exported step {files.step}{scored} to {destination}: {format_bytes(writer.total_bytes)}, {dtype}")
+    return files.step
+
+
+def _readable(
+    config: RunConfig, folder: RunFolder, step: str | None, stack: contextlib.ExitStack, console: Console
+) -> Checkpoint:
+    """The first candidate whose every byte is what was written; it can be read until the stack is left."""
+    reason = ""
+    for _ in range(TRIES):
+        is_gone = False  # let go by a run that goes on, while it was opened
+        for checkpoint in _candidates(config, folder, step):
+            try:
+                files = stack.enter_context(held(checkpoint))
+                with _bar(f"checking step {files.step}", files.manifest.total_bytes, console) as on_bytes:
+                    verify_held(files, on_bytes)
+                return files
+            except Unusable as error:
+                if is_gone := not checkpoint.folder.exists():
+                    break
+                reason = str(PassedOver(checkpoint.folder.name, str(error)))
+                say(console, reason)
+        if not is_gone:
+            break
+    place = str(checkpoint_folder(config, folder.path))
+    raise StorageError("no checkpoint could be read", where=place, why=reason, do="name another one with --step")
+
+
+@contextlib.contextmanager
+def _bar(words: str, total_bytes: int, console: Console) -> Iterator[Callable[[int], None]]:
+    """What to call with every piece that is done."""
+    bar, done = AmountProgress(words, console), 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        bar.show(done, total_bytes)
+
+    try:
+        yield on_bytes
+    except BaseException:
+        bar.close(done=False)
+        raise
+    bar.close()
