@@ -84,16 +84,15 @@ def _rows(summary: Mapping[str, Any], config: RunConfig, step: int | None) -> It
         yield "model", f"a {config.model.config.get('model_type')} shape, from random weights"
     else:
         revision = f" at {config.model.revision}" if config.model.revision else ""
-        began = (
-            "" if config.model.weights == "pretrained" and config.model.name != BUILT_IN else ", from random weights"
-        )
-        yield "base model" if not began else "model", f"{_named(config.model.name)}{revision}{began}"
+        is_pretrained = config.model.weights == "pretrained" and config.model.name != BUILT_IN
+        named = f"{_named(config.model.name)}{revision}"
+        yield ("base model", named) if is_pretrained else ("model", f"{named}, from random weights")
     if subject.get("parameters"):
         yield "parameters", f"{subject['parameters']:,}"
     yield "task", config.task
     yield "data", ", ".join(_named(source) for source in _sources(config))
     yield from _training(summary, config, step)
-    yield from _numbers(summary, step)
+    yield from _numbers(summary, config.evaluation.rows, step)
     yield from _machines(summary)
     yield "coremill", __version__
     if subject.get("command"):
@@ -113,7 +112,7 @@ def _training(summary: Mapping[str, Any], config: RunConfig, step: int | None) -
     yield "seed", f"{train.seed}"
 
 
-def _numbers(summary: Mapping[str, Any], step: int | None) -> Iterator[tuple[str, str]]:
+def _numbers(summary: Mapping[str, Any], most_rows: int, step: int | None) -> Iterator[tuple[str, str]]:
     """The training loss, and what the evaluation of the exported step found."""
     if summary["loss_last"] is not None:
         first, last = format_loss(summary["loss_first"]), format_loss(summary["loss_last"])
@@ -123,7 +122,7 @@ def _numbers(summary: Mapping[str, Any], step: int | None) -> Iterator[tuple[str
     if found is None:
         return
     rows = (summary.get("data") or {}).get("evaluation_rows")
-    on = f" on {rows:,} held-out rows" if rows else " on held-out rows"
+    on = f" on {min(rows, most_rows):,} held-out rows" if rows else " on held-out rows"
     for name in found:
         if name not in ("step", "tokens", "seconds", "best_step"):
             yield f"{in_words(name)} after step {found['step']:,}", f"{format_metric(found[name])}{on}"

@@ -179,7 +179,8 @@ def _evaluations(summary: Mapping[str, Any], console: Console) -> None:
     print_rows(console, "evaluation", ("", "loss", *(in_words(name) for name in names)), rows)
     best, early = summary.get("best"), summary.get("early_stop")
     if best and len(evaluations) > 1:
-        found = ", ".join(f"{in_words(name)} {format_metric(value)}" for name, value in best["metrics"].items())
+        told = [f"{in_words(name)} {format_metric(best['metrics'][name])}" for name in names]
+        found = ", ".join([f"loss {format_loss(best['metrics']['loss'])}", *told])
         print_line(console, f"best: step {best['step']}, {found}")
     if early:
         print_line(console, f"ended early, after step {early['step']}: {early['text']}")

@@ -12,8 +12,10 @@ from rich.console import Console
 
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError, Interrupted, PeerLost, Stopped
+from coremill.files import write_whole
 from coremill.hardware.probe import environment_snapshot
 from coremill.report.events import EventWriter, read_events
+from coremill.report.model_card import license_of, model_card
 from coremill.report.progress import show_error
 from coremill.report.readers.base import Readers
 from coremill.report.summary_screen import render_summary
@@ -41,7 +43,13 @@ def leave_report(
             with EventWriter(folder.path, 0) as events:
                 events.write("sample", **sample)
             OWNED.check_now()  # a sample takes its time
-    return readers.sum_up(exit_code)
+    summary = readers.sum_up(exit_code)
+    if exit_code == 0 and folder.export.is_dir():
+        step = (summary["export"] or {}).get("step")
+        licensed = license_of(orders.model.folder)
+        card = model_card(summary, config, name=folder.path.name, license_name=licensed, step=step)
+        write_whole(folder.export / "README.md", card)
+    return summary
 
 
 def close_launcher(run: NodeRun, ending: Ending, console: Console) -> int:

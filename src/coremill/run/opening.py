@@ -127,7 +127,7 @@ def already_finished(
     is_longer = checkpoint is not None and (config.train.steps or 0) > checkpoint.step
     why_over = None if scores is None else scores.why_over()
     if finished and (not (is_longer or folder.is_ended_early()) or why_over is not None):
-        early = f": {why_over}; a higher one goes on" if why_over is not None and is_longer else ""
+        early = f": {why_over}, raise that to go on" if why_over is not None and is_longer else ""
         text = f"{folder.path} holds this run, finished{early}"
         say(console, f"{text}; coremill report {folder.path} shows it, --fresh runs it anew")
         return True
