@@ -16,6 +16,9 @@ PROBE = Path(__file__).with_name("torch_free_probe.py")
 COMPUTING = (
     "coremill.checkpoint.committing",
     "coremill.checkpoint.export",
+    "coremill.checkpoint.export_best",
+    "coremill.checkpoint.export_checkpoint",
+    "coremill.checkpoint.export_folder",
     "coremill.checkpoint.in_flight",
     "coremill.checkpoint.saver",
     "coremill.checkpoint.snapshot",

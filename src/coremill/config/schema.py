@@ -244,7 +244,7 @@ class EvaluationSection(Section):
     rows: PositiveInt = Field(64, description="how many rows to evaluate on, at most")
     keep_best: bool | Annotated[str, Field(min_length=1)] = Field(
         False,
-        json_schema_extra={"x-form": "true, false or the name of a metric"},
+        json_schema_extra={"x-form": "the name of a metric"},
         description="true: the best evaluated step, by the main metric of the task (causal-lm: perplexity), is kept"
         " beside the newest checkpoint.keep and exported instead of the last; or the name of the metric that decides"
         " (loss is always one). Each evaluation that is better than all before costs a save, whatever checkpoint.every"

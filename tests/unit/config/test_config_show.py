@@ -71,6 +71,9 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     train["warmup_steps"] = draw(st.integers(0, train["steps"] - 1))
     train["tokens_per_step"] = data.get("sequence_length", 512) * draw(st.integers(1, 8))
     data |= {"evaluation_split": None, "split": "train", "evaluation_source": None, "evaluation_fraction": 0.25}
+    evaluation = tree.get("evaluation", {})
+    if evaluation.get("keep_best") or evaluation.get("stop_after"):
+        evaluation["every_steps"] = evaluation.get("every_steps") or 10
     if model.get("trust_remote_code"):
         model |= {"name": "some/model", "revision": "0" * 40, "config": None}
     if model.get("config") is not None:

@@ -46,7 +46,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "gpt_neox", "mixtral"])
 def test_several_files_and_an_index(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coremill.checkpoint.export.MAX_FILE_BYTES", 30_000)
+    monkeypatch.setattr("coremill.checkpoint.export_folder.MAX_FILE_BYTES", 30_000)
     folder = make_model(tmp_path / "m", family)
     model, source = loaded(folder)
     report = export_model(model, source, None, tmp_path / "out", world=Alone())
@@ -104,7 +104,7 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     def full_disk(*_: object) -> bytes:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("coremill.checkpoint.export._header", full_disk)
+    monkeypatch.setattr("coremill.checkpoint.export_folder._header", full_disk)
     with pytest.raises(StorageError, match="cannot write the export: No space left on device"):
         export_model(model, source, None, tmp_path / "out", world=Alone())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
