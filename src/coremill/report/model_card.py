@@ -40,7 +40,7 @@ def model_card(
         base_model=base_model_of(config),
         base_model_relation="finetune" if base_model_of(config) else None,
         datasets=datasets_of(config) or None,
-        license=license_name if config.model.weights == "pretrained" else None,
+        license=license_name if _is_pretrained(config) else None,
         library_name="transformers",
         pipeline_tag=PIPELINE_TAGS.get(model_class),
         tags=["coremill", "cpu"],
@@ -54,10 +54,7 @@ def model_card(
 
 def base_model_of(config: RunConfig) -> str | None:
     """Its name on the hub; None where it began with a folder, or with random weights."""
-    model = config.model
-    if model.config is not None or model.name == BUILT_IN or model.weights != "pretrained" or is_folder(model.name):
-        return None
-    return model.name
+    return config.model.name if _is_pretrained(config) and not is_folder(config.model.name) else None
 
 
 def datasets_of(config: RunConfig) -> list[str]:
@@ -73,7 +70,7 @@ def license_of(base_folder: Path) -> str | None:
     try:
         text = (base_folder / "README.md").read_text(encoding="utf-8", errors="replace")
         found = ModelCard(text, ignore_metadata_errors=True).data.to_dict().get("license") if "---" in text else None
-    except (OSError, ValueError):
+    except Exception:  # whatever somebody wrote there: a card without a license is a card all the same
         return None
     return found if isinstance(found, str) else None
 
@@ -84,9 +81,8 @@ def _rows(summary: Mapping[str, Any], config: RunConfig, step: int | None) -> It
         yield "model", f"a {config.model.config.get('model_type')} shape, from random weights"
     else:
         revision = f" at {config.model.revision}" if config.model.revision else ""
-        is_pretrained = config.model.weights == "pretrained" and config.model.name != BUILT_IN
         named = f"{_named(config.model.name)}{revision}"
-        yield ("base model", named) if is_pretrained else ("model", f"{named}, from random weights")
+        yield ("base model", named) if _is_pretrained(config) else ("model", f"{named}, from random weights")
     if subject.get("parameters"):
         yield "parameters", f"{subject['parameters']:,}"
     yield "task", config.task
@@ -138,6 +134,11 @@ def _machines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "hardware", f"CPU, {count} of {around['threads_per_rank']} threads{on}{planned}, {around['dtype']}"
     yield "hours", f"{hours:.3g}"
     yield "torch", str(around["torch_version"])
+
+
+def _is_pretrained(config: RunConfig) -> bool:
+    model = config.model
+    return model.config is None and model.name != BUILT_IN and model.weights == "pretrained"
 
 
 def _sources(config: RunConfig) -> list[str]:

@@ -53,7 +53,7 @@ def require_place(name: str, *, private: bool) -> None:
 
 
 def push_folder(folder: Path, name: str, *, message: str) -> str:
-    """Upload, as one commit; gives the address. The folder stays, whatever happens."""
+    """Upload; gives the address. The folder stays, whatever happens."""
     from huggingface_hub import HfApi
 
     client = HfApi()

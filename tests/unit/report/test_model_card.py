@@ -1,0 +1,83 @@
+"""README.md of an export: what the hub reads, numbers of the report, nothing of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from coremill.config.schema import DataSection, EvaluationSection, ModelSection, RunConfig
+from coremill.report.model_card import license_of, model_card
+
+SUMMARY: dict[str, Any] = {
+    "config": "task: causal-lm\n",
+    "subject": {"parameters": 1234567, "command": "coremill train /home/someone/secret/run.yaml --set train.steps=9"},
+    "steps": 30,
+    "steps_planned": 100,
+    "tokens": 123456,
+    "loss_first": 4.0,
+    "loss_last": 2.0,
+    "seconds": 7200.0,
+    "evaluations": [{"step": 20, "loss": 1.5, "perplexity": 4.48, "tokens": 9, "seconds": 0.1}],
+    "data": {"evaluation_rows": 500},
+    "environment": {
+        "world_size": 2,
+        "hosts": ["vm-of-someone"],
+        "fleet": "this machine",
+        "threads_per_rank": 4,
+        "dtype": "fp32",
+        "torch_version": "2.13.0",
+    },
+}
+
+
+def config_of(model: ModelSection, source: str) -> RunConfig:
+    changes = {"model": model, "data": DataSection(source=source), "evaluation": EvaluationSection(rows=64)}
+    return RunConfig().model_copy(update=changes)
+
+
+def test_of_a_hub_model_and_a_hub_dataset() -> None:
+    config = config_of(ModelSection(name="some/base", revision="main"), "hf://owner/set:subset@main")
+    text = model_card(SUMMARY, config, name="me/model", license_name="apache-2.0", step=20)
+    front = ModelCard(text).data.to_dict()
+    assert front["base_model"] == "some/base" and front["base_model_relation"] == "finetune"
+    assert front["datasets"] == ["owner/set"]
+    assert front["license"] == "apache-2.0"
+    assert front["library_name"] == "transformers" and front["pipeline_tag"] == "text-generation"
+    assert "coremill" in front["tags"]
+    assert "| base model | some/base at main |" in text
+    assert "| steps | 30 of 100, this is step 20 |" in text
+    assert "| perplexity after step 20 | 4.48 on 64 held-out rows |" in text
+    assert "| training loss | 4.0000 in the first step, 2.0000 in the last |" in text
+    assert "| hours | 2 |" in text
+    assert 'from_pretrained("me/model")' in text
+
+
+def test_nothing_of_this_machine_and_nothing_unknown() -> None:
+    config = config_of(ModelSection(name="/home/someone/models/base"), "/home/someone/secret/*.jsonl")
+    text = model_card(SUMMARY, config, name="out", license_name=None)
+    assert "someone" not in text
+    assert "| command | `coremill train run.yaml --set train.steps=9` |" in text
+    front = ModelCard(text).data.to_dict()
+    assert not {"base_model", "datasets", "license"} & front.keys()
+    assert "perplexity" not in text  # the last step was not evaluated
+
+
+@pytest.mark.parametrize("model", [ModelSection(), ModelSection(name="some/base", weights="random")])
+def test_random_weights_have_no_base(model: ModelSection) -> None:
+    text = model_card(SUMMARY, config_of(model, "built-in"), name="out", license_name="mit")
+    assert not {"base_model", "license"} & ModelCard(text).data.to_dict().keys()
+    assert "from random weights" in text
+
+
+def test_the_license_is_the_bases_own_or_none(tmp_path: Path) -> None:
+    assert license_of(tmp_path) is None
+    readme = tmp_path / "README.md"
+    readme.write_text("# a model\n\nmit\n")
+    assert license_of(tmp_path) is None
+    readme.write_text("---\nlicense: [broken\n---\n")
+    assert license_of(tmp_path) is None
+    readme.write_text("---\nlicense: mit\ntags:\n- x\n---\n# a model\n")
+    assert license_of(tmp_path) == "mit"
