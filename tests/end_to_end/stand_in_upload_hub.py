@@ -1,4 +1,4 @@
-"""A hub on a local port that takes uploads: who is asking, a repository, large files by LFS, one commit with the rest."""
+"""A hub on a local port that takes uploads: who asks, a repository, large files by LFS, one commit with the rest."""
 
 from __future__ import annotations
 
@@ -88,9 +88,8 @@ def _handler(hub: UploadHub) -> type[BaseHTTPRequestHandler]:
             elif "/commit/" in path:
                 for line in map(json.loads, body.splitlines()):
                     self._take(line["key"], line["value"])
-                self._answer(
-                    200, {"success": True, "commitOid": COMMIT, "commitUrl": f"{hub.address}/me/commit/{COMMIT}"}
-                )
+                url = f"{hub.address}/{'/'.join(path.split('/')[3:5])}/commit/{COMMIT}"
+                self._answer(200, {"success": True, "commitOid": COMMIT, "commitUrl": url})
             else:
                 self._answer(404, {"error": "not here"})
 
