@@ -52,7 +52,7 @@ from coremill.plan.layout import Layout, lay_out
 from coremill.supervise.output import LogFollower, last_words
 from coremill.supervise.rank_environment import Setting
 from coremill.supervise.ranks import run_local_ranks
-from coremill.world.identity import NodeIdentity, RankIdentity, identify
+from coremill.world.identity import RankIdentity, identify
 
 
 def launch_script(request: Request, environ: Mapping[str, str]) -> int:
