@@ -14,7 +14,7 @@ from coremill.cli import app
 from coremill.config.load import load_config
 
 # Named on the pages as things that do not exist yet.
-NOT_YET = {"coremill export", "coremill k8s"}
+NOT_YET = {"coremill k8s"}
 # Other programs that may begin a line.
 OTHERS = {"pip", "hf"}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-TOKEN = "hf_madeUpForTests1234"
+TOKEN = "hf_secretOfTheTests1234"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 

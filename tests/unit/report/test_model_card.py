@@ -13,7 +13,7 @@ from coremill.report.model_card import license_of, model_card
 
 SUMMARY: dict[str, Any] = {
     "config": "task: causal-lm\n",
-    "subject": {"parameters": 1234567, "command": "coremill train /home/someone/secret/run.yaml --set train.steps=9"},
+    "subject": {"parameters": 1234567, "command": "coremill train /home/me/secret/run.yaml --set train.steps=9"},
     "steps": 30,
     "steps_planned": 100,
     "tokens": 123456,
@@ -24,7 +24,7 @@ SUMMARY: dict[str, Any] = {
     "data": {"evaluation_rows": 500},
     "environment": {
         "world_size": 2,
-        "hosts": ["vm-of-someone"],
+        "hosts": ["host-of-mine"],
         "fleet": "this machine",
         "threads_per_rank": 4,
         "dtype": "fp32",
@@ -56,9 +56,9 @@ def test_of_a_hub_model_and_a_hub_dataset() -> None:
 
 
 def test_nothing_of_this_machine_and_nothing_unknown() -> None:
-    config = config_of(ModelSection(name="/home/someone/models/base"), "/home/someone/secret/*.jsonl")
+    config = config_of(ModelSection(name="/home/me/models/base"), "/home/me/secret/*.jsonl")
     text = model_card(SUMMARY, config, name="out", license_name=None)
-    assert "someone" not in text
+    assert "/home" not in text and "host-of-mine" not in text and "secret/" not in text
     assert "| command | `coremill train run.yaml --set train.steps=9` |" in text
     front = ModelCard(text).data.to_dict()
     assert not {"base_model", "datasets", "license"} & front.keys()
