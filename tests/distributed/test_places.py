@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 import ranks
 from coremill.checkpoint.manifest import survey
 from coremill.checkpoint.resume import find_resume_point
-from coremill.checkpoint.store import Store
+from coremill.checkpoint.store import GO_ON_FROM, Store
 from coremill.errors import StorageError
 from saved_training import Events, disk_of, pretend_hosts, train_saved
 from tiny_models import make_model
@@ -186,3 +188,67 @@ def test_a_file_altered_on_one_host_takes_all_to_the_step_before_or_to_a_good_co
     (folder / "good").rename(newest[0] / path.name)
     (newest[1] / "state.json").write_text("{}")
     assert [result["step"] for result in looked(folder, [0, 1])] == [6, 6]
+
+
+def go_on_from(folder: Path, step: int) -> None:
+    """As the launcher of the first host leaves it."""
+    (folder / "disk-0" / "checkpoints" / GO_ON_FROM).write_text(json.dumps({"step": step, "aside": "set-aside-now"}))
+
+
+def test_the_step_that_was_named_is_taken_and_every_host_sets_later_ones_aside(stopped, tmp_path):
+    folder = copied(stopped, tmp_path)
+    go_on_from(folder, 4)
+    assert [each["step"] for each in looked(folder, [0, 1])] == [4, 4]
+    for disk in (0, 1):
+        assert steps_on(folder, disk) == [4]  # and no mark is left
+        aside = folder / f"disk-{disk}" / "checkpoints" / "set-aside-now"
+        assert [path.name for path in aside.iterdir()] == ["step-00000006"]
+    assert [each["step"] for each in looked(folder, [0, 1])] == [4, 4]
+
+
+def test_a_named_step_of_which_a_host_lost_its_part_is_refused(stopped, tmp_path):
+    folder = copied(stopped, tmp_path)
+    shutil.rmtree(folder / "disk-1" / "checkpoints" / "step-00000004")
+    go_on_from(folder, 4)
+    with pytest.raises(ranks.RankError, match="step 4, which --from named, cannot be used"):
+        looked(folder, [0, 1])
+
+
+def export_the_best(world: Any, *, folder: str, disks: list[int], model_folder: str, to: str) -> str | None:
+    """What the end of a run does, where step 4 was better than the weights as they are."""
+    import torch
+
+    from coremill.checkpoint import export_best
+    from coremill.checkpoint.snapshot import Training
+    from coremill.config.schema import EvaluationSection
+    from coremill.model.source import ModelFolder
+    from coremill.plan.card import read_config
+    from coremill.train.scores import Scores
+
+    pretend_hosts(world, disks)
+    origin = find_resume_point(disk_of(folder, disks, world.rank) / "checkpoints", world, Events())
+    scores = Scores(settings=EvaluationSection(every_steps=2, keep_best="loss"), steps=STEPS)
+    for step, loss in ((2, 0.5), (4, 1.0), (6, 2.0), (8, 3.0)):  # of step 2 there is no checkpoint any more
+        scores.add(step, {"loss": loss})
+    training: Any = Training(None, None, None, None, scores)  # type: ignore[arg-type]
+    source = ModelFolder(
+        Path(model_folder), read_config(Path(model_folder)), "pretrained", "a model", "AutoModelForCausalLM"
+    )
+    _, reason = export_best.export_chosen(
+        training, origin, source, None, Path(to), world=world, dtype=torch.float32, events=Events()
+    )
+    origin.remove_fetched()
+    return reason
+
+
+def test_the_best_step_is_exported_from_the_parts_of_all_hosts(inputs, stopped, tmp_path):
+    folder, made = copied(stopped, tmp_path), tmp_path / "export"
+    settings = {"folder": str(folder), "disks": [0, 1], "model_folder": inputs["model_folder"], "to": str(made)}
+    assert ranks.run_ranks(export_the_best, 2, **settings) == ["the best that is kept (loss 1)"] * 2
+    written = load_file(made / "model.safetensors")
+    files = [next((folder / f"disk-{disk}" / "checkpoints" / "step-00000004").glob("rank-*")) for disk in (0, 1)]
+    parts = [load_file(file) for file in files]
+    for name in ("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.mlp.down_proj.weight"):
+        saved = b"".join(part[f"parameters/{name}"].tobytes() for part in parts)
+        assert saved == written[name].tobytes(), name
+    assert [steps_on(folder, disk) for disk in (0, 1)] == [[6, 4], [6, 4]]  # what was fetched is gone
