@@ -68,6 +68,7 @@ class PackedManifest:
     bad_rows_words: str = ""  # how many and why
     begin_ids: tuple[int, ...] = ()  # put in front of every document
     is_plain: bool = True  # special tokens made no difference: the tokens are those of data.special_tokens: none
+    notes: tuple[str, ...] = ()  # how files were read, where that needs words
 
     @property
     def end_begins_next(self) -> bool:
