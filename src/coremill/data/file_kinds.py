@@ -97,7 +97,8 @@ def _one_kind(files: Sequence[str], where: str, verb: str, folder: str) -> FileK
             "the files are of different kinds",
             where=where,
             why=f"{verb} {listing}; one source has one kind",
-            do=f"write a glob for one kind, such as {folder}/**/*{_whole_suffix(most)}, or a source for each in data.sources",
+            do=f"write a glob for one kind, such as {folder}/**/*{_whole_suffix(most)}, or a source for each in"
+            " data.sources",
         )
     return next(iter(by_kind))
 

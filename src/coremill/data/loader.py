@@ -14,11 +14,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from coremill.data.order import Positions, order_key, shuffled
+from coremill.data.order import Positions
+from coremill.data.row_orders import EpochOrder, RowOrder
 from coremill.errors import InputError
 
 FILLER = -1  # row id of a row that is there only to keep all ranks in step
-EPOCH_ORDER = 2  # purpose of an order: no two share a key
 
 
 class AnyBatch(Protocol):
@@ -87,8 +87,9 @@ class RowLoader(Generic[BatchT]):
         world_size: int,
         micro_batch_rows: int,
         accumulation_steps: int,
+        order: RowOrder | None = None,
     ) -> None:
-        """`rows` rows, which go by the name `key`."""
+        """`rows` rows an epoch, which go by the name `key`; without an `order` each once an epoch."""
         share = math.ceil(rows_per_step / world_size)
         if share > micro_batch_rows * accumulation_steps:
             raise ValueError(
@@ -99,13 +100,14 @@ class RowLoader(Generic[BatchT]):
             raise ValueError(f"rank {rank} of {world_size}")
         self._maker, self._rows, self._key = maker, rows, key
         self._seed, self._rows_per_step = seed, rows_per_step
+        self._order = order or EpochOrder(rows, seed)
         self._rank, self._world_size = rank, world_size
         self._micro_batch_rows, self._accumulation_steps = micro_batch_rows, accumulation_steps
         self._next = 0  # rows handed out since the very beginning, by all ranks together
 
     def next_step(self) -> StepBatches[BatchT]:
         epoch = self._next // self._rows
-        row_ids = self._global_rows(self._next, self._rows_per_step)
+        row_ids = self._order.rows(self._next, self._rows_per_step)
         self._next += self._rows_per_step
         size = self._micro_batch_rows
         mine = _slice_of_rank(row_ids, self._rank, self._world_size)
@@ -138,18 +140,6 @@ class RowLoader(Generic[BatchT]):
                     do="bring the old text, tokenizer, data section and seed back, or start a fresh run",
                 )
         self._next = int(state["epoch"]) * self._rows + int(state["position"])
-
-    def _global_rows(self, first: int, count: int) -> Positions:
-        """Rows `first` up to `first + count` of the endless order, epoch by epoch."""
-        parts: list[Positions] = []
-        while count:
-            epoch, position = divmod(first, self._rows)
-            taken = min(count, self._rows - position)
-            positions = np.arange(position, position + taken, dtype=np.int64)
-            parts.append(shuffled(positions, self._rows, order_key(self._seed, EPOCH_ORDER, epoch)))
-            first += taken
-            count -= taken
-        return np.concatenate(parts)
 
 
 class EvaluationBatches(Generic[BatchT]):
