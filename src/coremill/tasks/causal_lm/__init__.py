@@ -44,7 +44,8 @@ class CausalLm(Task[PackedData]):
         return SmallerStep(
             self.config.model_copy(update={"train": train}),
             f"the text fills {count:,} row{'s' if count != 1 else ''}, fewer than the {asked:,} of a step"
-            f" (train.tokens_per_step {tokens:,}): a step takes each once, {smaller:,} tokens",
+            f" (train.tokens_per_step {tokens:,}): a step takes {'as many' if rows.sources else 'each once'},"
+            f" {smaller:,} tokens",
         )
 
     def check_model(self, config: Mapping[str, Any], *, description: str, where: str, trusted: bool) -> None:
