@@ -151,8 +151,8 @@ class EvaluationBatches(Generic[BatchT]):
     def __init__(
         self, maker: BatchMaker[BatchT], *, rows: int, max_rows: int, rank: int, world_size: int, micro_batch_rows: int
     ) -> None:
-        count = min(max_rows, rows)
-        row_ids = np.arange(count, dtype=np.int64) * rows // max(1, count)
+        row_ids = evaluation_row_ids(rows, max_rows)
+        count = len(row_ids)
         self.valid_targets = maker.valid_targets(row_ids)  # of all ranks, as all of these
         self.tokens = count * maker.row_tokens
         self.row_ids = tuple(int(row) for row in row_ids)
@@ -167,6 +167,12 @@ class EvaluationBatches(Generic[BatchT]):
         for index in range(self.batch_count):
             first = index * self._batch_rows
             yield self._maker.batch(self._mine[first : first + self._batch_rows], self._batch_rows)
+
+
+def evaluation_row_ids(rows: int, max_rows: int) -> Positions:
+    """At most `max_rows` of so many rows, spread evenly."""
+    count = min(max_rows, rows)
+    return np.arange(count, dtype=np.int64) * rows // max(1, count)
 
 
 def _slice_of_rank(row_ids: Positions, rank: int, world_size: int) -> Positions:

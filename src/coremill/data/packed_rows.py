@@ -69,3 +69,14 @@ def document_starts(rows: npt.NDArray[np.int64], eos_id: int, *, end_begins_next
     starts = np.zeros(rows.shape, dtype=bool)
     starts[:, 1:] = (rows[:, 1:] if end_begins_next else rows[:, :-1]) == eos_id
     return starts
+
+
+def learned_tokens(starts: npt.NDArray[np.bool_], *, across: bool, end_begins_next: bool) -> npt.NDArray[np.bool_]:
+    """Which tokens of rows the model is trained to say: all but the first of a row, which nothing comes before.
+
+    Where documents may not see each other (not `across`) the same is true of the first of each, unless that is the
+    token which ended the one before.
+    """
+    learned = np.ones(starts.shape, dtype=bool) if across or end_begins_next else ~starts
+    learned[:, 0] = False
+    return learned

@@ -132,7 +132,7 @@ def prepare_run(
     The machine may have to be measured, for 20 s or more: what is wrong with the files is said before that. The plan
     is shown, and refused where it does not fit, before the data is touched.
     """
-    with loaded.placing(), _Bars(console) as bars:
+    with loaded.placing(), Bars(console) as bars:
         config = place.settle(loaded.config)
         cache = cache_folder(environment_snapshot())
 
@@ -181,7 +181,7 @@ def prepare_run(
     )
 
 
-class _Bars:
+class Bars:
     """One bar a stage of the data, each on the screen from the moment there is work until the next one begins."""
 
     def __init__(self, console: Console) -> None:
@@ -189,7 +189,7 @@ class _Bars:
         self._words = ""
         self._bar: AmountProgress | None = None
 
-    def __enter__(self) -> _Bars:
+    def __enter__(self) -> Bars:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
