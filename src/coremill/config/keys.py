@@ -24,11 +24,11 @@ class Key:
     name: str
     section: str
     choices: tuple[str, ...]
-    kinds: frozenset[str]  # of 'integer', 'number', 'boolean', 'string', 'object', 'array', 'null'
+    kinds: frozenset[str]  # of 'integer', 'number', 'boolean', 'string', 'array', 'object', 'null'
     bounds: Mapping[str, float]  # JSON Schema's names: minimum, exclusiveMinimum, maximum, exclusiveMaximum
     default: Any
     description: str
-    form: str | None = None  # of a text that has one, in words
+    form: str | None = None  # of a text or list that has one, in words
     inside: tuple[Key, ...] = ()  # of a list of mappings: the keys of one
     is_required: bool = False
 
@@ -51,8 +51,8 @@ class Key:
             "number": "a number" + self._range(),
             "boolean": "true or false",
             "string": self.form or "text",
+            "array": self.form or "a list",
             "object": "a mapping",
-            "array": "a list",
             "null": "null",
         }
         parts += [words for kind, words in kinds.items() if kind in self.kinds]

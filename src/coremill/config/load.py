@@ -23,7 +23,8 @@ from coremill.config.layers import DEFAULT, Origin, Problem, Settings, said, wit
 from coremill.config.rules import Breach, breaches_of
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.config.unknown_keys import nearest
-from coremill.config.values import explain_items, explain_value
+from coremill.config.wrong_items import explain_items
+from coremill.config.wrong_values import explain_value
 from coremill.errors import ConfigError, InputError
 
 _NEARBY_SHOWN = 8

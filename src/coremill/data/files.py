@@ -185,7 +185,7 @@ def missing_column(column: str, columns: Sequence[str], where: str) -> InputErro
         f"there is no column '{column}'" + (f"; did you mean '{near[0]}'?" if near else ""),
         where=where,
         why=f"its columns are: {listing}" if columns else "it has no columns at all",
-        do="set data.column to the one that holds the text",
+        do="set data.column (of one of data.sources: its column) to the one that holds the text",
     )
 
 

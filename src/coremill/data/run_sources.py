@@ -11,7 +11,7 @@ from coremill.data.sources import TextSource, resolve_source
 from coremill.errors import InputError
 
 
-def sources_of_run(section: DataSection) -> tuple[tuple[TextSource, ...], TextSource | None]:
+def sources_of(section: DataSection) -> tuple[tuple[TextSource, ...], TextSource | None]:
     """The text to train on, and the one to evaluate on."""
     resolve = partial(resolve_source, on_bad_rows=section.on_bad_rows)
     column, split = section.column, section.evaluation_split

@@ -30,7 +30,7 @@ from coremill.data.packed import (
     read_manifest,
     require_id_in_vocabulary,
 )
-from coremill.data.run_sources import sources_of_run
+from coremill.data.run_sources import sources_of
 from coremill.data.sources import TextSource, identity_of, open_text, stamps_of
 from coremill.data.tokenizer_files import SpecialTokens, tokenizer_identity
 from coremill.errors import InputError
@@ -70,7 +70,7 @@ def prepare_data(
         progress or (lambda _: None),
         code_sha256,
     )
-    training_sources, evaluation_source = sources_of_run(section)
+    training_sources, evaluation_source = sources_of(section)
     parts = [_part(packer, source, section, config.train.seed) for source in training_sources]
     evaluation = [part.held_out for part in parts if part.held_out is not None]
     if evaluation_source is not None:
@@ -166,7 +166,7 @@ def _part(packer: _Packer, source: TextSource, section: DataSection, seed: int) 
 def check_sources(section: DataSection, *, max_positions: int | None) -> None:
     """Find what can be wrong with the data in a second: names, the length of rows, the first row of local files."""
     _require_row_length(section, max_positions)
-    training, evaluation = sources_of_run(section)
+    training, evaluation = sources_of(section)
     for source in (*training, evaluation):
         if source is not None and source.kind not in ("hub", "built-in"):
             next(open_text(source).pieces, None)

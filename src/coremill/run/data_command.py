@@ -164,7 +164,7 @@ def _say_what_there_is(
         say(console, f"the task {config.task} has nothing to show of a row")
         return
     order = "as evaluations take them" if evaluation else f"in the order of the run (train.seed {config.train.seed})"
-    legend = Text(f"the first {len(found)}, {order}; ")
+    legend = Text(f"{len(found)} of them, {order}; ")
     if console.is_terminal:
         legend.append("learned", LEARNED).append(", ").append("not learned", NOT_LEARNED).append(", ")
         legend.append("special tokens", SPECIAL)
