@@ -223,7 +223,7 @@ def _shares_are_whole(config: RunConfig) -> Breach | None:
             else "give all a share, or none",
         )
     total = math.fsum(shares)
-    if abs(total - 1) <= SHARE_TOLERANCE:
+    if round(abs(total - 1), 6) <= SHARE_TOLERANCE:
         return None
     scaled = ", ".join(f"{share / total:.4g}" for share in shares)
     return Breach(
