@@ -142,7 +142,7 @@ def _is_pretrained(config: RunConfig) -> bool:
 
 
 def _sources(config: RunConfig) -> list[str]:
-    return [config.data.source]
+    return [each.source for each in config.data.sources or [config.data]]
 
 
 def _named(source: str) -> str:

@@ -65,6 +65,14 @@ def test_nothing_of_this_machine_and_nothing_unknown() -> None:
     assert "perplexity" not in text  # the last step was not evaluated
 
 
+def test_of_several_sources() -> None:
+    listed = DataSection.model_validate({"sources": ["hf://one/set", {"source": "/home/me/secret/two.csv"}]})
+    config = RunConfig().model_copy(update={"data": listed})
+    text = model_card(SUMMARY, config, name="out", license_name=None)
+    assert ModelCard(text).data.to_dict()["datasets"] == ["one/set"]
+    assert "| data | hf://one/set, two.csv |" in text
+
+
 @pytest.mark.parametrize("model", [ModelSection(), ModelSection(name="some/base", weights="random")])
 def test_random_weights_have_no_base(model: ModelSection) -> None:
     text = model_card(SUMMARY, config_of(model, "built-in"), name="out", license_name="mit")
