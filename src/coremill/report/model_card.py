@@ -142,7 +142,7 @@ def _is_pretrained(config: RunConfig) -> bool:
 
 
 def _sources(config: RunConfig) -> list[str]:
-    return [each.source for each in config.data.sources or [config.data]]
+    return [config.data.source] if config.data.sources is None else [each.source for each in config.data.sources]
 
 
 def _named(source: str) -> str:
