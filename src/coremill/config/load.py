@@ -22,10 +22,11 @@ from coremill.config.document import Flaw, dotted_key, read_document
 from coremill.config.foreign import LATER_VALUES
 from coremill.config.keys import Key, keys
 from coremill.config.layers import DEFAULT, Origin, Problem, Settings, said, within
+from coremill.config.places import Places, find_places, meant_beside, with_paths
 from coremill.config.rules import Breach, breaches_of
 from coremill.config.schema import BUILT_IN, RunConfig
-from coremill.config.unknown_keys import nearest
 from coremill.errors import ConfigError, InputError
+from coremill.nearby import nearest
 
 _NEARBY_SHOWN = 8
 COMMAND_LINE = "command line"
@@ -42,6 +43,12 @@ class LoadedConfig:
     path: Path | None
     text: str
     without_file: str | None = None  # in words, where there is no run file: what the values start from
+    places: Places = Places()
+
+    @property
+    def located(self) -> RunConfig:
+        """The config for those who open models and data: paths as they were found, not as they were written."""
+        return with_paths(self.config, self.places.paths)
 
     def where(self, key: str) -> str:
         """The place of a key, for the message of an error found later."""
@@ -54,6 +61,9 @@ class LoadedConfig:
             yield
         except InputError as error:
             key, colon, value = (error.where or "").partition(": ")
+            full_name = "model.name" if key == "model" else key
+            if near := meant_beside(self.config, full_name, self.path):
+                error.do = f"did you mean {near}, beside the run file?"
             origin = self.origins.get(key) or self.origins.get(f"{key}.name", DEFAULT)
             if origin is not DEFAULT:  # --set shows the value already
                 error.where = origin.where(key) + (f"{colon}{value}" if origin.file is not None else "")
@@ -91,13 +101,15 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), *, nproc: int 
         settings.add_override(f"parallel.ranks_per_node={nproc}", option=f"--nproc {nproc}")
 
     config, problems = _validate(settings)
+    places = find_places(config, path)
     doubtful = frozenset(key for problem in problems for key in problem.doubtful)
-    problems += [_breach_problem(breach, settings, file) for breach in breaches_of(config, doubtful)]
+    breaches = breaches_of(with_paths(config, places.paths), doubtful)
+    problems += [_breach_problem(breach, settings, file) for breach in breaches]
     if problems:
         raise ConfigError([problem.error for problem in sorted(problems, key=lambda problem: problem.place)])
     origins = _all_origins(settings)
     if path is not None:
-        return LoadedConfig(config, origins, path.stem, path, text)
+        return LoadedConfig(config, origins, path.stem, path, text, places=places)
     if named:
         words = f"no run file: {' and '.join(named)} by --set, every other key has its default"
         return LoadedConfig(config, origins, _name_of(config), path, text, words)

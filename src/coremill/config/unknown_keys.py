@@ -7,14 +7,11 @@ are refused.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from coremill.config.foreign import LATER_KEYS, foreign_keys
 from coremill.config.keys import TOP, keys, names_in, sections
-
-_CLOSE_ENOUGH = 0.7  # difflib's ratio: lets through `stepz`, `learning_rte`, `sequence_len`; not `foo` for `rows`
+from coremill.nearby import nearest
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,6 @@ def explain_unknown_key(section: str, name: str) -> UnknownKey:
         or _of_another_tool(dotted, word)
         or _misspelt(section, dotted, word)
     )
-
-
-def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate most like `word`, where one is close enough to be a slip of the fingers."""
-    found = difflib.get_close_matches(word, list(candidates), n=1, cutoff=_CLOSE_ENOUGH)
-    return found[0] if found else None
 
 
 def _joined_by_a_dot(section: str, dotted: str, word: str) -> UnknownKey | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import re
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -24,11 +25,13 @@ from coremill.data.files import read_jsonl, read_parquet, read_txt
 from coremill.data.hub_datasets import PREFIX, Dataset, open_dataset, resolve_dataset
 from coremill.data.pieces import Piece
 from coremill.errors import InputError
+from coremill.nearby import PATH_ADVICE, is_pattern, nearest_path, what_is_in
 
 FileKind = Literal["txt", "jsonl", "parquet"]
 KIND_OF_SUFFIX: dict[str, FileKind] = {".txt": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
 HASH_BLOCK_BYTES = 1 << 22
-NEARBY_NAMES = 8
+_DATASET_ADDRESS = re.compile(r"https?://(?:huggingface\.co|hf\.co)/datasets/([\w.-]+(?:/[\w.-]+)?)")
+_HUB_NAME = re.compile(r"[\w-]+(/[\w-]+)?")  # a file would have an ending
 # Not in the built-in corpus: installed packages, tests (17 MB of one kind) and IDLE.
 LEFT_OUT_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "__pycache__"})
 
@@ -80,10 +83,13 @@ def resolve_source(
         dataset = resolve_dataset(name, split=split, setting=setting)
         return TextSource(kind="hub", dataset=dataset, **how)
     if "://" in name:
+        address = _DATASET_ADDRESS.match(name)
         raise InputError(
             f"'{name.split('://')[0]}://' is not a source coremill can read",
             where=f"{setting}: {name}",
-            do="use hf://[owner/]name[:config][@revision], a glob of local files, or built-in",
+            do=f"write {PREFIX}{address[1]}"
+            if address
+            else "use hf://[owner/]name[:config][@revision], a glob of local files, or built-in",
         )
     files = _matching_files(name, setting)
     return TextSource(kind=_kind_of_files(files, name, setting), files=files, **how)
@@ -169,23 +175,23 @@ def _matching_files(pattern: str, setting: str) -> tuple[str, ...]:
         raise InputError(
             "no file matches" if glob.has_magic(expanded) else "there is no such file",
             where=f"{setting}: {pattern}",
-            why=_what_is_nearby(expanded),
-            do="correct the path (relative paths start at the folder coremill was started in); quote globs",
+            why=what_is_in(expanded),
+            do=_what_was_meant(pattern),
         )
     return tuple(found)
 
 
-def _what_is_nearby(pattern: str) -> str:
-    folder = Path(pattern).absolute()
-    while not folder.is_dir():
-        folder = folder.parent
-    names = sorted(
-        path.name + ("/" if path.is_dir() else "") for path in folder.iterdir() if not path.name.startswith(".")
-    )
-    if not names:
-        return f"{folder} is empty"
-    more = len(names) - NEARBY_NAMES
-    return f"{folder} holds: {', '.join(names[:NEARBY_NAMES])}" + (f" and {more} more" if more > 0 else "")
+def _what_was_meant(pattern: str) -> str:
+    """The nearest path that is there; for what has no ending, perhaps a dataset of the hub."""
+    near = nearest_path(pattern)
+    if near is None and is_pattern(pattern):  # the folder is right, the ending is not
+        others = (str(Path(pattern).with_suffix(suffix)) for suffix in KIND_OF_SUFFIX)
+        near = next((other for other in others if glob.glob(str(Path(other).expanduser()), recursive=True)), None)
+    if near is not None:
+        return f"did you mean {near}?"
+    if _HUB_NAME.fullmatch(pattern):
+        return f"{PATH_ADVICE}; a dataset of the hub is written {PREFIX}{pattern}"
+    return f"{PATH_ADVICE}; quote globs"
 
 
 def _kind_of_files(files: tuple[str, ...], pattern: str, setting: str) -> FileKind:

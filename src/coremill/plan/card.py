@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
+from coremill.nearby import missing_folder
 from coremill.plan.attention import unread_windows
 from coremill.plan.headers import TensorHeader, read_headers
 from coremill.plan.shape import BlockShape, ModelShape, Tensor, shape_of, tensors_of, text_config
@@ -135,7 +136,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a model folder, which says at least what kind of model it is."""
     path = folder / "config.json"
     if not folder.is_dir():
-        raise InputError(f"no such model folder: {folder}", where="model", do="check the path")
+        raise missing_folder(folder, "model")
     if not path.is_file():
         raise InputError(
             "no config.json in the model folder",

@@ -19,6 +19,7 @@ from coremill.checkpoint.continuation import (
     written_config,
 )
 from coremill.config.load import LoadedConfig, load_config
+from coremill.config.places import places_recorded, places_to_record
 from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
 from coremill.errors import InputError
@@ -65,9 +66,20 @@ def own_run(loaded: LoadedConfig, folder: RunFolder, console: Console, node: Nod
 
 
 def say_basis(loaded: LoadedConfig, console: Console) -> None:
-    """Where there is no run file: what the values start from."""
+    """Where there is no run file: what the values start from; where there is one: which paths were taken."""
     if loaded.without_file is not None:
         say(console, f"{loaded.without_file}; coremill config show prints it, with the same --set")
+    for note in loaded.places.notes:
+        say(console, note)
+
+
+def with_paths_of_run(loaded: LoadedConfig, folder: RunFolder, node_rank: int = 0) -> LoadedConfig:
+    """Where the folder holds an earlier run: relative paths mean what they meant there, whatever folder is current."""
+    try:
+        record = json.loads(folder.orders_of(node_rank).read_text(encoding="utf-8"))["paths"]
+        return replace(loaded, places=places_recorded(loaded.config, loaded.places, record))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return loaded  # none, or of a release that did not write them down
 
 
 def place_of(loaded: LoadedConfig, node: NodeIdentity | None, console: Console) -> Place:
@@ -151,7 +163,8 @@ def write_orders(
     if leads:
         write_whole(folder.plan, json.dumps(orders.plan.to_json(), indent=2) + "\n")
     node_rank = 0 if node is None else node.node_rank
-    write_whole(folder.orders_of(node_rank), json.dumps(orders.to_json(), indent=2) + "\n")
+    document = {**orders.to_json(), "paths": places_to_record(loaded.config, loaded.places)}
+    write_whole(folder.orders_of(node_rank), json.dumps(document, indent=2) + "\n")
 
 
 def say_dry_run(orders: Orders, folder: RunFolder, console: Console) -> None:

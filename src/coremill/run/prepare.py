@@ -132,7 +132,7 @@ def prepare_run(
     is shown, and refused where it does not fit, before the data is touched.
     """
     with loaded.placing(), _Bars(console) as bars:
-        config = place.settle(loaded.config)
+        config = place.settle(loaded.located)
         cache = cache_folder(environment_snapshot())
 
         def on_model(text: str) -> None:
