@@ -5,16 +5,44 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+import typer.core
 from rich.console import Console
 
 from coremill import __version__
 from coremill.errors import CoremillError
 
+
+class Commands(typer.core.TyperGroup):
+    """A group of commands that answers options and commands of other tools with ours."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            from coremill.config.foreign_options import refuse_command_of_another_tool
+
+            refuse_command_of_another_tool(args[0], self.commands)
+        name, command, words = super().resolve_command(ctx, args)
+        if command is not None and not hasattr(command, "commands"):
+            options = {
+                option: not getattr(parameter, "is_flag", False)
+                for parameter in command.params
+                for option in (*parameter.opts, *parameter.secondary_opts)
+            }
+            if any(word.startswith("-") and word not in options for word in words) or any(
+                "=" in word for word in words
+            ):
+                from coremill.config.foreign_options import refuse_words_of_other_tools
+
+                path = f"{ctx.command_path} {name}"
+                refuse_words_of_other_tools(path, words, options, to_script=not command.allow_interspersed_args)
+        return name, command, words
+
+
 app = typer.Typer(
     name="coremill",
+    cls=Commands,
     help="Train and fine-tune Hugging Face models on CPUs.\n\n"
     "One YAML file describes a run; every key has a default. Start with [bold]coremill doctor[/bold], then "
     "[bold]coremill train[/bold] (the built-in example, no download), then [bold]coremill config schema[/bold].",
@@ -24,7 +52,7 @@ app = typer.Typer(
     add_completion=False,
 )
 config_app = typer.Typer(
-    help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
+    cls=Commands, help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
 )
 app.add_typer(config_app, name="config")
 

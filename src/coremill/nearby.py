@@ -46,14 +46,14 @@ def what_is_in(path: str) -> str:
     return f"{folder} holds: {', '.join(names[:_NAMES_SHOWN])}" + (f" and {more} more" if more > 0 else "")
 
 
-def missing_folder(folder: Path, setting: str) -> InputError:
-    """Why the folder that a setting names cannot be used, and what to name instead."""
+def missing_folder(folder: Path, setting: str, what: str) -> InputError:
+    """What to name instead of a folder that is not there."""
     if folder.is_file():
         why = f"it is a file: a {setting} is the whole folder around it"
-        return InputError(f"no such {setting} folder: {folder}", where=setting, why=why, do=f"name {folder.parent}")
+        return InputError(what, where=setting, why=why, do=f"set {setting}: {folder.parent}")
     near = nearest_path(str(folder), Path.is_dir)
     do = f"did you mean {near}?" if near else PATH_ADVICE
-    return InputError(f"no such {setting} folder: {folder}", where=setting, why=what_is_in(str(folder)), do=do)
+    return InputError(what, where=setting, why=what_is_in(str(folder)), do=do)
 
 
 def is_pattern(path: str) -> bool:

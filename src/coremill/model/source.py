@@ -136,7 +136,7 @@ def resolve_tokenizer(
     if is_folder(name):
         folder = Path(name).expanduser()
         if not folder.is_dir():
-            raise missing_folder(folder, "tokenizer")
+            raise missing_folder(folder, "tokenizer", f"no tokenizer in {folder}: there is no such folder")
         if not has_tokenizer(folder):
             raise InputError(
                 f"no tokenizer in {folder}",

@@ -136,7 +136,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a model folder, which says at least what kind of model it is."""
     path = folder / "config.json"
     if not folder.is_dir():
-        raise missing_folder(folder, "model")
+        raise missing_folder(folder, "model", f"no such model folder: {folder}")
     if not path.is_file():
         raise InputError(
             "no config.json in the model folder",
