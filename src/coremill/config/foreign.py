@@ -48,38 +48,45 @@ LATER_VALUES = {
        for name in ("fp16", "float16", "half", "16", "16-mixed", "torch.float16")},
 }  # fmt: skip
 
-_DTYPES = {"bfloat16": "bf16", "torch.bfloat16": "bf16", "bf16-mixed": "bf16", "bf16-true": "bf16",
-           "float32": "fp32", "torch.float32": "fp32", "float": "fp32", "32": "fp32", "32-true": "fp32",
-           "no": "fp32"}  # fmt: skip
-_SCHEDULES = {"cosine_with_min_lr": "cosine", "cosine_with_restarts": "cosine", "cosine_annealing": "cosine",
-              "cosineannealinglr": "cosine", "constant_with_warmup": "constant", "polynomial": "linear",
-              "linear_with_warmup": "linear", "cosine_with_warmup": "cosine", "warmupdecaylr": "linear",
-              "get_cosine_schedule_with_warmup": "cosine"}  # fmt: skip
-_OPTIMIZERS = dict.fromkeys(
-    ("adam", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_fused", "fused_adam", "fusedadam", "cpuadam",
-     "deepspeedcpuadam", "torch.optim.adamw"), "adamw")  # fmt: skip
-# key: {another tool's value, in lower case: ours}
+
+def _words(*lines: str) -> dict[str, str]:
+    """`theirs theirs -> ours` as a mapping, in lower case."""
+    halves = [line.split(" -> ") for line in lines]
+    return {theirs: ours for names, ours in halves for theirs in names.split()}
+
+
+_DTYPES = _words(
+    "bfloat16 torch.bfloat16 bf16-mixed bf16-true -> bf16",
+    "float32 torch.float32 float 32 32-true no -> fp32",
+)
+_ENGINES = _words(
+    "ddp multi_cpu multi_gpu data_parallel zero_0 no_shard -> replicate",
+    "fsdp fsdp2 full_shard zero zero1 zero2 zero3 hybrid_shard -> shard",
+)
+_OPTIMIZERS = _words(
+    "adam adamw_torch adamw_torch_fused adamw_hf adamw_fused fused_adam fusedadam cpuadam deepspeedcpuadam -> adamw",
+    "torch.optim.adamw -> adamw",
+)
+_SCHEDULES = _words(
+    "cosine_with_min_lr cosine_with_restarts cosine_annealing cosineannealinglr cosine_with_warmup -> cosine",
+    "get_cosine_schedule_with_warmup -> cosine",
+    "constant_with_warmup -> constant",
+    "polynomial linear_with_warmup warmupdecaylr -> linear",
+)
+# key: {another tool's value: ours}
 FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
     "parallel.dtype": _DTYPES,
     "parallel.wire_dtype": _DTYPES,
-    "parallel.engine": {
-        **dict.fromkeys(("ddp", "multi_cpu", "multi_gpu", "data_parallel", "zero_0", "no_shard"), "replicate"),
-        **dict.fromkeys(("fsdp", "fsdp2", "full_shard", "zero", "zero1", "zero2", "zero3", "hybrid_shard"), "shard"),
-    },
+    "parallel.engine": _ENGINES,
     "train.schedule": _SCHEDULES,
     "train.optimizer": _OPTIMIZERS,
-    "model.attention": dict.fromkeys(
-        ("flash_attention_2", "flash_attention_3", "flash", "fa2", "xformers", "flex_attention", "auto"), "sdpa"
-    ),
-    "model.weights": dict.fromkeys(("scratch", "none", "init", "from_scratch", "initialise"), "random"),
-    "task": dict.fromkeys(
-        ("causal_lm", "clm", "lm", "text-generation", "language-modeling", "pretrain", "pretraining", "pt", "full"),
-        "causal-lm",
-    ),
-    "checkpoint.every": {"no": "never", "off": "never", "epoch": "10m", "steps": "100steps", "best": "10m"},
-    "data.on_bad_rows": {"ignore": "skip", "drop": "skip", "error": "stop", "fail": "stop", "raise": "stop"},
-    "data.special_tokens": {"true": "auto", "false": "none"},
-    "train.activation_checkpointing": {"full": "true", "selective": "auto", "none": "false"},
+    "train.activation_checkpointing": _words("full -> true", "selective -> auto", "none -> false"),
+    "model.attention": _words("flash_attention_2 flash_attention_3 flash fa2 xformers flex_attention auto -> sdpa"),
+    "model.weights": _words("scratch none init from_scratch -> random"),
+    "task": _words("causal_lm clm lm text-generation language-modeling pretrain pretraining pt full -> causal-lm"),
+    "checkpoint.every": _words("no off -> never", "epoch best -> 10m", "steps -> 100steps"),
+    "data.on_bad_rows": _words("ignore drop -> skip", "error fail raise -> stop"),
+    "data.special_tokens": _words("true -> auto", "false -> none"),
 }
 
 
@@ -192,7 +199,7 @@ _FOREIGN = (
             "remove it; data.attention_across_documents: false keeps the documents of a row apart"),
     Foreign("max_samples max_train_samples num_samples", "a run is as long as its steps", "set train.steps to"
             " rows wanted x data.sequence_length / train.tokens_per_step", ("train.steps", "train.epochs")),
-    _renamed("max_eval_samples eval_iters", "evaluation.rows"),
+    _renamed("max_eval_samples", "evaluation.rows"),
     Foreign("dataloader_num_workers dataset_num_proc preprocessing_num_workers dataset_processes num_workers"
             " num_data_workers dataloader_pin_memory overwrite_cache dataset_prepared_path streaming prefetch_factor"
             " preprocessing_batch_size remove_unused_columns", "text is tokenised once, on all cores, into a cache"
@@ -234,10 +241,10 @@ _FOREIGN = (
     Foreign("fsdp fsdp_config fsdp_version fsdp_transformer_layer_cls_to_wrap", "FSDP2 is the engine shard here",
             "set parallel.engine: shard", ("parallel.engine",),
             lambda value, _: translate.Cure() if value in ("", False, None) else translate.Cure(
-                {"parallel.engine": "shard"})),
+                {"parallel.engine": _ENGINES["fsdp"]})),
     Foreign("distributed_type parallel_mode strategy", "the plan chooses how ranks share the work",
             "leave it out, or set parallel.engine to auto, replicate or shard", ("parallel.engine",),
-            by_words("parallel.engine", FOREIGN_VALUES["parallel.engine"])),
+            by_words("parallel.engine", _ENGINES)),
     Foreign("tensor_parallel_degree tensor_parallel_size pipeline_parallel_degree context_parallel_degree tp_size"
             " data_parallel_shard_degree sequence_parallel_degree",
             "ranks share the rows of a step (replicate), and the weights too (shard)",
@@ -249,11 +256,15 @@ _FOREIGN = (
             " `coremill train --help` for --hostfile"),
     Foreign("use_cpu no_cuda cpu force_cpu", "coremill computes on CPUs by itself", "remove it"),
     # what is saved, evaluated and told
-    _renamed("eval_steps eval_interval evals_per_epoch evaluate_every", "evaluation.every_steps"),
+    _renamed("eval_steps eval_interval evaluate_every", "evaluation.every_steps",
+             translate=translate.evaluation_interval),
+    Foreign("evals_per_epoch saves_per_epoch", "evaluations and checkpoints are counted in steps or by the clock",
+            "set evaluation.every_steps, or checkpoint.every to a time (10m) or to steps (100steps)",
+            ("evaluation.every_steps", "checkpoint.every")),
     Foreign("do_eval do_train do_predict eval_strategy evaluation_strategy eval_on_start eval_accumulation_steps",
             "a run trains, and evaluates at its end where there is something to evaluate on", "remove it;"
             " evaluation.every_steps says how often besides"),
-    _renamed("save_steps save_strategy save_interval save_every saves_per_epoch checkpoint_interval",
+    _renamed("save_steps save_strategy save_interval save_every checkpoint_interval",
              "checkpoint.every",
              do="set checkpoint.every to a time (10m) or to steps (100steps)", translate=translate.save_interval),
     _renamed("save_total_limit max_checkpoints keep_last_n keep_checkpoints", "checkpoint.keep"),

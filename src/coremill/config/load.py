@@ -22,12 +22,11 @@ from coremill.config.keys import keys
 from coremill.config.layers import DEFAULT, Origin, Problem, Settings, said, within
 from coremill.config.places import Places, find_places, meant_beside, with_paths
 from coremill.config.rules import Breach, breaches_of
+from coremill.config.run_files import read_run_file
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.config.wrong_values import explain_value
 from coremill.errors import ConfigError, InputError
-from coremill.nearby import nearest
 
-_NEARBY_SHOWN = 8
 COMMAND_LINE = "command line"
 _NAMES_A_RUN = (("model", "name"), ("model", "config"), ("data", "source"))
 
@@ -76,7 +75,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), *, nproc: int 
     """
     named = _named_by(overrides) if path is None else []
     if path is not None:
-        text, file = _read_text(path), str(path)
+        text, file = read_run_file(path), str(path)
     elif named:
         text, file = "", COMMAND_LINE
     else:
@@ -184,53 +183,3 @@ def _breach_problem(breach: Breach, settings: Settings, file: str) -> Problem:
 def _all_origins(settings: Settings) -> dict[str, Origin]:
     origins = {dotted: settings.origin_of(dotted) for dotted in keys()}
     return origins | {dotted_key(path): settings.origins[path] for path in settings.values if len(path) > 2}
-
-
-def _read_text(path: Path) -> str:
-    """The text of the file; a missing or unreadable one is a ConfigError that says what is there instead."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        what = f"there is no file {path}"
-        why, do = _why_missing(path)
-    except IsADirectoryError:
-        what, why = f"{path} is a folder, not a run file", "a run is described by one file"
-        found = _yaml_files(path)
-        do = f"name a file in it: {_listed(found)}" if found else "name a .yaml file; there is none in this folder"
-    except UnicodeDecodeError as error:
-        what, why = f"{path} is not a text file", f"byte {error.start} is not UTF-8 text"
-        do = "save the file as UTF-8, or name another one"
-    except OSError as error:
-        what, why = f"{path} cannot be read", (error.strerror or str(error)).lower()
-        do = "check the name, and the permissions of the file and its folders"
-    raise ConfigError([InputError(what, where=str(path), why=why, do=do)])
-
-
-def _why_missing(path: Path) -> tuple[str, str]:
-    """Why there may be no such file, and what to name instead."""
-    folder = path.parent
-    if "=" in path.name:
-        return "it looks like key=value, not like a file", f"a single value is changed with --set {path}"
-    found = _yaml_files(folder if folder.is_dir() else Path("."))
-    if not folder.is_dir():
-        why = f"there is no folder {folder}"
-    else:
-        why = f"the folder {folder.resolve()} has " + ("no such file" if found else "no .yaml file at all")
-    close = nearest(path.name, (file.name for file in found))
-    if close:
-        return why, f"did you mean {next(file for file in found if file.name == close)}?"
-    if found:
-        return why, f"name one of {_listed(found)}"
-    return why, "name a run file; without one, `coremill train` runs the built-in example"
-
-
-def _yaml_files(folder: Path) -> list[Path]:
-    try:
-        return sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml"))
-    except OSError:
-        return []
-
-
-def _listed(files: Sequence[Path]) -> str:
-    shown = ", ".join(str(file) for file in files[:_NEARBY_SHOWN])
-    return shown if len(files) <= _NEARBY_SHOWN else f"{shown} and {len(files) - _NEARBY_SHOWN} more"

@@ -85,6 +85,16 @@ def save_interval(value: Any, _: Given) -> Cure | None:
     return Cure({"checkpoint.every": "never"}) if value in ("no", False) else None
 
 
+def evaluation_interval(value: Any, given: Given) -> Cure | None:
+    """`eval_steps: 50`, with something to evaluate on."""
+    if not accepts("evaluation.every_steps", value):
+        return None
+    named = ("val_set_size", "val_size", "test_size", "evaluation_fraction", "evaluation_source", "evaluation_split")
+    named += ("validation_file", "eval_file", "eval_files", "eval_dataset", "eval_split", "test_file")
+    rows = {} if any(name in given for name in named) else {"data.evaluation_fraction": 0.05}
+    return Cure({"evaluation.every_steps": value, **rows})
+
+
 def steps_or_none(value: Any, given: Given) -> Cure | None:
     """`max_steps: -1` means by epochs."""
     return Cure(note="; -1 means by epochs") if value == -1 else same("train.steps")(value, given)
