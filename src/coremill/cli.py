@@ -35,7 +35,7 @@ class Commands(typer.core.TyperGroup):
             ):
                 from coremill.config.foreign_options import refuse_words_of_other_tools
 
-                path = f"{ctx.command_path} {name}"
+                path = f"coremill {name}" if ctx.parent is None else f"coremill {ctx.info_name} {name}"
                 refuse_words_of_other_tools(path, words, options, to_script=not command.allow_interspersed_args)
         return name, command, words
 

@@ -16,6 +16,7 @@ _CLOSE_ENOUGH = 0.7  # difflib's ratio: lets through `stepz`, `learning_rte`, `s
 _PATHS_TRIED = 3  # of the names near one part of a path
 _NAMES_READ = 2000  # of a folder: comparing is slow, and nobody mistypes one of a million
 _NAMES_SHOWN = 8
+_ENDINGS = (".jsonl", ".txt", ".parquet")  # of text, tried in a pattern that matches nothing
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
@@ -66,7 +67,8 @@ def _search(folder: Path, parts: tuple[str, ...], wanted: Callable[[Path], bool]
     head, rest = parts[0], parts[1:]
     if is_pattern(head):
         pattern = folder.joinpath(*parts)
-        return pattern if next(glob.iglob(str(pattern), recursive=True), None) is not None else None
+        others = (pattern.with_suffix(ending) for ending in _ENDINGS if pattern.suffix)
+        return next((each for each in (pattern, *others) if _matches(each)), None)
     if head == ".." or (folder / head).exists():
         found = _search(folder / head, rest, wanted)
         if found is not None:
@@ -76,6 +78,10 @@ def _search(folder: Path, parts: tuple[str, ...], wanted: Callable[[Path], bool]
         if names[near] != head and (found := _search(folder / names[near], rest, wanted)) is not None:
             return found
     return None
+
+
+def _matches(pattern: Path) -> bool:
+    return next(glob.iglob(str(pattern), recursive=True), None) is not None
 
 
 def _names(folder: Path) -> list[str]:

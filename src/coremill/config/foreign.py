@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coremill.config import translate
-from coremill.config.translate import Translate, by_words, same, switch
+from coremill.config.translate import DTYPES, Translate, by_words, same, switch, words
 
 _ADAPTERS = "training with adapters comes in a later release; this one trains all weights"
 _COMPILE = "compilation comes in a later release; this one runs the model as it is"
@@ -48,26 +48,15 @@ LATER_VALUES = {
        for name in ("fp16", "float16", "half", "16", "16-mixed", "torch.float16")},
 }  # fmt: skip
 
-
-def _words(*lines: str) -> dict[str, str]:
-    """`theirs theirs -> ours` as a mapping, in lower case."""
-    halves = [line.split(" -> ") for line in lines]
-    return {theirs: ours for names, ours in halves for theirs in names.split()}
-
-
-_DTYPES = _words(
-    "bfloat16 torch.bfloat16 bf16-mixed bf16-true -> bf16",
-    "float32 torch.float32 float 32 32-true no -> fp32",
-)
-_ENGINES = _words(
+_ENGINES = words(
     "ddp multi_cpu multi_gpu data_parallel zero_0 no_shard -> replicate",
     "fsdp fsdp2 full_shard zero zero1 zero2 zero3 hybrid_shard -> shard",
 )
-_OPTIMIZERS = _words(
+_OPTIMIZERS = words(
     "adam adamw_torch adamw_torch_fused adamw_hf adamw_fused fused_adam fusedadam cpuadam deepspeedcpuadam -> adamw",
     "torch.optim.adamw -> adamw",
 )
-_SCHEDULES = _words(
+_SCHEDULES = words(
     "cosine_with_min_lr cosine_with_restarts cosine_annealing cosineannealinglr cosine_with_warmup -> cosine",
     "get_cosine_schedule_with_warmup -> cosine",
     "constant_with_warmup -> constant",
@@ -75,18 +64,18 @@ _SCHEDULES = _words(
 )
 # key: {another tool's value: ours}
 FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
-    "parallel.dtype": _DTYPES,
-    "parallel.wire_dtype": _DTYPES,
+    "parallel.dtype": DTYPES,
+    "parallel.wire_dtype": DTYPES,
     "parallel.engine": _ENGINES,
     "train.schedule": _SCHEDULES,
     "train.optimizer": _OPTIMIZERS,
-    "train.activation_checkpointing": _words("full -> true", "selective -> auto", "none -> false"),
-    "model.attention": _words("flash_attention_2 flash_attention_3 flash fa2 xformers flex_attention auto -> sdpa"),
-    "model.weights": _words("scratch none init from_scratch -> random"),
-    "task": _words("causal_lm clm lm text-generation language-modeling pretrain pretraining pt full -> causal-lm"),
-    "checkpoint.every": _words("no off -> never", "epoch best -> 10m", "steps -> 100steps"),
-    "data.on_bad_rows": _words("ignore drop -> skip", "error fail raise -> stop"),
-    "data.special_tokens": _words("true -> auto", "false -> none"),
+    "train.activation_checkpointing": words("full -> true", "selective -> auto", "none -> false"),
+    "model.attention": words("flash_attention_2 flash_attention_3 flash fa2 xformers flex_attention auto -> sdpa"),
+    "model.weights": words("scratch none init from_scratch -> random"),
+    "task": words("causal_lm clm lm text-generation language-modeling pretrain pretraining pt full -> causal-lm"),
+    "checkpoint.every": words("no off -> never", "epoch best -> 10m", "steps -> 100steps"),
+    "data.on_bad_rows": words("ignore drop -> skip", "error fail raise -> stop"),
+    "data.special_tokens": words("true -> auto", "false -> none"),
 }
 
 

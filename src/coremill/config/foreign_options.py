@@ -32,6 +32,22 @@ _NOT_NEEDED = (
     *("no_python", "multi_cpu", "multi_gpu", "cpu", "use_cpu", "ipex", "mixed_precision", "dynamo_backend"),
     *("use_deepspeed", "use_fsdp", "same_network"),
 )
+_FLAGS = (  # options after which a value may be missing
+    *("standalone", "no_python", "multi_cpu", "multi_gpu", "cpu", "use_cpu", "no_cuda", "ipex", "use_ipex", "use_peft"),
+    *(
+        "use_deepspeed",
+        "use_fsdp",
+        "same_network",
+        "bf16",
+        "fp16",
+        "tf32",
+        "do_train",
+        "do_eval",
+        "packing",
+        "use_lora",
+    ),
+    *("gradient_checkpointing", "load_in_4bit", "load_in_8bit", "torch_compile", "overwrite_output_dir", "plot_loss"),
+)
 _COMMANDS = {
     **dict.fromkeys(("run", "finetune", "fine-tune", "fit", "sft", "pretrain", "pt", "resume", "start"), "train"),
     **dict.fromkeys(("env", "info", "check", "test"), "doctor"),
@@ -93,8 +109,11 @@ def _unknown_words(words: Sequence[str], options: Mapping[str, bool], *, to_scri
         if text in options:
             position += options[text] and not equals
             continue
+        name = plain_name(text.lstrip("-"))
         has_value = following is not None and not _is_option(following)
-        found.append(Word(text, plain_name(text.lstrip("-")), value if equals else following if has_value else None))
+        if name in _FLAGS and str(following).lower() not in ("true", "false", "yes", "no", "1", "0"):
+            has_value = False
+        found.append(Word(text, name, value if equals else following if has_value else None))
         position += has_value and not equals
     return found
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from coremill.config.document import Flaw, KeyPath, dotted_key, read_document
 from coremill.config.keys import TOP, keys, names_in, sections
-from coremill.config.unknown_keys import explain_unknown_key, is_known_elsewhere, plain_name
+from coremill.config.unknown_keys import explain_unknown_key, is_known_elsewhere, plain_name, unknown_section
 from coremill.errors import InputError
 
 
@@ -149,14 +149,16 @@ class Settings:
     def _settle_unknown(self, parent: str, own: KeyPath, value: Any, origin_of: Callable[[KeyPath], Origin]) -> None:
         """Say what was meant by the key, and in a section of another tool by those inside it."""
         unknown = explain_unknown_key(parent, str(own[-1]), value, self.given)
-        inside = value if isinstance(value, Mapping) and (unknown.is_guess or unknown.is_single) else {}
-        meant = {
-            (*own, name): explain_unknown_key(dotted_key(own), str(name), one, self.given)
-            for name, one in inside.items()
-            if is_known_elsewhere(str(name), ours=not unknown.targets or unknown.is_single)
-        }
-        if not meant or (unknown.targets and not unknown.is_single):  # a section's name mistyped, and what is in it
-            meant = {own: unknown, **meant}
+        meant = {own: unknown}
+        if isinstance(value, Mapping) and unknown.may_be_section:
+            mistyped = unknown.targets and not unknown.is_single  # what is ours in it is fine, once it is moved
+            meant |= {
+                (*own, name): explain_unknown_key(dotted_key(own), str(name), one, self.given)
+                for name, one in value.items()
+                if is_known_elsewhere(str(name), ours=not mistyped)
+            }
+            if len(meant) > 1 and not mistyped:
+                meant[own] = unknown_section(dotted_key(own))
         for path, found in meant.items():
             self._report(
                 found.what, origin_of(path), dotted_key(path), why=found.why, do=found.do, doubtful=found.targets

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from coremill.config.document import Flaw, dotted_key, read_document
 from coremill.config.keys import keys
 from coremill.config.layers import DEFAULT, Origin, Problem, Settings, said, within
-from coremill.config.places import Places, find_places, meant_beside, with_paths
+from coremill.config.places import Places, find_places, meant_beside, relative_paths, with_paths
 from coremill.config.rules import Breach, breaches_of
 from coremill.config.run_files import read_run_file
 from coremill.config.schema import BUILT_IN, RunConfig
@@ -60,7 +60,10 @@ class LoadedConfig:
         except InputError as error:
             key, colon, value = (error.where or "").partition(": ")
             full_name = "model.name" if key == "model" else key
-            if near := meant_beside(self.config, full_name, self.path):
+            near = meant_beside(self.config, full_name, self.path)
+            if near is not None and "did you mean" not in (error.do or ""):
+                error.what = f"there is no {relative_paths(self.config)[full_name]}"
+                error.why = "it is neither in the current folder nor beside the run file"
                 error.do = f"did you mean {near}, beside the run file?"
             origin = self.origins.get(key) or self.origins.get(f"{key}.name", DEFAULT)
             if origin is not DEFAULT:  # --set shows the value already

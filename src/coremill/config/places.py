@@ -101,15 +101,15 @@ def with_paths(config: RunConfig, paths: Mapping[str, str]) -> RunConfig:
 def is_there(key: str, path: str) -> bool:
     """Whether what a key wants lies at a path: a folder, or files."""
     expanded = Path(path).expanduser()
-    if key in _FOLDER_KEYS:
-        return expanded.is_dir()
+    if key in _FOLDER_KEYS:  # a file in it is refused later, by its name
+        return expanded.is_dir() or (expanded.suffix != "" and expanded.is_file())
     return expanded.exists() or next(glob.iglob(str(expanded), recursive=True), None) is not None
 
 
 def meant_beside(config: RunConfig, key: str, run_file: Path | None) -> str | None:
     """For a path that is in neither folder: one near it beside the run file."""
     written = relative_paths(config).get(key)
-    if run_file is None or written is None or is_there(key, written):
+    if run_file is None or written is None or is_there(key, written) or _is_same_folder(run_file.parent, Path()):
         return None
     near = nearest_path(str(run_file.parent / written))
     return near if near is not None and is_there(key, near) else None

@@ -7,7 +7,7 @@ the cure, or None where the value does not say enough. The table of names that u
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,17 @@ LENGTH = (
 )
 DEVICES = "num_processes nproc_per_node nproc world_size num_gpus gpus devices"
 CONFIGS = "dataset_config_name dataset_config subset"
+
+
+def words(*lines: str) -> dict[str, str]:
+    """`theirs theirs -> ours` as a mapping, theirs in lower case."""
+    halves = [line.split(" -> ") for line in lines]
+    return {theirs: ours for names, ours in halves for theirs in names.split()}
+
+
+DTYPES = words(
+    "bfloat16 torch.bfloat16 bf16-mixed bf16-true -> bf16", "float32 torch.float32 float 32 32-true no -> fp32"
+)
 
 
 @dataclass(frozen=True)
@@ -58,11 +69,11 @@ def same(target: str) -> Translate:
     return lambda value, _: Cure({target: value}) if value is not None and accepts(target, value) else None
 
 
-def by_words(target: str, words: Mapping[str, Any]) -> Translate:
+def by_words(target: str, theirs: Mapping[str, Any]) -> Translate:
     """Our word for another tool's, or the same word."""
 
     def translate(value: Any, given: Given) -> Cure | None:
-        ours = words.get(str(value).lower())
+        ours = theirs.get(str(value).lower())
         return same(target)(value, given) if ours is None else Cure({target: ours})
 
     return translate
@@ -89,9 +100,9 @@ def evaluation_interval(value: Any, given: Given) -> Cure | None:
     """`eval_steps: 50`, with something to evaluate on."""
     if not accepts("evaluation.every_steps", value):
         return None
-    named = ("val_set_size", "val_size", "test_size", "evaluation_fraction", "evaluation_source", "evaluation_split")
-    named += ("validation_file", "eval_file", "eval_files", "eval_dataset", "eval_split", "test_file")
-    rows = {} if any(name in given for name in named) else {"data.evaluation_fraction": 0.05}
+    named = "val_set_size val_size test_size validation_file eval_file eval_files eval_dataset eval_split test_file"
+    named += " evaluation_fraction evaluation_source evaluation_split"
+    rows = {} if any(name in given for name in named.split()) else {"data.evaluation_fraction": 0.05}
     return Cure({"evaluation.every_steps": value, **rows})
 
 
@@ -132,9 +143,7 @@ def dtype_of(value: Any, _: Given) -> Cure | None:
     """bf16: true, torch_dtype: bfloat16, DeepSpeed's {enabled: true}."""
     if isinstance(value, Mapping):
         value = value.get("enabled")
-    named = {"true": "bf16", "bfloat16": "bf16", "torch.bfloat16": "bf16", "bf16-mixed": "bf16", "bf16": "bf16"}
-    named |= {"float32": "fp32", "torch.float32": "fp32", "fp32": "fp32", "no": "fp32", "auto": AUTO}
-    ours = named.get(str(value).lower())
+    ours = {"true": "bf16", "bf16": "bf16", "fp32": "fp32", "auto": AUTO, **DTYPES}.get(str(value).lower())
     if ours == "bf16":
         return Cure({"parallel.dtype": ours}, ", or leave it out: auto takes bf16 where this CPU is fast at it")
     return Cure() if value is False or ours == AUTO else Cure({"parallel.dtype": ours}) if ours else None
@@ -147,7 +156,7 @@ def fp16_of(value: Any, given: Given) -> Cure | None:
 def dataset_source(value: Any, given: Given) -> Cure | None:
     """A name of the hub with its config, or files."""
     if isinstance(value, list | tuple):
-        return dataset_source(value[0], given) if len(value) == 1 else _several(value)
+        return dataset_source(value[0], given) if len(value) == 1 else None
     if isinstance(value, Mapping):
         named = value.get("path") or value.get("source") or value.get("dataset")
         if named in _LISTED:
@@ -162,10 +171,6 @@ def dataset_source(value: Any, given: Given) -> Cure | None:
         return None
     config = next((given[name] for name in CONFIGS.split() if isinstance(given.get(name), str)), None)
     return Cure({"data.source": f"hf://{value}" + (f":{config}" if config else "")}, ", if it is one of the hub")
-
-
-def _several(values: Iterable[Any]) -> Cure | None:
-    return None
 
 
 def held_out(value: Any, _: Given) -> Cure | None:

@@ -33,6 +33,11 @@ class UnknownKey:
     is_guess: bool = False  # nobody knows the name; at most it is like one
     is_single: bool = False  # a key of ours that holds one value
 
+    @property
+    def may_be_section(self) -> bool:
+        """Whether a section of another tool may be behind it, whose keys say more."""
+        return self.is_guess or self.is_single
+
 
 def explain_unknown_key(
     section: str, name: str, value: Any = None, given: Mapping[str, Any] | None = None
@@ -50,6 +55,12 @@ def explain_unknown_key(
         or _of_another_tool(dotted, word, value, given or {word: value})
         or _misspelt(section, dotted, word)
     )
+
+
+def unknown_section(dotted: str) -> UnknownKey:
+    """A section of another tool: its keys are explained one by one."""
+    why = f"the sections of a run file are {', '.join(name for name in sections() if name)}"
+    return UnknownKey(f"unknown section {dotted}", why, "remove it, and give its keys their places here (below)")
 
 
 def is_known_elsewhere(name: str, *, ours: bool) -> bool:

@@ -25,7 +25,7 @@ from coremill.data.files import read_jsonl, read_parquet, read_txt
 from coremill.data.hub_datasets import PREFIX, Dataset, open_dataset, resolve_dataset
 from coremill.data.pieces import Piece
 from coremill.errors import InputError
-from coremill.nearby import PATH_ADVICE, is_pattern, nearest_path, what_is_in
+from coremill.nearby import PATH_ADVICE, nearest_path, what_is_in
 
 FileKind = Literal["txt", "jsonl", "parquet"]
 KIND_OF_SUFFIX: dict[str, FileKind] = {".txt": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
@@ -184,9 +184,6 @@ def _matching_files(pattern: str, setting: str) -> tuple[str, ...]:
 def _what_was_meant(pattern: str) -> str:
     """The nearest path that is there; for what has no ending, perhaps a dataset of the hub."""
     near = nearest_path(pattern)
-    if near is None and is_pattern(pattern):  # the folder is right, the ending is not
-        others = (str(Path(pattern).with_suffix(suffix)) for suffix in KIND_OF_SUFFIX)
-        near = next((other for other in others if glob.glob(str(Path(other).expanduser()), recursive=True)), None)
     if near is not None:
         return f"did you mean {near}?"
     if _HUB_NAME.fullmatch(pattern):
