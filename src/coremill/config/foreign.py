@@ -267,6 +267,19 @@ _FOREIGN = (
             " plot_loss include_tokens_per_second include_num_input_tokens_seen disable_tqdm wall_clock_breakdown"
             " log_peak_memory_stats metric_logger logging_nan_inf_filter",
             "every step is written to RUN/events, and drawn in RUN/report.html", "remove it"),
+    Foreign("report_to wandb_project wandb_entity wandb_run_name use_wandb wandb use_swanlab mlflow_tracking_uri"
+            " use_tensorboard logger_name trackio_project",
+            "every step is written to RUN/events, one JSON object a line, and drawn in RUN/report.html",
+            "remove it; coremill report RUN --json has the numbers"),
+    Foreign("load_best_model_at_end metric_for_best_model greater_is_better early_stopping_patience"
+            " early_stopping_threshold", "the last step is what is exported",
+            "remove it; evaluation.every_steps shows on the way how the loss on other text goes"),
+    Foreign("push_to_hub hub_model_id hub_token hub_strategy hub_private_repo",
+            "the trained model is left in RUN/export", "remove it; afterwards run: hf upload OWNER/NAME RUN/export"),
+    Foreign("freeze_layers freeze_trainable_layers unfrozen_parameters freeze_vision_tower freeze_embeddings"
+            " trainable_parameters", "all weights are trained in this release", "remove it"),
+    Foreign("min_lr min_lr_ratio lr_min eta_min cosine_min_lr_ratio min_lr_rate", "linear and cosine decay to zero",
+            "remove it"),
     Foreign("run_name experiment_name exp_name", "a run is called as its folder", "set run.folder: runs/NAME",
             ("run.folder",),
             lambda value, _: translate.Cure({"run.folder": f"runs/{value}"}) if isinstance(value, str) else None),

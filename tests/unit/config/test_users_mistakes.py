@@ -62,6 +62,7 @@ FILES = [
     ("Trainer", STEPS + "deepspeed: ds_config.json", "set parallel.engine: shard"),
     ("Trainer", STEPS + "fsdp: full_shard auto_wrap", "set parallel.engine: shard"),
     ("Trainer", STEPS + "dataloader_num_workers: 4\ngroup_by_length: true", "remove it"),
+    ("Trainer", STEPS + "report_to: wandb\nload_best_model_at_end: true\npush_to_hub: true", "remove it"),
     ("run_clm", STEPS + "model_name_or_path: built-in\ntokenizer_name: built-in", "set model: built-in"),
     ("run_clm", STEPS + "dataset_name: Salesforce/wikitext\ndataset_config_name: wikitext-2-raw-v1", "set data.source: hf://Salesforce/wikitext:wikitext-2-raw-v1"),
     ("run_clm", STEPS + "train_file: texts/train.jsonl\nvalidation_file: texts/valid.jsonl", "set data.evaluation_source: texts/valid.jsonl"),
