@@ -310,7 +310,10 @@ def config_show(config: ConfigPath = None, settings: Settings = None, as_json: A
     loaded = load_config(config, settings or [])
     with loaded.placing():
         require_named_code(loaded.located.model)
-    print(json.dumps(loaded.config.model_dump(mode="json"), indent=2) if as_json else show(loaded))
+    if as_json:
+        print(json.dumps(loaded.config.model_dump(mode="json"), indent=2))
+    else:
+        print(*(f"# {note}" for note in loaded.places.notes), show(loaded), sep="\n")
 
 
 @config_app.command("schema")

@@ -126,25 +126,25 @@ def explain(error: Exception, kind: Kind, name: str, revision: str | None, where
             )
             setting = f"{where}.revision" if (kind, fault) == ("model", "no revision") else where
             if kind == "model" and fault in ("bad name", "not found", "unreachable"):
-                what, why, do = _perhaps_a_folder(name, where) or (what, why, do)
+                on_hub = why if fault == "not found" else "nor could it be found on the hub"
+                what, why, do = _perhaps_a_folder(name, where, on_hub) or (what, why, do)
             return InputError(what, where=setting, why=why or None, do=do or None)
     return None
 
 
-def _perhaps_a_folder(name: str, setting: str) -> tuple[str, str, str] | None:
+def _perhaps_a_folder(name: str, setting: str, on_hub: str) -> tuple[str, str, str] | None:
     """For a name that is no model: what, why and do where an address or a folder of this machine was meant."""
     if address := _ADDRESS.fullmatch(name):
-        return f"{name} is an address, not a hub id", "", f"set {setting}: {address[1] or address[2]}"
-    near = nearest_path(name, Path.is_dir)
-    if near is not None:
         return (
-            f"there is no folder {name}",
-            f"{what_is_in(name)}; nor is it a model of the hub",
-            f"did you mean {near}?",
+            f"{name} is an address, not a hub id",
+            "a model is named owner/name",
+            f"set {setting}: {address[1] or address[2]}",
         )
-    if "/" in name and Path(name).parent.is_dir():
-        return f"there is no folder {name}", f"{what_is_in(name)}; nor is it a model of the hub", PATH_ADVICE
-    return None
+    near = nearest_path(name, Path.is_dir)
+    if near is None and not ("/" in name and Path(name).parent.is_dir()):
+        return None
+    do = PATH_ADVICE if near is None else f"did you mean {near}?"
+    return f"there is no folder {name}", f"{what_is_in(name)}; {on_hub}", do
 
 
 def is_unreachable(error: BaseException) -> bool:

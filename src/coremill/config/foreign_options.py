@@ -101,7 +101,7 @@ def _unknown_words(words: Sequence[str], options: Mapping[str, bool], *, to_scri
             positionals += 1
             if to_script:
                 break
-            if positionals > 1 and "=" in word:
+            if positionals > 1 and "=" in word and "--set" in options:
                 name, _, value = word.partition("=")
                 found.append(Word(word, plain_name(name), value))
             continue
@@ -131,7 +131,7 @@ def _explain(word: Word, given: Mapping[str, Any], command: str, options: Mappin
     what = f"{command} has no option {word.text}" if is_option else f"{word.text} is not an argument of {command}"
     where = f"command line ({word.text}{f' {word.value}' if is_option and word.value is not None else ''})"
     own, of_launchers = f"--{word.name.replace('_', '-')}", _RANKS.get(word.name, "")
-    if own in options:
+    if is_option and own in options:
         value = f" {word.value}" if word.value is not None and options[own] else ""
         return InputError(what, where=where, why="options are written with hyphens here", do=f"write {own}{value}")
     if of_launchers and of_launchers.partition(" ")[0] in options:
