@@ -16,7 +16,7 @@ _CLOSE_ENOUGH = 0.7  # difflib's ratio: lets through `stepz`, `learning_rte`, `s
 _PATHS_TRIED = 3  # of the names near one part of a path
 _NAMES_READ = 2000  # of a folder: comparing is slow, and nobody mistypes one of a million
 _NAMES_SHOWN = 8
-_ENDINGS = (".jsonl", ".txt", ".parquet")  # of text, tried in a pattern that matches nothing
+_ENDINGS = (".jsonl", ".json", ".txt", ".csv", ".tsv", ".parquet")  # of text, tried in a pattern that matches nothing
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:

@@ -24,11 +24,12 @@ from coremill.config.places import Places, find_places, meant_beside, relative_p
 from coremill.config.rules import Breach, breaches_of
 from coremill.config.run_files import read_run_file
 from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.config.wrong_items import explain_items
 from coremill.config.wrong_values import explain_value
 from coremill.errors import ConfigError, InputError
 
 COMMAND_LINE = "command line"
-_NAMES_A_RUN = (("model", "name"), ("model", "config"), ("data", "source"))
+_NAMES_A_RUN = (("model", "name"), ("model", "config"), ("data", "source"), ("data", "sources"))
 
 
 @dataclass(frozen=True)
@@ -143,11 +144,17 @@ def _validate(settings: Settings) -> tuple[RunConfig, list[Problem]]:
         return RunConfig.model_validate(settings.nested()), problems
     except ValidationError as error:
         # a key with several alternatives gives several errors, their loc going on inside it; it gets one message
-        found = [(dotted_key(detail["loc"][:2]), dotted_key(detail["loc"][:1])) for detail in error.errors()]
-        bad = dict.fromkeys(two if two in keys() else one for two, one in found)
-    for dotted in bad:
-        origin = settings.origin_of(dotted)
-        problems.append(Problem(explain_value(keys()[dotted], settings.value_of(dotted), origin), origin, (dotted,)))
+        bad: dict[str, list[tuple[int | str, ...]]] = {}
+        for detail in error.errors():
+            two, one = dotted_key(detail["loc"][:2]), dotted_key(detail["loc"][:1])
+            bad.setdefault(two if two in keys() else one, []).append(detail["loc"][2:])
+    for dotted, places in bad.items():
+        key, value, origin = keys()[dotted], settings.value_of(dotted), settings.origin_of(dotted)
+        if key.inside and isinstance(value, list) and all(places):
+            found = explain_items(key, value, places, settings)
+        else:
+            found = [explain_value(key, value, origin)]
+        problems += [Problem(problem, origin, (dotted,)) for problem in found]
         settings.drop(dotted)
     return RunConfig.model_validate(settings.nested()), problems
 
@@ -185,4 +192,6 @@ def _breach_problem(breach: Breach, settings: Settings, file: str) -> Problem:
 
 def _all_origins(settings: Settings) -> dict[str, Origin]:
     origins = {dotted: settings.origin_of(dotted) for dotted in keys()}
-    return origins | {dotted_key(path): settings.origins[path] for path in settings.values if len(path) > 2}
+    inside = [path for path in settings.values if len(path) > 2]
+    inside += [path for path in settings.origins if len(path) > 1 and str(path[1]).endswith("]")]
+    return origins | {dotted_key(path): settings.origins[path] for path in inside}

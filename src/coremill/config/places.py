@@ -77,8 +77,14 @@ def places_recorded(config: RunConfig, places: Places, record: Mapping[str, Mapp
 
 def relative_paths(config: RunConfig) -> dict[str, str]:
     """The settings that may be relative paths, by key."""
-    found = ((key, value_at(config, key)) for key in PATH_KEYS)
-    return {key: value for key, value in found if value is not None and _may_be_relative(value)}
+    found = {key: value_at(config, key) for key in PATH_KEYS}
+    found |= {_listed(place): one.source for place, one in enumerate(config.data.sources or ())}
+    return {key: value for key, value in found.items() if value is not None and _may_be_relative(value)}
+
+
+def _listed(place: int) -> str:
+    """The key of one of several sources."""
+    return f"data.sources[{place}].source"
 
 
 def value_at(config: RunConfig, key: str) -> str | None:
@@ -90,9 +96,16 @@ def value_at(config: RunConfig, key: str) -> str | None:
 
 
 def with_paths(config: RunConfig, paths: Mapping[str, str]) -> RunConfig:
-    """The config with other paths under some of `PATH_KEYS`."""
+    """The config with other paths under some of `PATH_KEYS`, or in the list of sources."""
     for key, path in paths.items():
         section, _, name = key.partition(".")
+        if key not in PATH_KEYS:
+            entries = [
+                one.model_copy(update={"source": path}) if key == _listed(place) else one
+                for place, one in enumerate(config.data.sources or ())
+            ]
+            config = config.model_copy(update={"data": config.data.model_copy(update={"sources": entries})})
+            continue
         value = getattr(config, section).model_copy(update={name: path}) if name else path
         config = config.model_copy(update={section: value})
     return config

@@ -7,7 +7,7 @@ the cure, or None where the value does not say enough. The table of names that u
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,10 +57,12 @@ Translate = Callable[[Any, Given], Cure | None]
 def accepts(key: str, value: Any) -> bool:
     """Whether the schema takes a value under one of our keys."""
     section, _, name = key.partition(".")
+    listed, in_list, inner = re.sub(r"\[\d*\]\.", "[].", name).partition("[].")
+    inside = {listed: [{inner: value}]} if in_list else {name: value}
     try:
-        RunConfig.model_validate({section: {name: value} if name else value})
-    except ValidationError:
-        return False
+        RunConfig.model_validate({section: inside if name else value})
+    except ValidationError as error:  # an entry of a list may lack other keys
+        return bool(in_list) and not any(inner in detail["loc"] for detail in error.errors())
     return True
 
 
@@ -156,7 +158,7 @@ def fp16_of(value: Any, given: Given) -> Cure | None:
 def dataset_source(value: Any, given: Given) -> Cure | None:
     """A name of the hub with its config, or files."""
     if isinstance(value, list | tuple):
-        return dataset_source(value[0], given) if len(value) == 1 else None
+        return dataset_source(value[0], given) if len(value) == 1 else _several(value)
     if isinstance(value, Mapping):
         named = value.get("path") or value.get("source") or value.get("dataset")
         if named in _LISTED:
@@ -173,6 +175,12 @@ def dataset_source(value: Any, given: Given) -> Cure | None:
     return Cure({"data.source": f"hf://{value}" + (f":{config}" if config else "")}, ", if it is one of the hub")
 
 
+def _several(values: Sequence[Any]) -> Cure | None:
+    found = [dataset_source(value, {}) for value in values]
+    named = [cure.settings["data.source"] for cure in found if cure is not None]
+    return Cure({"data.sources": named}) if named and len(named) == len(values) else None
+
+
 def held_out(value: Any, _: Given) -> Cure | None:
     """val_set_size: a share, or a number of rows, which we do not have."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -184,6 +192,8 @@ def as_written(value: Any) -> str:
     """A value as a run file has it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_written, value))}]"
     return str(value)
 
 

@@ -63,6 +63,7 @@ FILES = [
     ("Trainer", STEPS + "fsdp: full_shard auto_wrap", "set parallel.engine: shard"),
     ("Trainer", STEPS + "dataloader_num_workers: 4\ngroup_by_length: true", "remove it"),
     ("Trainer", STEPS + "report_to: wandb\nload_best_model_at_end: true\npush_to_hub: true", "remove it"),
+    ("Axolotl", STEPS + "datasets: [{path: a.jsonl}, {path: b.csv}]", "set data.sources: [a.jsonl, b.csv]"),
     ("run_clm", STEPS + "model_name_or_path: built-in\ntokenizer_name: built-in", "set model: built-in"),
     ("run_clm", STEPS + "dataset_name: Salesforce/wikitext\ndataset_config_name: wikitext-2-raw-v1", "set data.source: hf://Salesforce/wikitext:wikitext-2-raw-v1"),
     ("run_clm", STEPS + "train_file: texts/train.jsonl\nvalidation_file: texts/valid.jsonl", "set data.evaluation_source: texts/valid.jsonl"),
@@ -260,6 +261,18 @@ def test_relative_paths_are_looked_for_beside_the_run_file_too(project, monkeypa
     assert code == 0 and "taken beside the run file, project/models/tiny" in out
 
 
+def test_each_of_several_sources_is_looked_for(project, monkeypatch):
+    text = "data: {sources: [{source: texts/part.jsonl, share: 0.5}, {source: here.txt, share: 0.5}]}\n"
+    (project / "run.yaml").write_text(text + STEPS)
+    monkeypatch.chdir(project.parent)
+    Path("here.txt").write_text("some words")
+    loaded = load_config(Path("project/run.yaml"))
+    assert [one.source for one in loaded.located.data.sources or ()] == ["project/texts/part.jsonl", "here.txt"]
+    (project / "run.yaml").write_text(text.replace("part", "prt") + STEPS)
+    with pytest.raises(InputError, match=r"(?s)run.yaml:1 \(data.sources\[0\].source\).*mean project/texts/part.jsonl"):
+        look_at(load_config(Path("project/run.yaml")))
+
+
 def test_the_current_folder_wins_and_says_so(project, monkeypatch):
     (project / "run.yaml").write_text(as_yaml(PROJECT))
     make_config_folder(project.parent / "models" / "tiny", "llama")
@@ -376,7 +389,7 @@ def follow(tree: dict[str, Any], problems: tuple[InputError, ...]) -> dict[str, 
         elif do.startswith(("set ", "use ")):
             remove(tree, key)
             for ours, value in re.findall(
-                r"([a-z_]+(?:\.[a-z_0-9]+)*): ([^\s,;]+)", re.split(r" \(|, or |, which ", do)[0]
+                r"([a-z_]+(?:\.[a-z_0-9]+)*): (\[.*\]|[^\s,;]+)", re.split(r" \(|, or |, which ", do)[0]
             ):
                 place(tree, ours, read_document(value).value)
         elif do.startswith("remove it"):
