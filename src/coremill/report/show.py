@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coremill.files import write_whole
-from coremill.report.readers.page import render_page
+from coremill.report.page.run_page import render_page
 from coremill.report.readers.report_json import summary_text
 from coremill.report.summary import summarise
 from coremill.report.summary_screen import render_summary

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from coremill.config.show import show
 from coremill.errors import InputError
 from coremill.files import write_whole
 from coremill.hardware.probe import environment_snapshot, probe_node
+from coremill.redaction import redact
 from coremill.report.events import reset_events
 from coremill.report.summary import summarise
 from coremill.run.folder import RunFolder
@@ -151,7 +155,16 @@ def write_orders(
     if leads:
         write_whole(folder.plan, json.dumps(orders.plan.to_json(), indent=2) + "\n")
     node_rank = 0 if node is None else node.node_rank
-    write_whole(folder.orders_of(node_rank), json.dumps(orders.to_json(), indent=2) + "\n")
+    document = {**orders.to_json(), "command": command_line(sys.argv)}
+    write_whole(folder.orders_of(node_rank), json.dumps(document, indent=2) + "\n")
+
+
+def command_line(argv: Sequence[str]) -> str | None:
+    """What the user typed, for the report; None where coremill was called from a program."""
+    program = Path(argv[0])
+    if program.name != "coremill" and (program.name, program.parent.name) != ("__main__.py", "coremill"):
+        return None
+    return redact(shlex.join(["coremill", *argv[1:]]))
 
 
 def say_dry_run(orders: Orders, folder: RunFolder, console: Console) -> None:

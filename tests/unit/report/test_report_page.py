@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from coremill.report.charts import line_chart, nice_ticks, show_tick
-from coremill.report.readers.page import render_page, show_cpus
+from coremill.report.page.charts import Curve, line_chart, nice_ticks, show_tick
+from coremill.report.page.document import show_cpus
+from coremill.report.page.run_page import render_page
 from coremill.report.summary import summarise
 from unit.report.fake_run import fake_plan, make_fake_run, write_line, write_report
 
@@ -102,7 +103,7 @@ def test_ticks_are_round_and_cover_the_range() -> None:
 
 
 def test_a_gap_in_a_curve_lifts_the_pen() -> None:
-    chart = line_chart(name="n", title="t", description="d", x=[1, 2, 3, 4], y=[1.0, None, 2.0, 3.0], show=str)
+    chart = line_chart(title="t", description="d", curves=[Curve("n", [1, 2, 3, 4], [1.0, None, 2.0, 3.0])], show=str)
     path = re.search(r' d="([^"]*)"', chart)
     assert path is not None and path.group(1).count("M") == 2 and path.group(1).count("L") == 1
 
