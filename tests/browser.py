@@ -108,7 +108,12 @@ def browser() -> Iterator[Page]:
     assert CHROMIUM, WHY_NOT
     with tempfile.TemporaryDirectory(prefix="browser-") as home:
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
-        options += ["--no-first-run", "--disable-extensions", "--disable-background-networking", "--force-color-profile=srgb"]
+        options += [
+            "--no-first-run",
+            "--disable-extensions",
+            "--disable-background-networking",
+            "--force-color-profile=srgb",
+        ]
         options += [f"--user-data-dir={home}", "--remote-debugging-port=0", "about:blank"]
         command = wrapped([CHROMIUM, *options], launcher_pid=os.getpid(), cpus=None)
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from coremill.files import write_whole
 from coremill.hardware.probe import environment_snapshot, probe_node
 from coremill.redaction import redact
 from coremill.report.events import reset_events
+from coremill.report.page.server import listen
 from coremill.report.summary import summarise
 from coremill.run.folder import RunFolder
 from coremill.run.machines import Place
@@ -48,6 +50,17 @@ class Options:
     dry_run: bool = False
     fresh: bool = False
     force: bool = False
+    page: bool = False  # a live page, at this port
+    port: int | None = None
+
+
+def listen_for_page(options: Options) -> socket.socket | None:
+    """Take the port of the live page before anything is started; None where there is to be no page."""
+    if options.port is not None and not options.page:
+        raise InputError(
+            "--port is for the live page", where=f"--port {options.port}", do="add --page, or leave it out"
+        )
+    return listen(options.port or 0) if options.page and not options.dry_run else None
 
 
 def folder_of(loaded: LoadedConfig) -> RunFolder:

@@ -29,6 +29,7 @@ class Curve:
     color: int = 0  # of the page's colours for curves
     dots: Sequence[tuple[float, float]] = ()
     dots_name: str = "evaluation"
+    is_noisy: bool = True  # a long one is also drawn smoothed
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def line_chart(
     references: Sequence[Reference] = (),
     marks: Sequence[Mark] = (),
     from_zero: bool = False,
+    explains_marks: bool = True,
     group: str = "steps",
 ) -> Markup:
     """Curves with round ticks; charts of one `group` have the same axis, and their pointers move together."""
@@ -127,7 +129,8 @@ def line_chart(
         legend += keys
     legend += [(f"key-dash ref-{index}", reference.name) for index, reference in enumerate(references)]
     inside = [mark for mark in marks if frame.x_low <= mark.x <= frame.x_high]
-    legend += [(f"key-mark {kind}", kind) for kind in dict.fromkeys(mark.kind for mark in inside)]
+    if explains_marks:
+        legend += [(f"key-mark {kind}", kind) for kind in dict.fromkeys(mark.kind for mark in inside)]
     placed = [
         *(_reference(frame, reference, index) for index, reference in enumerate(references)),
         *(_mark(frame, mark) for mark in inside),
@@ -204,7 +207,7 @@ def _draw(frame: _Frame, curve: Curve, *, of_several: bool) -> tuple[list[Markup
     """A long curve also smoothed, over itself; with what the legend says of it."""
     css, key = f"curve curve-{curve.color}", f"key-line curve-{curve.color}"
     count = sum(_is_known(y) for y in curve.y)
-    window = len(curve.x) // 25 if count >= SMOOTH_FROM_POINTS else 0
+    window = len(curve.x) // 25 if curve.is_noisy and count >= SMOOTH_FROM_POINTS else 0
     dots = [(f"key-dot curve-{curve.color}", curve.dots_name)] if curve.dots and not of_several else []
     if not window:
         return [_path(frame, curve.x, curve.y, css)], [(key, curve.name), *dots]

@@ -42,8 +42,8 @@ def curves(summary: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     marks = [Mark(one["kind"], one["step"], f"{one['text']}, step {one['step']:,}") for one in summary["marks"]]
     return [
         ("Loss", _loss_chart(summary, marks)),
-        ("Learning rate", _plain_chart(summary, marks, "learning_rate", "learning rate")),
-        ("Gradient norm", _plain_chart(summary, marks, "gradient_norm", "gradient norm")),
+        ("Learning rate", _plain_chart(summary, marks, "learning_rate", is_noisy=False)),
+        ("Gradient norm", _plain_chart(summary, marks, "gradient_norm")),
         ("Tokens per second", _throughput_chart(summary, marks)),
     ]
 
@@ -66,15 +66,17 @@ def _loss_chart(summary: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
     )
 
 
-def _plain_chart(summary: Mapping[str, Any], marks: Sequence[Mark], key: str, name: str) -> Markup:
+def _plain_chart(summary: Mapping[str, Any], marks: Sequence[Mark], key: str, *, is_noisy: bool = True) -> Markup:
+    name = key.replace("_", " ")
     values = [value for value in summary["series"][key] if value is not None]
     spread = f"Between {short_number(min(values))} and {short_number(max(values))}." if values else ""
     return line_chart(
         title=f"{name.capitalize()} by step",
         description=spread,
-        curves=[Curve(name, summary["series"]["step"], summary["series"][key])],
+        curves=[Curve(name, summary["series"]["step"], summary["series"][key], is_noisy=is_noisy)],
         show=short_number,
         marks=marks,
+        explains_marks=False,
         from_zero=True,
     )
 
@@ -89,6 +91,7 @@ def _throughput_chart(summary: Mapping[str, Any], marks: Sequence[Mark]) -> Mark
         show=terminal.format_rate,
         references=references,
         marks=marks,
+        explains_marks=False,
         from_zero=True,
     )
 
