@@ -33,7 +33,7 @@ def test_a_run_with_a_page_that_is_killed_and_a_visitor_that_takes_nothing(scene
         out = running.process.stdout
         assert out is not None
         said = ""
-        while not (found := re.search(r"live page: http://127\.0\.0\.1:(\d+)/", said)):
+        while not (found := re.search(r"live page: http://127.0.0.1:(\d+)/", said)):
             line = out.readline()
             assert line, said
             said += line

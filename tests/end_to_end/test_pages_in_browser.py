@@ -95,7 +95,7 @@ class Served:
         self.process = subprocess.Popen(command, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}, **pipes)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        found = re.search(r"http://127.0.0.1:(\d+)/", line)
         assert found, line + self.process.stdout.read()
         self.address, self.port = found.group(), int(found.group(1))
 
