@@ -2,8 +2,8 @@
 
     python scripts/draw_pages.py runs/pictures
 
-Three runs of the tiny example, 120 steps long: as it is, stopped halfway (`coremill stop`) and continued by the same
-command; with a learning rate three times as high; and on two ranks. Runs that are there already are not run again.
+Three runs of the tiny example, 80 steps of 512 tokens: as it is, stopped halfway (`coremill stop`) and continued by
+the same command; with a learning rate three times as high; and on two ranks. What is there already is not run again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ sys.path.insert(0, str(ROOT / "tests"))
 from browser import browser  # noqa: E402
 
 EXAMPLE = "examples/tiny-from-scratch.yaml"
-COMMON = ("train.steps=120", "train.warmup_steps=20", "evaluation.every_steps=20", "checkpoint.every=20steps")
+COMMON = ("train.steps=80", "train.warmup_steps=16", "train.tokens_per_step=512", "evaluation.every_steps=16")
+COMMON = (*COMMON, "checkpoint.every=16steps", "parallel.threads_per_rank=1")
 RUNS = {
     "tiny": ("--nproc=1",),
     "tiny-high-rate": ("--nproc=1", "--set=train.learning_rate=6.0e-3"),
     "tiny-two-ranks": ("--nproc=2",),
 }
-STOPPED_AT_STEP = 50
+STOPPED_AT_STEP = 36
 COREMILL = str(Path(sys.executable).with_name("coremill"))
 
 

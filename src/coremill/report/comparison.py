@@ -30,7 +30,8 @@ from coremill.report.terminal import (
     print_verbatim,
 )
 
-RIGHT_WITHIN = 0.10  # of the measured value
+RIGHT_WITHIN = 0.10  # of the planned value
+SAME_SPEED_WITHIN = 0.02  # the same command twice differs by as much
 PLANNED = ("tokens_per_second", "step_seconds", "memory_bytes_per_rank")
 ALWAYS_DIFFERENT = ("run.folder",)
 WHAT_A_LOSS_IS_OF = ("data.", "tokenizer", "task", "train.seed")  # of which rows, in which tokens
@@ -141,19 +142,25 @@ def verdicts(document: Values) -> list[str]:
         what = "loss on held-out data" if lowest["of"] == "evaluation" else "training loss at the end"
         lines.append(f"lowest {what}: {lowest['run']}")
     if fastest["planned"] and fastest["measured"]:
-        agrees = "and so it came" if fastest["planned"] == fastest["measured"] else f"but {fastest['measured']} was"
-        lines.append(f"fastest: the plans said {fastest['planned']}, {agrees}")
-    lines += [_verdict_on_plan(run) for run in document["runs"]]
+        rates = {run["name"]: run["measured"]["tokens_per_second"] or 0.0 for run in document["runs"]}
+        hardly = rates[fastest["planned"]] > (1 - SAME_SPEED_WITHIN) * rates[fastest["measured"]]
+        slower = "but there is hardly a difference" if hardly else f"but {fastest['measured']} was"
+        came = "and so it came" if fastest["planned"] == fastest["measured"] else slower
+        lines.append(f"fastest: the plans said {fastest['planned']}, {came}")
+    verdict_by_run = {run["name"]: _verdict_on_plan(run) for run in document["runs"]}
+    if len(set(verdict_by_run.values())) == 1:
+        lines.append(f"all plans: {verdict_by_run[document['runs'][0]['name']]}")
+    else:
+        lines += [f"plan of {name}: {verdict}" for name, verdict in verdict_by_run.items()]
     return [*lines, *document["notes"]]
 
 
 def _verdict_on_plan(run: Values) -> str:
     off = {name: value for name, value in run["plan_error"].items() if value is not None and name != "step_seconds"}
     if not off:
-        return f"plan of {run['name']}: nothing measured to hold it against yet"
+        return "nothing measured to hold it against yet"
     wrong = [f"{_WORDS[name]} came out {_signed(value)}" for name, value in off.items() if abs(value) > RIGHT_WITHIN]
-    within = f"within {format_percent(RIGHT_WITHIN)}"
-    return f"plan of {run['name']}: " + (", ".join(wrong) if wrong else f"right, speed and memory {within}")
+    return ", ".join(wrong) if wrong else f"right, speed and memory within {format_percent(RIGHT_WITHIN)}"
 
 
 _WORDS = {"tokens_per_second": "speed", "memory_bytes_per_rank": "memory"}

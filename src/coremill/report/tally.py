@@ -18,6 +18,7 @@ from coremill.report.history import PastSteps, StepRecord
 
 PHASES = ("join", "data", "build", "load", "first_step")  # before the steady steps, in this order
 SPLIT = ("data", "compute", "communication", "optimizer")
+REMEMBERED_AT_ONCE = 200  # steps: to look for the oldest at each would cost more than all else
 COLLECTIVE_FIGURES = ("bytes", "shared_bytes", "seconds", "exposed_seconds")
 
 
@@ -139,11 +140,11 @@ class RunTally:
         """Let the oldest go where only so many are kept."""
         if self.keep is None:
             return
-        while len(self.steps) > self.keep:
-            step = min(self.steps)
-            record = self.steps.pop(step)
-            if self.remembers:
-                self.past.take(step, record)
+        if len(self.steps) > self.keep + (REMEMBERED_AT_ONCE if self.remembers else 0):
+            for step in sorted(self.steps)[: -self.keep]:
+                record = self.steps.pop(step)
+                if self.remembers:
+                    self.past.take(step, record)
         stepwise: tuple[dict[Any, Any], ...] = (self.evaluations, self.non_finite)
         for by_step in stepwise:
             while len(by_step) > self.keep:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from coremill.errors import InputError
+from coremill.report import tally
 from coremill.report.events import event_file
 from coremill.report.history import SERIES_POINTS, PastSteps, StepRecord
 from coremill.report.page import live_run, server
@@ -32,13 +33,14 @@ def assert_same(live: dict[str, Any], whole: dict[str, Any]) -> None:
 
 def test_a_live_run_holds_little_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_run, "KEPT_STEPS", 20)
+    monkeypatch.setattr(tally, "REMEMBERED_AT_ONCE", 5)
     monkeypatch.setattr(live_run, "READ_BYTES", 4096)
     make_fake_run(tmp_path, world_size=2, steps=200)
     run = LiveRun(tmp_path)
     assert run.look() and not run.look()
     live, whole = run.summary(), summarise(tmp_path)
     assert_same(live, whole)
-    assert len(run._tally.steps) == 20
+    assert 20 <= len(run._tally.steps) <= 25
     assert live["series"]["step"][0] == 1 and live["series"]["step"][-1] == 200
     assert live["series"]["tokens"][-1] == whole["series"]["tokens"][-1]
 
