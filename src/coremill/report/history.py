@@ -11,25 +11,10 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from coremill.report.records import StepRecord
 from coremill.report.spikes import Spike, SpikeFinder
 
 SERIES_POINTS = 400  # more than a chart 1,000 pixels wide can show apart
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One global step, by the clock of the rank that told it."""
-
-    rank: int
-    time: float
-    loss: float | None
-    learning_rate: float
-    gradient_norm: float | None
-    tokens: float  # real ones, of all ranks
-    padding_tokens: float
-    seconds: float
-    warming_up: bool  # the first step of an attempt
-    skipped: bool = False  # its numbers were none
 
 
 @dataclass(frozen=True, slots=True)

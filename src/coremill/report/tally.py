@@ -14,30 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coremill.report.events import Event
-from coremill.report.history import PastSteps, StepRecord
+from coremill.report.history import PastSteps
+from coremill.report.records import Mean, StepRecord
 
 PHASES = ("join", "data", "build", "load", "first_step")  # before the steady steps, in this order
 SPLIT = ("data", "compute", "communication", "optimizer")
 REMEMBERED_AT_ONCE = 200  # steps: to look for the oldest at each would cost more than all else
 COLLECTIVE_FIGURES = ("bytes", "shared_bytes", "seconds", "exposed_seconds")
-
-
-@dataclass(slots=True)
-class Mean:
-    """A running mean."""
-
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, value: float) -> None:
-        """Take one more value in."""
-        self.total += value
-        self.count += 1
-
-    @property
-    def value(self) -> float | None:
-        """None where nothing came in."""
-        return self.total / self.count if self.count else None
 
 
 @dataclass

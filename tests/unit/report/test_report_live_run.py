@@ -12,9 +12,10 @@ import pytest
 from coremill.errors import InputError
 from coremill.report import tally
 from coremill.report.events import event_file
-from coremill.report.history import SERIES_POINTS, PastSteps, StepRecord
+from coremill.report.history import SERIES_POINTS, PastSteps
 from coremill.report.page import live_run, server
 from coremill.report.page.live_run import LiveRun
+from coremill.report.records import StepRecord
 from coremill.report.summary import summarise
 from unit.report.fake_run import START, fake_plan, make_fake_run, write_line
 
