@@ -74,10 +74,11 @@ def test_the_value_under_the_pointer(tab: Page, finished: Path) -> None:
     shown = tab.ask("[...document.querySelectorAll('.readout .at')].map(node => node.innerText)")
     assert shown == ["step 120"] * 4  # all charts are read at the same step
     rate = summary["series"]["learning_rate"][-1]
-    assert f"{rate:.3g}".replace("e-0", "e-") in tab.ask("document.querySelectorAll('.readout')[1].innerText")
+    assert rate == 3e-4 and "3e-4" in tab.ask("document.querySelectorAll('.readout')[1].innerText")
     tab.point_at(".plot", (60 - 1) / 119)
     words = tab.until(f"({READOUT}).includes('step 60') && {READOUT}", "the marks at step 60")
-    assert "saved, step 60" in words and "continued from step 60" in words
+    assert "step 60: saved" in words and "step 60: continued from here" in words
+    assert "saved" not in tab.ask("document.querySelectorAll('.readout')[1].innerText")
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
     tab.until("!document.querySelector('.readout')", "the value to go away")
     tab.ask("document.querySelector('.plot').focus()")
@@ -129,7 +130,7 @@ def test_a_live_page_follows_its_run_to_the_end_and_beyond(tab: Page, tmp_path: 
         write_line(run, 0, "resume", START + 301, step=21, text="continuing")
         write_line(run, 0, "step", START + 310, step=22, loss=1.1111, **numbers)
         tab.until("document.querySelector('.tiles').innerText.includes('1.1111')", "the run that goes on")
-        assert tab.ask("document.querySelector('figcaption').innerText.includes('continuation')")
+        assert tab.ask("document.querySelector('.marks').innerText.includes('continuation')")
         for width, dark in LOOKS:
             tab.look(width, dark=dark)
             assert tab.ask(FITS), width

@@ -74,7 +74,7 @@ def _continuations(tally: RunTally, restarts: list[dict[str, Any]]) -> list[dict
         after_fault = any(one["kind"] == "restart" and before < one["time"] < event.time for one in restarts)
         if not after_fault and event.number("step") > 0:
             step = int(event.number("step"))
-            marks.append(_mark("continuation", event.time, step, f"continued from step {step:,}"))
+            marks.append(_mark("continuation", event.time, step, "continued from here"))
         before = event.time
     return marks
 

@@ -110,7 +110,6 @@ def line_chart(
     references: Sequence[Reference] = (),
     marks: Sequence[Mark] = (),
     from_zero: bool = False,
-    explains_marks: bool = True,
     group: str = "steps",
 ) -> Markup:
     """Curves with round ticks; charts of one `group` have the same axis, and their pointers move together."""
@@ -129,8 +128,6 @@ def line_chart(
         legend += keys
     legend += [(f"key-dash ref-{index}", reference.name) for index, reference in enumerate(references)]
     inside = [mark for mark in marks if frame.x_low <= mark.x <= frame.x_high]
-    if explains_marks:
-        legend += [(f"key-mark {kind}", kind) for kind in dict.fromkeys(mark.kind for mark in inside)]
     placed = [
         *(_reference(frame, reference, index) for index, reference in enumerate(references)),
         *(_mark(frame, mark) for mark in inside),

@@ -22,7 +22,7 @@
   };
   const clear = (plot) => { for (const node of plot.querySelectorAll(".cursor, .cursor-dot, .readout")) node.remove(); };
 
-  const read = (plot, at) => {
+  const read = (plot, at, withNotes) => {
     clear(plot);
     const curves = curvesOf(plot).filter((curve) => curve.x.length);
     if (!curves.length || !plot.clientWidth) return;
@@ -47,7 +47,7 @@
     }
     const reach = Math.max(0.6, 500 / plot.clientWidth);
     for (const node of plot.querySelectorAll(".mark, .dot")) {
-      if (Math.abs(parseFloat(node.style.left) - place) <= reach) add(label, "row note", node.dataset.text);
+      if (withNotes && Math.abs(parseFloat(node.style.left) - place) <= reach) add(label, "row note", node.dataset.text);
     }
     const line = add(plot, "cursor");
     line.style.left = place + "%";
@@ -56,13 +56,14 @@
     plot.appendChild(label);
   };
 
-  let shown = null; // the group and place the pointer is at
-  const show = (group, at) => {
-    shown = {group, at};
-    for (const plot of document.querySelectorAll(".plot")) {
-      if (plot.dataset.group === group) read(plot, at); else clear(plot);
-    }
+  let shown = null; // the group and place the pointer is at, and in which of the plots
+  const show = (group, at, number) => {
+    shown = {group, at, number};
+    document.querySelectorAll(".plot").forEach((plot, index) => {
+      if (plot.dataset.group === group) read(plot, at, index === number); else clear(plot);
+    });
   };
+  const numberOf = (plot) => [...document.querySelectorAll(".plot")].indexOf(plot);
   const hide = () => {
     shown = null;
     document.querySelectorAll(".plot").forEach(clear);
@@ -71,7 +72,7 @@
     const plot = event.target instanceof Element ? event.target.closest(".plot") : null;
     if (!plot) { if (shown && !document.activeElement?.matches(".plot")) hide(); return; }
     const box = plot.getBoundingClientRect();
-    show(plot.dataset.group, 100 * (event.clientX - box.left) / box.width);
+    show(plot.dataset.group, 100 * (event.clientX - box.left) / box.width, numberOf(plot));
   });
   document.addEventListener("keydown", (event) => {
     const plot = event.target instanceof Element ? event.target.closest(".plot") : null;
@@ -82,7 +83,7 @@
     event.preventDefault();
     const places = curvesOf(plot).flatMap((curve) => curve.x).sort((one, other) => one - other);
     const at = shown ? nearest(places, shown.at) : move > 0 ? -1 : places.length;
-    show(plot.dataset.group, places[Math.min(places.length - 1, Math.max(0, at + move))]);
+    show(plot.dataset.group, places[Math.min(places.length - 1, Math.max(0, at + move))], numberOf(plot));
   });
   document.addEventListener("focusout", (event) => { if (event.target instanceof Element && event.target.matches(".plot")) hide(); });
 
@@ -112,7 +113,7 @@
       const place = document.querySelector(`[data-part="${name}"]`);
       if (place) place.innerHTML = text;
     }
-    if (shown) show(shown.group, shown.at);
+    if (shown) show(shown.group, shown.at, shown.number);
   });
   stream.addEventListener("end", () => { stream.close(); say("off", "no longer live"); });
 })();

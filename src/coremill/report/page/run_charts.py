@@ -39,7 +39,7 @@ _MEMORY_CLASSES = {
 
 def curves(summary: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """The charts with their headings."""
-    marks = [Mark(one["kind"], one["step"], f"{one['text']}, step {one['step']:,}") for one in summary["marks"]]
+    marks = [Mark(one["kind"], one["step"], f"step {one['step']:,}: {one['text']}") for one in summary["marks"]]
     return [
         ("Loss", _loss_chart(summary, marks)),
         ("Learning rate", _plain_chart(summary, marks, "learning_rate", is_noisy=False)),
@@ -50,7 +50,10 @@ def curves(summary: Mapping[str, Any]) -> list[tuple[str, Markup]]:
 
 def short_number(value: float) -> str:
     """3e-4, 0.05, 1.25: three figures."""
-    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
+    if 0 < abs(value) < 1e-3:
+        figures, _, power = f"{value:.2e}".partition("e")
+        return f"{figures.rstrip('0').rstrip('.')}e{int(power)}"
+    return f"{value:.3g}".replace("e+0", "e")
 
 
 def _loss_chart(summary: Mapping[str, Any], marks: Sequence[Mark]) -> Markup:
@@ -76,7 +79,6 @@ def _plain_chart(summary: Mapping[str, Any], marks: Sequence[Mark], key: str, *,
         curves=[Curve(name, summary["series"]["step"], summary["series"][key], is_noisy=is_noisy)],
         show=short_number,
         marks=marks,
-        explains_marks=False,
         from_zero=True,
     )
 
@@ -91,7 +93,6 @@ def _throughput_chart(summary: Mapping[str, Any], marks: Sequence[Mark]) -> Mark
         show=terminal.format_rate,
         references=references,
         marks=marks,
-        explains_marks=False,
         from_zero=True,
     )
 

@@ -15,6 +15,7 @@ from coremill.report.summary_screen import collective_rows
 from coremill.report.timeline import outcome_of
 
 TEMPLATE = "run.html.jinja"
+MARKS = ("save", "stop", "continuation", "restart", "failure")
 # What a live page replaces where it changed; a part that stays the same keeps its selection and what is unfolded.
 PARTS = ("heading", "notes", "tiles", "curves", "resources", "plan", "ranks", "faults", "evaluations", "results")
 
@@ -41,6 +42,7 @@ def _values(summary: Mapping[str, Any]) -> dict[str, Any]:
         "model_class": model_class_of(summary),
         "tiles": _tiles(summary),
         "charts": run_charts.curves(summary),
+        "kinds_of_marks": [kind for kind in MARKS if any(mark["kind"] == kind for mark in summary["marks"])],
         "memory_phases": run_charts.memory_phases(summary),
         "memory_parts": run_charts.memory_parts(summary),
         "memory_ranks": run_charts.memory_ranks(summary),
