@@ -7,7 +7,6 @@ each other, and that is said too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -172,7 +171,7 @@ def _row(name: str, summary: Values) -> dict[str, Any]:
     return {
         "name": name,
         **{key: summary[key] for key in (*keys, "utilization", "world_size", "subject")},
-        "best": _best(summary["evaluations"]),
+        "best": _best(summary),
         "plan": planned,
         "measured": measured,
         "plan_error": {key: _off(measured[key], planned[key]) for key in PLANNED},
@@ -188,9 +187,11 @@ def _off(measured: float | None, planned: float | None) -> float | None:
     return measured / planned - 1 if measured is not None and planned else None
 
 
-def _best(evaluations: Iterable[Values]) -> dict[str, Any] | None:
-    """The evaluation with the lowest loss."""
-    known = [one for one in evaluations if one["loss"] is not None and math.isfinite(one["loss"])]
+def _best(summary: Values) -> dict[str, Any] | None:
+    """The evaluation that the run itself calls its best, else that with the lowest loss."""
+    if told := summary.get("best"):
+        return {"step": told["step"], **told["metrics"]}
+    known = [one for one in summary["evaluations"] if one["loss"] is not None]
     return dict(min(known, key=lambda one: float(one["loss"]))) if known else None
 
 

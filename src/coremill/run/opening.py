@@ -30,7 +30,6 @@ from coremill.files import write_whole
 from coremill.hardware.probe import environment_snapshot, probe_node
 from coremill.redaction import redact
 from coremill.report.events import reset_events
-from coremill.report.page.server import listen
 from coremill.report.summary import summarise
 from coremill.run.folder import RunFolder
 from coremill.run.machines import Place
@@ -60,7 +59,11 @@ def listen_for_page(options: Options) -> socket.socket | None:
         raise InputError(
             "--port is for the live page", where=f"--port {options.port}", do="add --page, or leave it out"
         )
-    return listen(options.port or 0) if options.page and not options.dry_run else None
+    if not options.page or options.dry_run:
+        return None
+    from coremill.report.page.server import listen
+
+    return listen(options.port or 0)
 
 
 def folder_of(loaded: LoadedConfig) -> RunFolder:

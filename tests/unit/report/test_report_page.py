@@ -111,3 +111,13 @@ def test_a_gap_in_a_curve_lifts_the_pen() -> None:
 def test_cpus_as_ranges() -> None:
     assert show_cpus([0, 1, 2, 8, 10, 11]) == "0-2, 8, 10-11"
     assert show_cpus(None) == "-"
+
+
+def test_what_other_parts_of_a_summary_say_is_shown(tmp_path: Path) -> None:
+    summary = summarise(make_fake_run(tmp_path, steps=120))
+    source = {"name": "a.jsonl", "documents": 5, "tokens": 7000, "share_asked": 0.7, "share_got": 0.701, "passes": 1.25}
+    more = {"best": {"step": 100, "metrics": {"loss": 1.0}}, "sources": [source], "pause_seconds": 75.0}
+    page = render_page({**summary, **more})
+    check(page)
+    assert "100, best" in page and "paused for 75.0 s" in page
+    assert "a.jsonl" in page and "70 %" in page and "1.25" in page

@@ -17,7 +17,10 @@ from coremill.report.timeline import outcome_of
 TEMPLATE = "run.html.jinja"
 MARKS = ("save", "stop", "continuation", "restart", "failure")
 # What a live page replaces where it changed; a part that stays the same keeps its selection and what is unfolded.
-PARTS = ("heading", "notes", "tiles", "curves", "resources", "plan", "ranks", "faults", "evaluations", "results")
+PARTS = (
+    *("heading", "notes", "tiles", "curves", "resources", "plan", "sources", "ranks", "faults", "evaluations"),
+    "results",
+)
 
 
 def render_page(summary: Mapping[str, Any], *, live: str | None = None) -> str:
@@ -52,6 +55,8 @@ def _values(summary: Mapping[str, Any]) -> dict[str, Any]:
         "wall_split": run_charts.wall_split(summary),
         "comparison": _comparison(summary),
         "environment": _environment(summary),
+        "best_step": (summary.get("best") or {}).get("step"),
+        "sources": [_source(source) for source in summary.get("sources") or ()],
         "faults": [{**fault, "outcome": outcome_of(fault)} for fault in summary.get("faults") or ()],
     }
 
@@ -81,6 +86,14 @@ def _subject(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Learning rate", [peak, schedule, rising]),
     ]
     return [(label, ", ".join(str(word) for word in words if word)) for label, words in rows if any(words)]
+
+
+def _source(source: Mapping[str, Any]) -> tuple[str, ...]:
+    """One of several that are mixed."""
+    counts = (terminal.format_count(source.get(name)) for name in ("documents", "tokens"))
+    shares = (terminal.format_percent(source.get(name)) for name in ("share_asked", "share_got"))
+    passes = source.get("passes")
+    return (str(source["name"]), *counts, *shares, terminal.NONE if passes is None else f"{passes:.2f}")
 
 
 def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -120,7 +133,10 @@ def _time_against(summary: Mapping[str, Any]) -> str:
     planned, pace = summary["steps_planned"], summary["measured"]["step_seconds"]["total"]
     if summary["state"] == "running" and planned and pace:
         return f"about {terminal.format_seconds(pace * max(0, planned - summary['steps']))} left"
-    return "" if summary["goodput"] is None else f"{terminal.format_percent(summary['goodput'])} in steps"
+    words = [] if summary["goodput"] is None else [f"{terminal.format_percent(summary['goodput'])} in steps"]
+    if summary.get("pause_seconds"):
+        words.append(f"paused for {terminal.format_seconds(summary['pause_seconds'])}")
+    return ", ".join(words)
 
 
 def _limit_beyond(summary: Mapping[str, Any]) -> bool:

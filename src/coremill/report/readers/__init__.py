@@ -11,7 +11,6 @@ from rich.console import Console
 
 from coremill.report.readers.base import Reader, Readers
 from coremill.report.readers.console import RunConsole
-from coremill.report.readers.live_page import LivePage
 from coremill.report.readers.page import PageReader
 from coremill.report.readers.report_json import JsonReader
 
@@ -27,5 +26,7 @@ def make_readers(
     """All readers of a run of so many steps; `plan` as in plan.json, `page`: where a live page is to listen."""
     readers: list[Reader] = [RunConsole(steps, plan, console), JsonReader(run_folder), PageReader(run_folder)]
     if page is not None:
+        from coremill.report.readers.live_page import LivePage  # a server, that few runs want
+
         readers.append(LivePage(run_folder, page, console))  # last: it ends when the report is written
     return Readers(run_folder, readers, plan)
