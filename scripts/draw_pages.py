@@ -73,13 +73,13 @@ def main() -> None:
     subprocess.run([COREMILL, "report", runs[0], "--html", str(page)], check=True)
     subprocess.run([COREMILL, "report", *runs, "--html", str(comparison)], check=True)
     with browser() as tab:
-        tab.look(1180, height=900)
+        tab.look(1080, height=900)
         tab.open(page.as_uri())
         tab.point_at(".plot", 0.7)
-        tab.picture(pictures / "page.png", height=1330)
+        tab.picture(pictures / "page.png", height=950)
         tab.open(comparison.as_uri())
         tab.point_at("[data-panel=step] .plot", 0.5)
-        tab.picture(pictures / "comparison.png", height=1330)
+        tab.picture(pictures / "comparison.png", height=850)
         if tab.problems:
             raise SystemExit("\n".join(tab.problems))
 

@@ -111,6 +111,7 @@ def browser() -> Iterator[Page]:
         options += [
             "--no-first-run",
             "--disable-extensions",
+            "--disable-lcd-text",
             "--disable-background-networking",
             "--force-color-profile=srgb",
         ]

@@ -180,6 +180,10 @@ def test_runs_compared(tab: Page, tmp_path: Path, finished: Path, width: int, da
     tab.point_at("[data-panel=step] .plot", (60 - 1) / 119)
     both = tab.until("document.querySelector('[data-panel=step] .readout')?.innerText", "values of both runs")
     assert both.startswith("step 60") and "demo" in both and "other" in both
+    for share in (0.01, 0.3, 0.6, 0.99):  # what is shown stays inside the window, in every chart
+        tab.point_at("[data-panel=step] .plot", share)
+        assert tab.ask(FITS)
+        assert tab.ask("[...document.querySelectorAll('.readout')].every(one => one.getBoundingClientRect().left >= 0)")
     tab.ask("document.querySelector('input[value=elapsed_seconds]').click()")
     assert tab.ask(visible) == ["elapsed_seconds"]
     tab.point_at("[data-panel=elapsed_seconds] .plot", 0.99)

@@ -148,18 +148,22 @@ def verdicts(document: Values) -> list[str]:
         lines.append(f"fastest: the plans said {fastest['planned']}, {came}")
     verdict_by_run = {run["name"]: _verdict_on_plan(run) for run in document["runs"]}
     if len(set(verdict_by_run.values())) == 1:
-        lines.append(f"all plans: {verdict_by_run[document['runs'][0]['name']]}")
+        lines.append(f"all runs: {verdict_by_run[document['runs'][0]['name']]}")
     else:
-        lines += [f"plan of {name}: {verdict}" for name, verdict in verdict_by_run.items()]
+        lines += [f"{name}: {verdict}" for name, verdict in verdict_by_run.items()]
     return [*lines, *document["notes"]]
 
 
 def _verdict_on_plan(run: Values) -> str:
     off = {name: value for name, value in run["plan_error"].items() if value is not None and name != "step_seconds"}
     if not off:
-        return "nothing measured to hold it against yet"
-    wrong = [f"{_WORDS[name]} came out {_signed(value)}" for name, value in off.items() if abs(value) > RIGHT_WITHIN]
-    return ", ".join(wrong) if wrong else f"right, speed and memory within {format_percent(RIGHT_WITHIN)}"
+        return "nothing measured yet to hold the plan against"
+    wrong = [
+        f"{_WORDS[name]} {format_percent(abs(value))} {'above' if value > 0 else 'below'} plan"
+        for name, value in off.items()
+        if abs(value) > RIGHT_WITHIN
+    ]
+    return ", ".join(wrong) if wrong else f"the plan was right, speed and memory within {format_percent(RIGHT_WITHIN)}"
 
 
 _WORDS = {"tokens_per_second": "speed", "memory_bytes_per_rank": "memory"}

@@ -19,7 +19,7 @@ def subject_of(config_text: str | None, orders: Mapping[str, Any]) -> dict[str, 
     model, data, train = (_section(config, name) for name in ("model", "data", "train"))
     sources = [one.get("source") for one in data.get("sources") or () if isinstance(one, Mapping)]
     return {
-        "model": config["model"] if isinstance(config.get("model"), str) else model.get("name"),
+        "model": _model_name(config.get("model")),
         "weights": model.get("weights"),
         "parameters": orders.get("parameters"),
         "trainable_parameters": orders.get("trainable_parameters"),
@@ -33,6 +33,15 @@ def subject_of(config_text: str | None, orders: Mapping[str, Any]) -> dict[str, 
         "warmup_steps": train.get("warmup_steps"),
         "command": orders.get("command"),
     }
+
+
+def _model_name(model: Any) -> str | None:
+    """The hub id or folder; of a shape that the run file itself gives its family."""
+    if not isinstance(model, Mapping):
+        return model if isinstance(model, str) else None
+    if isinstance(model.get("config"), Mapping):
+        return f"{model['config'].get('model_type', 'a')} shape of the run file"
+    return model.get("name")
 
 
 def config_values(text: str | None) -> dict[str, Any]:

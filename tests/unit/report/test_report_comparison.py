@@ -52,9 +52,9 @@ def test_the_comparison_on_the_screen_and_through_a_pipe(runs: list[Path]) -> No
     render_comparison(document, Console(file=pipe, width=80))
     render_comparison(document, Console(file=terminal, width=140, force_terminal=True, color_system=None))
     for text in (pipe.getvalue(), terminal.getvalue()):
-        for words in ("one", "two", "train.learning_rate", "lowest loss on held-out data: two", "plan of one: speed"):
+        for words in ("one", "two", "train.learning_rate", "lowest loss on held-out data: two", "one: speed"):
             assert words in text
-    assert "plan of two: right, speed and memory within 10 %" in pipe.getvalue()
+    assert "two: the plan was right, speed and memory within 10 %" in pipe.getvalue()
 
 
 def test_the_page_of_several_runs_is_whole_and_loads_nothing(runs: list[Path]) -> None:
@@ -100,6 +100,8 @@ def test_the_subject_of_a_run(tmp_path: Path) -> None:
     assert (subject["model"], subject["parameters"], subject["trainable_parameters"]) == ("hub/id", 7, 5)
     assert subject["data"] == ["a", "b"] and subject["command"] == "coremill train x.yaml"
     assert (subject["learning_rate"], subject["schedule"]) == (1e-3, "cosine")
+    (tmp_path / "config.yaml").write_text("model:\n  name: built-in\n  config: {model_type: llama}\n")
+    assert summarise(tmp_path)["subject"]["model"] == "llama shape of the run file"
 
 
 def test_the_command_line_as_it_was_typed() -> None:

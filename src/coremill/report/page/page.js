@@ -52,8 +52,11 @@
     const line = add(plot, "cursor");
     line.style.left = place + "%";
     label.style.left = place + "%";
-    label.classList.toggle("flip", place > 55);
     plot.appendChild(label);
+    // To the right of the pointer, to its left where the window ends, and inside the window at any rate.
+    if (label.getBoundingClientRect().right > document.documentElement.clientWidth - 8) label.classList.add("flip");
+    const hidden = 8 - label.getBoundingClientRect().left;
+    if (hidden > 0) label.style.marginLeft = hidden - 10 + "px";
   };
 
   let shown = null; // the group and place the pointer is at, and in which of the plots
@@ -74,6 +77,7 @@
     const box = plot.getBoundingClientRect();
     show(plot.dataset.group, 100 * (event.clientX - box.left) / box.width, numberOf(plot));
   });
+  window.addEventListener("resize", () => { if (shown) show(shown.group, shown.at, shown.number); });
   document.addEventListener("keydown", (event) => {
     const plot = event.target instanceof Element ? event.target.closest(".plot") : null;
     const move = {ArrowLeft: -1, ArrowRight: 1}[event.key];
