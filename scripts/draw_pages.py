@@ -76,10 +76,10 @@ def main() -> None:
         tab.look(1080, height=900)
         tab.open(page.as_uri())
         tab.point_at(".plot", 0.7)
-        tab.picture(pictures / "page.png", height=950)
+        tab.picture(pictures / "page.png", height=1105, scale=0.8)
         tab.open(comparison.as_uri())
         tab.point_at("[data-panel=step] .plot", 0.5)
-        tab.picture(pictures / "comparison.png", height=850)
+        tab.picture(pictures / "comparison.png", height=1150, scale=0.8)
         if tab.problems:
             raise SystemExit("\n".join(tab.problems))
 

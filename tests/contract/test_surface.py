@@ -64,6 +64,8 @@ COMMANDS = {
     "coremill stop": ["RUN"],
     "coremill instances": ["--efa", "--family", "--json", "--live"],
     "coremill report": ["--html", "--json", "--port", "--serve", "RUN"],
+    "coremill data": [],
+    "coremill data show": ["--evaluation", "--json", "--rows", "--set", "CONFIG"],
     "coremill config": [],
     "coremill config show": ["--json", "--set", "CONFIG"],
     "coremill config schema": [],
