@@ -79,7 +79,7 @@ def main() -> None:
         tab.picture(pictures / "page.png", height=1105, scale=0.8)
         tab.open(comparison.as_uri())
         tab.point_at("[data-panel=step] .plot", 0.5)
-        tab.picture(pictures / "comparison.png", height=1150, scale=0.8)
+        tab.picture(pictures / "comparison.png", height=935, scale=0.8)
         if tab.problems:
             raise SystemExit("\n".join(tab.problems))
 

@@ -39,7 +39,8 @@
     add(label, "at", closest.curve.at[closest.index]);
     for (const {curve, index} of near) {
       const row = add(label, "row");
-      if (curves.length > 1) { add(row, "swatch curve-" + curve.color); add(row, "name", curve.name); }
+      if (curves.length > 1) add(row, "swatch curve-" + curve.color);
+      if (curves.length > 1 && withNotes) add(row, "name", curve.name); // elsewhere the colour says it, in less room
       add(row, "value", curve.text[index]);
       const dot = add(plot, "cursor-dot curve-" + curve.color);
       dot.style.left = curve.x[index] + "%";
