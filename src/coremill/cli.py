@@ -98,6 +98,11 @@ def train(
     interface: Annotated[str | None, typer.Option(help="with --hostfile: network device; left out: found")] = None,
     ssh: Annotated[str, typer.Option(help="with --hostfile: ssh program with its options")] = "ssh",
     mpirun: Annotated[str | None, typer.Option(help="with --via mpirun: the program; left out: found")] = None,
+    page: Annotated[
+        bool,
+        typer.Option("--page", help="a live page of the run for a browser on this machine; its address is printed"),
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="with --page: its port; left out: a free one")] = None,
 ) -> None:
     """Train a model: plan, tokenise, start ranks, watch them, export, report.
 
@@ -123,7 +128,7 @@ def train(
             ssh=ssh,
             mpirun=mpirun,
         )
-        options = Options(dry_run=dry_run, fresh=fresh, force=force)
+        options = Options(dry_run=dry_run, fresh=fresh, force=force, page=page, port=port)
         raise typer.Exit(train_on_hosts(config, settings or [], options, request, environment_snapshot()))
     from coremill.world.stop import REQUESTS
 
@@ -139,7 +144,7 @@ def train(
     from coremill.world.identity import identify, identify_node
     from coremill.world.refusal import refusals_told
 
-    options = Options(dry_run=dry_run, fresh=fresh, force=force)
+    options = Options(dry_run=dry_run, fresh=fresh, force=force, page=page, port=port)
     identity = identify(environ)
     if identity is not None:
         overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]
@@ -294,14 +299,25 @@ def instances(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="run folder", show_default=False)],
+    run: Annotated[list[Path], typer.Argument(help="run folder; several are compared", show_default=False)],
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="write the page to this file", show_default=False)] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="a page that follows the run, for a browser on this machine, until Ctrl-C")
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="with --serve: its port; left out: a free one")] = None,
 ) -> None:
-    """The numbers of a run, finished or still going: plan beside measured, where the time went."""
-    from coremill.report.show import show_report
+    """The numbers of a run, finished or still going: plan beside measured, where the time went.
 
-    show_report(run, as_json=as_json, html=html, console=Console())
+    Of several runs: figures side by side, what differs in their configs, which plan was right; with --html their
+    curves in one chart.
+    """
+    from coremill.report.show import serve_report, show_report
+
+    if serve or port is not None:
+        serve_report(run, serve=serve, port=port, as_json=as_json, html=html, console=Console())
+    else:
+        show_report(run, as_json=as_json, html=html, console=Console())
 
 
 @data_app.command("show")
