@@ -11,10 +11,13 @@ import typer
 from rich.console import Console
 
 from coremill import __version__
+from coremill.cli_launch import launch
+from coremill.command_group import Commands
 from coremill.errors import CoremillError
 
 app = typer.Typer(
     name="coremill",
+    cls=Commands,
     help="Train and fine-tune Hugging Face models on CPUs.\n\n"
     "One YAML file describes a run; every key has a default. Start with [bold]coremill doctor[/bold], then "
     "[bold]coremill train[/bold] (the built-in example, no download), then [bold]coremill config schema[/bold].",
@@ -24,10 +27,12 @@ app = typer.Typer(
     add_completion=False,
 )
 config_app = typer.Typer(
-    help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
+    cls=Commands, help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
 )
 app.add_typer(config_app, name="config")
-data_app = typer.Typer(help="Look at the data of a run, before and without training.", no_args_is_help=True)
+data_app = typer.Typer(
+    cls=Commands, help="Look at the data of a run, before and without training.", no_args_is_help=True
+)
 app.add_typer(data_app, name="data")
 
 ConfigPath = Annotated[
@@ -77,6 +82,11 @@ def train(
     interface: Annotated[str | None, typer.Option(help="with --hostfile: network device; left out: found")] = None,
     ssh: Annotated[str, typer.Option(help="with --hostfile: ssh program with its options")] = "ssh",
     mpirun: Annotated[str | None, typer.Option(help="with --via mpirun: the program; left out: found")] = None,
+    page: Annotated[
+        bool,
+        typer.Option("--page", help="a live page of the run for a browser on this machine; its address is printed"),
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="with --page: its port; left out: a free one")] = None,
 ) -> None:
     """Train a model: plan, tokenise, start ranks, watch them, export, report.
 
@@ -102,7 +112,7 @@ def train(
             ssh=ssh,
             mpirun=mpirun,
         )
-        options = Options(dry_run=dry_run, fresh=fresh, force=force, start_from=start_from)
+        options = Options(dry_run=dry_run, fresh=fresh, force=force, start_from=start_from, page=page, port=port)
         raise typer.Exit(train_on_hosts(config, settings or [], options, request, environment_snapshot()))
     from coremill.world.stop import REQUESTS
 
@@ -118,7 +128,7 @@ def train(
     from coremill.world.identity import identify, identify_node
     from coremill.world.refusal import refusals_told
 
-    options = Options(dry_run=dry_run, fresh=fresh, force=force, start_from=start_from)
+    options = Options(dry_run=dry_run, fresh=fresh, force=force, start_from=start_from, page=page, port=port)
     identity = identify(environ)
     if identity is not None:
         overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]
@@ -169,83 +179,7 @@ def doctor(
     raise typer.Exit(examine(as_json=as_json, run_self_test=self_test, console=Console()))
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
-def launch(
-    script: Annotated[str, typer.Argument(help="Python file, or a module's name after -m", show_default=False)],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]", help="for the script", show_default=False)
-    ] = None,
-    is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as in python -m")] = False,
-    nproc: Annotated[int | None, typer.Option(help="ranks on this machine; left out: one per NUMA node")] = None,
-    hostfile: Annotated[
-        Path | None, typer.Option(help="hosts, one a line: node1, node1:2 or node1 slots=2", show_default=False)
-    ] = None,
-    ppn: Annotated[int | None, typer.Option(help="ranks per host of the hostfile; left out: its slots")] = None,
-    via: Annotated[
-        Literal["local", "torchrun", "mpirun"] | None,
-        typer.Option(help="who starts the ranks; left out: coremill on this machine, torchrun over ssh on others"),
-    ] = None,
-    nnodes: Annotated[int | None, typer.Option(help="nodes, where you start this command on each by hand")] = None,
-    node_rank: Annotated[int | None, typer.Option(help="with --nnodes: which of them this is, from 0")] = None,
-    master: Annotated[
-        str | None, typer.Option(metavar="ADDR[:PORT]", help="where rank 0 is found", show_default=False)
-    ] = None,
-    interface: Annotated[str | None, typer.Option(help="network device for gloo; left out: found")] = None,
-    threads: Annotated[int | None, typer.Option(help="per rank; left out: its physical cores")] = None,
-    allocator: Annotated[
-        Literal["auto", "tcmalloc", "jemalloc", "none"], typer.Option(help="memory allocator to preload")
-    ] = "auto",
-    bind_threads: Annotated[
-        bool, typer.Option("--bind-threads", help="bind thread by thread too, not only each rank to its cores")
-    ] = False,
-    prefix: Annotated[bool, typer.Option("--prefix", help="put the rank in front of each line it prints")] = False,
-    log_dir: Annotated[Path | None, typer.Option(help="one log file per rank in here", show_default=False)] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print commands and environment per host, start nothing")
-    ] = False,
-    check: Annotated[
-        bool | None, typer.Option("--check/--no-check", help="ask all hosts first", show_default="unless --dry-run")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="do not say what is set and why")] = False,
-    ssh: Annotated[str, typer.Option(help="ssh program with its options")] = "ssh",
-    python: Annotated[
-        str, typer.Option(help="Python interpreter on all hosts", show_default="this one")
-    ] = sys.executable,
-    mpirun: Annotated[str | None, typer.Option(help="mpirun program; left out: the first found")] = None,
-) -> None:
-    """Start any Python script on this machine or many, each rank with its cores, threads and environment.
-
-    Works for HF Trainer, accelerate and plain torch.distributed scripts. What you have set in the environment stays.
-    """
-    from coremill.hardware.probe import environment_snapshot
-    from coremill.launch.request import Request
-    from coremill.launch.script import launch_script
-
-    request = Request(
-        script=script,
-        arguments=tuple(arguments or ()),
-        is_module=is_module,
-        nproc=nproc,
-        hostfile=hostfile,
-        ppn=ppn,
-        via=via,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        master=master,
-        interface=interface,
-        threads=threads,
-        allocator=allocator,
-        bind_threads=bind_threads,
-        prefix=prefix,
-        log_folder=log_dir,
-        dry_run=dry_run,
-        check=check,
-        quiet=quiet,
-        ssh=ssh,
-        python=python,
-        mpirun=mpirun,
-    )
-    raise typer.Exit(launch_script(request, environment_snapshot()))
+app.command(context_settings={"allow_interspersed_args": False})(launch)
 
 
 @app.command()
@@ -273,14 +207,25 @@ def instances(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="run folder", show_default=False)],
+    run: Annotated[list[Path], typer.Argument(help="run folder; several are compared", show_default=False)],
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="write the page to this file", show_default=False)] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="a page that follows the run, for a browser on this machine, until Ctrl-C")
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="with --serve: its port; left out: a free one")] = None,
 ) -> None:
-    """The numbers of a run, finished or still going: plan beside measured, where the time went."""
-    from coremill.report.show import show_report
+    """The numbers of a run, finished or still going: plan beside measured, where the time went.
 
-    show_report(run, as_json=as_json, html=html, console=Console())
+    Of several runs: figures side by side, what differs in their configs, which plan was right; with --html their
+    curves in one chart.
+    """
+    from coremill.report.show import serve_report, show_report
+
+    if serve or port is not None:
+        serve_report(run, serve=serve, port=port, as_json=as_json, html=html, console=Console())
+    else:
+        show_report(run, as_json=as_json, html=html, console=Console())
 
 
 @app.command()
@@ -349,8 +294,11 @@ def config_show(config: ConfigPath = None, settings: Settings = None, as_json: A
 
     loaded = load_config(config, settings or [])
     with loaded.placing():
-        require_named_code(loaded.config.model)
-    print(json.dumps(loaded.config.model_dump(mode="json"), indent=2) if as_json else show(loaded))
+        require_named_code(loaded.located.model)
+    if as_json:
+        print(json.dumps(loaded.config.model_dump(mode="json"), indent=2))
+    else:
+        print(*(f"# {note}" for note in loaded.places.notes), show(loaded), sep="\n")
 
 
 @config_app.command("schema")

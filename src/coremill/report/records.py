@@ -55,5 +55,5 @@ class SetAside:
 
     def covers(self, event: Event) -> bool:
         """Whether an event tells of a step that was set aside."""
-        is_of_a_step = event.kind in ("step", "evaluation", "non_finite")
+        is_of_a_step = event.kind in ("step", "evaluation", "non_finite", "save")
         return is_of_a_step and event.time < self.time and event.number("step") > self.after_step

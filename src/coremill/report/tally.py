@@ -3,7 +3,8 @@
 Events of different ranks may arrive in any order (the console follows files, the summary reads them one after the
 other); events of one rank arrive as written. What is global (loss, tokens) is taken from the lowest rank seen.
 The first step of an attempt is left out of every rate: it allocates, and is slower than the rest.
-A screen that lives as long as its run keeps the most recent of each list (`keep`); the report keeps all.
+A screen that lives as long as its run keeps the most recent of each list (`keep`), a live page also what older steps
+amount to (`remembers`); the report keeps all.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coremill.report.events import Event
+from coremill.report.history import PastSteps
 from coremill.report.records import Mean, SetAside, StepRecord
 
 PHASES = ("join", "data", "build", "load", "first_step")  # before the steady steps, in this order
 SPLIT = ("data", "compute", "communication", "optimizer")
+REMEMBERED_AT_ONCE = 200  # steps: to look for the oldest at each would cost more than all else
 COLLECTIVE_FIGURES = ("bytes", "shared_bytes", "seconds", "exposed_seconds")
 
 
@@ -82,11 +85,14 @@ class RunTally:
     keep: int | None = None  # so many steps, evaluations, faults and the like; None: all
     ranks: dict[int, RankTally] = field(default_factory=dict)
     steps: dict[int, StepRecord] = field(default_factory=dict)
+    remembers: bool = False  # steps that are no longer kept are counted in `past`
+    past: PastSteps = field(default_factory=PastSteps)
     evaluations: dict[int, Event] = field(default_factory=dict)
     choices: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)  # (name, value, reason) -> ranks
     errors: list[Event] = field(default_factory=list)
     faults: list[Event] = field(default_factory=list)
     restarts: list[Event] = field(default_factory=list)
+    moments: list[tuple[Event, int]] = field(default_factory=list)  # saves, ends, new beginnings; the rank's last step
     non_finite: dict[tuple[int, str], Event] = field(default_factory=dict)  # (step, text) -> by the lowest rank
     data: Event | None = None
     files_load: Event | None = None  # the first load: of the model's files; later ones are of checkpoints
@@ -121,12 +127,18 @@ class RunTally:
         """Let the oldest go where only so many are kept."""
         if self.keep is None:
             return
-        stepwise: tuple[dict[Any, Any], ...] = (self.steps, self.evaluations, self.non_finite)
+        if len(self.steps) > self.keep + (REMEMBERED_AT_ONCE if self.remembers else 0):
+            for step in sorted(self.steps)[: -self.keep]:
+                record = self.steps.pop(step)
+                if self.remembers:
+                    self.past.take(step, record)
+        stepwise: tuple[dict[Any, Any], ...] = (self.evaluations, self.non_finite)
         for by_step in stepwise:
             while len(by_step) > self.keep:
                 del by_step[min(by_step)]
         for events in (self.errors, self.faults, self.restarts):
             del events[: -self.keep]
+        del self.moments[: -self.keep]
 
     def _start(self, rank: RankTally, event: Event) -> None:
         rank.start = event.fields
@@ -171,7 +183,7 @@ class RunTally:
                 mean.add(event.number(f"{name}_seconds"))
             rank.saw_collectives(event.get("collectives") or {})
         known = self.steps.get(step)
-        if known is None or rank.rank <= known.rank:
+        if step > self.past.last_step and (known is None or rank.rank <= known.rank):
             self.steps[step] = StepRecord(
                 rank=rank.rank,
                 time=event.time,
@@ -214,7 +226,9 @@ class RunTally:
         self.steps = {each: record for each, record in self.steps.items() if each <= step}
         self.evaluations = {each: told for each, told in self.evaluations.items() if each <= step}
         self.non_finite = {key: told for key, told in self.non_finite.items() if key[0] <= step}
-        self.last_step = max(self.steps, default=0)
+        self.moments = [(told, at) for told, at in self.moments if at <= step]
+        self.past.cut(step)
+        self.last_step = max(self.steps, default=self.past.last_step)
         self.export = self.sample = self.early_stop = None
 
     def _early_stop(self, rank: RankTally, event: Event) -> None:
@@ -222,6 +236,10 @@ class RunTally:
 
     def _error(self, rank: RankTally, event: Event) -> None:
         self.errors.append(event)
+        self._moment(rank, event)
+
+    def _moment(self, rank: RankTally, event: Event) -> None:
+        self.moments.append((event, rank.last_step))
 
     def _fault(self, rank: RankTally, event: Event) -> None:
         self.faults.append(event)
@@ -231,17 +249,6 @@ class RunTally:
 
     def _end(self, rank: RankTally, event: Event) -> None:
         rank.ended = True
-
-    @property
-    def last_evaluation(self) -> Event | None:
-        """Of the highest step."""
-        return self.evaluations[max(self.evaluations)] if self.evaluations else None
-
-    @property
-    def best_evaluation(self) -> Event | None:
-        """As ranks say with each evaluation, by the metric that decides (train/scores.py)."""
-        last = self.last_evaluation
-        return None if last is None else self.evaluations.get(last.get("best_step"))
 
     @property
     def attempt(self) -> float:
@@ -278,14 +285,17 @@ class RunTally:
 
     def tokens_per_second(self, last: int | None = None) -> float | None:
         """Real tokens by the seconds of their steps, first step left out; evaluation and saving lie outside steps."""
-        records = self.steady_steps(last)
-        seconds = sum(record.seconds for record in records)
-        return sum(record.tokens for record in records) / seconds if seconds > 0 else None
+        records, past = self.steady_steps(last), self.past if last is None else PastSteps()
+        seconds = past.steady_seconds + sum(record.seconds for record in records)
+        tokens = past.steady_tokens + sum(record.tokens for record in records)
+        return tokens / seconds if seconds > 0 else None
 
     def step_seconds(self, last: int | None = None) -> float | None:
         """Mean wall time of a step, first step left out."""
-        records = self.steady_steps(last)
-        return sum(record.seconds for record in records) / len(records) if records else None
+        records, past = self.steady_steps(last), self.past if last is None else PastSteps()
+        seconds = past.steady_seconds + sum(record.seconds for record in records)
+        count = past.steady_count + len(records)
+        return seconds / count if count else None
 
     def remaining_seconds(self, total_steps: int | None, last: int = 20) -> float | None:
         """Time to the last step at the pace of the most recent ones."""
@@ -305,8 +315,8 @@ class RunTally:
     @property
     def padding_fraction(self) -> float | None:
         """Share of the computed tokens that are filler."""
-        real = sum(record.tokens for record in self.steps.values())
-        padding = sum(record.padding_tokens for record in self.steps.values())
+        real = self.past.tokens + sum(record.tokens for record in self.steps.values())
+        padding = self.past.padding_tokens + sum(record.padding_tokens for record in self.steps.values())
         return padding / (real + padding) if real + padding > 0 else None
 
     @property
@@ -323,7 +333,8 @@ class RunTally:
     def goodput(self) -> float | None:
         """Share of the wall time that went into steps; each step counts once, however often it was repeated."""
         wall = self.wall_seconds
-        return sum(record.seconds for record in self.steps.values()) / wall if wall > 0 and self.steps else None
+        in_steps = self.past.seconds + sum(record.seconds for record in self.steps.values())
+        return in_steps / wall if wall > 0 and self.steps else None
 
     @property
     def finished(self) -> bool:
@@ -381,6 +392,8 @@ _HANDLERS: dict[str, Callable[[RunTally, RankTally, Event], None]] = {
     "early_stop": RunTally._early_stop,
     "set_aside": RunTally._set_aside,
     "error": RunTally._error,
+    "save": RunTally._moment,
+    "resume": RunTally._moment,
     "fault": RunTally._fault,
     "restart": RunTally._restart,
     "end": RunTally._end,
