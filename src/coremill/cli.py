@@ -49,6 +49,15 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="override one key, e.g. train.steps=10; repeat as needed", show_default=False
     ),
 ]
+StartFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="STEP|best",
+        help="go on from this kept checkpoint instead of the newest; later ones are set aside, not deleted",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else")]
 
 
@@ -62,15 +71,7 @@ def train(
         bool, typer.Option("--fresh", help="start anew where the run folder holds an earlier run")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="start even if the plan says it does not fit")] = False,
-    start_from: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="STEP|best",
-            help="go on from this kept checkpoint instead of the newest; later ones are set aside, not deleted",
-            show_default=False,
-        ),
-    ] = None,
+    start_from: StartFrom = None,
     hostfile: Annotated[
         Path | None, typer.Option(help="train on these hosts, one a line (node1 slots=2)", show_default=False)
     ] = None,
