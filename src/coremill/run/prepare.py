@@ -43,6 +43,7 @@ from coremill.plan.types import Choice, Plan
 from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan_short
 from coremill.report.progress import AmountProgress
+from coremill.report.readers.trackers import require_libraries
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
 from coremill.tasks.base import Rows, make_task, rows_from_json
@@ -138,6 +139,7 @@ def prepare_run(
         def on_model(text: str) -> None:
             say(console, text)
 
+        require_libraries(config.run.trackers)
         task = make_task(config)
         model = resolve_model(config.model, task, cache=cache, progress=on_model)
         card = card_for(config, model)

@@ -81,7 +81,8 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             return 0
 
         write_orders(folder, loaded, orders, fresh=options.fresh, node=node)
-        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console)
+        trackers = loaded.config.run.trackers if leads else ()
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, trackers)
         run = NodeRun(config=loaded.config, orders=orders, folder=folder, environ=environ, node=node, readers=readers)
         ending = watch_ranks(run)  # model, engine, train, export: in the ranks
         return close_launcher(run, ending, console)
@@ -99,7 +100,8 @@ def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: Ra
         if orders is None:  # a dry run, or finished earlier
             return 0
         # Of rank 0 under somebody else's launcher; off the terminal, for its output travels through pipes.
-        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), Console(force_terminal=False))
+        console, trackers = Console(force_terminal=False), loaded.config.run.trackers
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, trackers)
         with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
             with without_launcher(world, loaded, orders, folder, events, readers) as show:
                 train_rank(RankRun(loaded.config, orders, world, folder, events), show)
