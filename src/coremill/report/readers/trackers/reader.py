@@ -30,7 +30,7 @@ from coremill.report.readers.trackers import TRACKERS
 from coremill.report.terminal import print_line
 
 CHILD_MODULE = "coremill.report.readers.trackers.child"
-FINISHED_SECONDS = 60.0  # MLflow takes 10 s to import on a busy machine
+FINISHED_SECONDS = 30.0  # MLflow takes 10 s to import on a busy machine
 ENDED_SECONDS = 10.0  # stopped or failed: somebody waits for the machine, and a continuation sends the rest
 AT_ONCE_SECONDS = 2.0
 SAY_WAITING_SECONDS = 3.0
