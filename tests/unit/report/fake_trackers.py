@@ -55,7 +55,7 @@ class FailsAtFirst(Good):
     def log(self, points: Sequence[Point]) -> None:
         if self.fails:
             self.fails -= 1
-            raise ConnectionError("the server is away, token hf_abcdefghijklmnop")
+            raise ConnectionError("the server is away, token hf_" + "x" * 16)
         super().log(points)
 
 
