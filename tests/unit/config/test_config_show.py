@@ -73,6 +73,7 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     train["warmup_steps"] = draw(st.integers(0, train["steps"] - 1))
     train["tokens_per_step"] = data.get("sequence_length", 512) * draw(st.integers(1, 8))
     data |= {"evaluation_split": None, "split": "train", "evaluation_source": None, "evaluation_fraction": 0.25}
+    data["sources"] = None  # its items are mappings, with rules of their own
     if model.get("trust_remote_code"):
         model |= {"name": "some/model", "revision": "0" * 40, "config": None}
     if model.get("config") is not None:
