@@ -73,6 +73,8 @@ class Orders:
     steps: int
     plan: Plan
     facts: Facts  # what has to be the same on all hosts; none where there is one host
+    parameters: int | None = None  # of the model, for the report; likewise those that are trained
+    trainable_parameters: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for orders.json and for sending between ranks."""
@@ -84,6 +86,8 @@ class Orders:
             "steps": self.steps,
             "plan": self.plan.to_json(),
             "facts": facts_to_json(self.facts),
+            "parameters": self.parameters,
+            "trainable_parameters": self.trainable_parameters,
         }
 
     @staticmethod
@@ -97,6 +101,8 @@ class Orders:
             steps=document["steps"],
             plan=plan_from_json(document["plan"]),
             facts=facts_from_json(document["facts"]),
+            parameters=document.get("parameters"),
+            trainable_parameters=document.get("trainable_parameters"),
         )
 
     @staticmethod
@@ -134,7 +140,7 @@ def prepare_run(
     is shown, and refused where it does not fit, before the data is touched.
     """
     with loaded.placing(), Bars(console) as bars:
-        config = place.settle(loaded.config)
+        config = place.settle(loaded.located)
         cache = cache_folder(environment_snapshot())
 
         def on_model(text: str) -> None:
@@ -180,6 +186,8 @@ def prepare_run(
         steps=steps,
         plan=replace(plan, steps=steps),
         facts=facts,
+        parameters=card.parameters,
+        trainable_parameters=card.trainable_parameters,
     )
 
 

@@ -1,7 +1,9 @@
-"""Who follows a run by its events: the screen, report.json, report.html, and trackers of other makers."""
+"""Who follows a run by its events: the screen, report.json, report.html, and a live page and trackers where
+they were asked for."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,23 @@ from coremill.report.readers.trackers.reader import trackers_of
 
 
 def make_readers(
-    run_folder: Path, steps: int | None, plan: Mapping[str, Any], console: Console, trackers: Sequence[str] = ()
+    run_folder: Path,
+    steps: int | None,
+    plan: Mapping[str, Any],
+    console: Console,
+    *,
+    page: socket.socket | None = None,
+    trackers: Sequence[str] = (),
 ) -> Readers:
-    """All readers of a run of so many steps; `plan` as in plan.json, `trackers` as run.trackers names them.
+    """All readers of a run of so many steps; `plan` as in plan.json, `page`: where a live page is to listen.
 
-    Trackers come last: by then report and page are written, whatever becomes of those.
+    `trackers` as run.trackers names them; they come last, for they may take their time when the report is written.
     """
     readers: list[Reader] = [RunConsole(steps, plan, console), JsonReader(run_folder), PageReader(run_folder)]
+    if page is not None:
+        from coremill.report.readers.live_page import LivePage  # a server, that few runs want
+
+        readers.append(LivePage(run_folder, page, console))  # after the report: it ends when that is written
     if trackers:
         readers.append(trackers_of(run_folder, trackers, console))
     return Readers(run_folder, readers, plan)
