@@ -128,13 +128,13 @@ def _memory(plan: Mapping[str, Any], console: Console) -> None:
     limit, total = memory["limit"], memory["total"]
     parts = [(label, memory.get(name) or 0) for name, label in MEMORY_PARTS.items() if memory.get(name)]
     totals = [(PHASE_NAMES.get(name, name), part["total"]) for name, part in phases.items()]
-    if not console.is_terminal:
-        for label, size in parts:
-            print_line(console, f"memory per rank, {label}: {format_bytes(size)}")
-        for label, size in totals:
-            print_line(console, f"memory per rank, total in {label}: {format_bytes(size)} of {format_bytes(limit)}")
-        return
     print_heading(console, "Memory per rank, in the phase that needs most")
+    by_phase = "by phase: " + ", ".join(f"{label} {format_bytes(size)}" for label, size in totals)
+    if not console.is_terminal:
+        rows = [*parts, ("total", total), ("limit", limit)]
+        print_rows(console, "memory per rank", ("", ""), [(label, format_bytes(size)) for label, size in rows])
+        print_line(console, by_phase)
+        return
     width = max(10, min(40, console.width - 42))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
@@ -147,9 +147,7 @@ def _memory(plan: Mapping[str, Any], console: Console) -> None:
     grid.add_row(Text("total", style="bold"), Text(format_bytes(total), style="bold"), Text(blocks, style=style))
     grid.add_row(Text("limit", style="dim"), Text(format_bytes(limit), style="dim"), "")
     console.print(grid)
-    print_line(
-        console, "by phase: " + ", ".join(f"{label} {format_bytes(size)}" for label, size in totals), style="dim"
-    )
+    print_line(console, by_phase, style="dim")
 
 
 def _time_and_cost(plan: Mapping[str, Any], console: Console) -> None:
@@ -203,7 +201,7 @@ def _remedies(plan: Mapping[str, Any], console: Console) -> None:
         memory, speed = format_bytes(remedy["total_bytes_per_rank"]), format_rate(remedy["tokens_per_second"])
         how = " ".join(f"--set {setting}" for setting in remedy["settings"])
         text = f"{remedy['change']}: {memory} per rank, {speed}{price}" + (f" ({how})" if how else "")
-        print_line(console, f"- {text}" if console.is_terminal else f"remedy: {text}")
+        print_line(console, f"- {text}")
 
 
 def _is_choice(value: Any) -> bool:

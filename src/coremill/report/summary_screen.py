@@ -146,8 +146,7 @@ def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:
         ("reading weights", _loading(summary)),
     ):
         rows.append((label, "", text, ""))
-    if console.is_terminal:
-        console.print()
+    console.print()
     print_rows(console, "", ("", "plan", "measured", "difference"), rows)
 
 

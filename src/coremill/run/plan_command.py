@@ -57,7 +57,7 @@ def plan_on_fleets(
         print(json.dumps({order: [plan.to_json() for plan in plans] for order, plans in ranked.items()}, indent=2))
         return
     say_basis(loaded, console)
-    columns = ("fleet", "fits", "memory/limit", "speed", "time", "$ per run", "$ per M tokens")
+    columns = ("fleet", "fits", "memory/limit", "tokens/s", "time", "$/run", "$/M tokens")
     for heading, plans in (("Cheapest first", comparison.by_cost), ("Quickest first", comparison.by_time)):
         print_heading(console, heading)
         print_rows(console, heading.lower(), columns, [_row(plan) for plan in plans])
@@ -69,7 +69,7 @@ def _row(plan: Plan) -> tuple[str, ...]:
         plan.fleet,
         "yes" if plan.fits else "no",
         f"{format_bytes(plan.memory.peak.total)} / {format_bytes(plan.memory.limit)}",
-        format_rate(plan.tokens_per_second),
+        format_rate(plan.tokens_per_second, ""),
         format_seconds(None if hours is None else hours * 3600),
         format_usd(plan.usd()),
         format_usd(usd_per_million_tokens(plan)),
