@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from coremill.config.schema import DataSection, RunConfig
 from coremill.data.bad_rows import LISTING_FILE
@@ -60,16 +61,8 @@ def prepare_data(
     started = time.perf_counter()
     section = config.data
     _require_row_length(section, max_positions)
-    packer = _Packer(
-        section.sequence_length,
-        section.special_tokens,
-        tokenizer_folder.absolute(),
-        vocabulary_rows,
-        cache.absolute() / "data",
-        progress or (lambda _: None),
-        code_sha256,
-    )
-    training_source, evaluation_source = _sources(section)
+    packer = packer_of(section, tokenizer_folder, vocabulary_rows, cache, progress or (lambda _: None), code_sha256)
+    training_source, evaluation_source = sources_of(section)
     whole = training = packer.pack(training_source)
     evaluation = None if evaluation_source is None else packer.pack(evaluation_source)
     packings = [training] if evaluation is None else [training, evaluation]
@@ -112,7 +105,7 @@ def prepare_data(
 def check_sources(section: DataSection, *, max_positions: int | None) -> None:
     """Find what can be wrong with the data in a second: names, the length of rows, the first row of local files."""
     _require_row_length(section, max_positions)
-    for source in _sources(section):
+    for source in sources_of(section):
         if source is not None and source.kind in ("txt", "jsonl", "parquet"):
             next(open_text(source).pieces, None)
 
@@ -137,7 +130,7 @@ class _Packing:
 
 
 @dataclass(frozen=True)
-class _Packer:
+class Packer:
     """Packs one source after the other with the same tokenizer and length."""
 
     sequence_length: int
@@ -148,23 +141,34 @@ class _Packer:
     progress: Callable[[Progress], None]
     code_sha256: str | None
 
-    def pack(self, source: TextSource) -> _Packing:
-        stamps = stamps_of(source)
-        made_from = (
+    def _made_from(self, source: TextSource, stamps: tuple[tuple[int, int], ...]) -> tuple[object, ...]:
+        return (
             self._identity(source, stamps),
             tokenizer_identity(self.tokenizer_folder),
             self.sequence_length,
             *([source.on_bad_rows] if source.on_bad_rows != "stop" else []),
             *([self.code_sha256] if self.code_sha256 is not None else []),
         )
-        key = _hash(FORMAT_VERSION, *made_from, f"special tokens {self.special_tokens}")
+
+    def _key_of(self, made_from: tuple[object, ...]) -> str:
+        return _hash(FORMAT_VERSION, *made_from, f"special tokens {self.special_tokens}")
+
+    def packed_before(self, source: TextSource) -> PackedManifest | None:
+        """What the cache holds of this text; nothing is made."""
+        return read_manifest(self.cache / self._key_of(self._made_from(source, stamps_of(source))))
+
+    def pack(self, source: TextSource) -> _Packing:
+        stamps = stamps_of(source)
+        made_from = self._made_from(source, stamps)
+        key = self._key_of(made_from)
         final = self.cache / key
         from_cache = build_once(
             final,
             is_whole=_is_whole_source,
             build=lambda partial: self._tokenise(source, stamps, key, partial),
-            on_wait=lambda: self.progress(Progress(0, 0, None, 0, "wait")),
+            on_wait=self._waiting,
         )
+        self._waiting(is_done=True)
         manifest = read_manifest(final)
         assert manifest is not None, "build_once returns only when the packing is whole"
         require_id_in_vocabulary(
@@ -175,15 +179,25 @@ class _Packer:
             added.append("one token between documents")
         return _Packing(final, manifest, from_cache, _hash(TOKENS_VERSION, *made_from, *added))
 
+    def _split_folder(self, whole: PackedManifest, fraction: float, seed: int) -> Path:
+        return self.cache / f"{whole.key}-{_hash(FORMAT_VERSION, whole.key, HELD_OUT, fraction, seed)}"
+
+    def split_before(self, whole: PackedManifest, fraction: float, seed: int) -> PackedManifest | None:
+        """What is left to train on of text that was shared out before; nothing is made."""
+        return read_manifest(self._split_folder(whole, fraction, seed) / "train")
+
     def hold_out(self, whole: _Packing, fraction: float, seed: int) -> tuple[_Packing, _Packing]:
         """The packings to train and to evaluate on, of documents of a whole one."""
         key = _hash(FORMAT_VERSION, whole.manifest.key, HELD_OUT, fraction, seed)
-        final = self.cache / f"{whole.folder.name}-{key}"
+        final = self._split_folder(whole.manifest, fraction, seed)
         keep_in_use(final)
 
         def build(partial: Path) -> None:
             job = {"job": "hold out", "whole": str(whole.folder), "destination": str(partial)}
             counts = run_in_child({**job, "fraction": fraction, "seed": seed}, self.progress)
+            manifest = whole.manifest
+            size = manifest.tokens_bytes
+            self.progress(Progress(manifest.documents, size, size, manifest.all_tokens, "hold out", is_done=True))
             for name in ("train", "evaluation"):
                 replace(whole.manifest, key=key, bad_rows=0, bad_rows_words="", **counts[name]).write(partial / name)
 
@@ -191,8 +205,9 @@ class _Packer:
             final,
             is_whole=lambda folder: all(read_manifest(folder / name) is not None for name in ("train", "evaluation")),
             build=build,
-            on_wait=lambda: self.progress(Progress(0, 0, None, 0, "wait")),
+            on_wait=self._waiting,
         )
+        self._waiting(is_done=True)
         if not from_cache:
             drop_unused(self.cache, f"{whole.folder.name}-*", keep=SPLITS_KEPT)
         train, evaluation = read_manifest(final / "train"), read_manifest(final / "evaluation")
@@ -201,6 +216,9 @@ class _Packer:
             _Packing(final / "train", train, from_cache, key),
             _Packing(final / "evaluation", evaluation, from_cache, key),
         )
+
+    def _waiting(self, *, is_done: bool = False) -> None:
+        self.progress(Progress(0, 0, None, 0, "wait", is_done))
 
     def _identity(self, source: TextSource, stamps: tuple[tuple[int, int], ...]) -> str:
         total = sum(size for size, _ in stamps)
@@ -213,11 +231,13 @@ class _Packer:
                 last_told = time.perf_counter()
                 self.progress(Progress(0, done, total, 0, "hash"))
 
-        return identity_of(source, on_bytes)
+        identity = identity_of(source, on_bytes)
+        self.progress(Progress(0, total, total, 0, "hash", is_done=True))
+        return identity
 
-    def _tokenise(self, source: TextSource, stamps: tuple[tuple[int, int], ...], key: str, partial: Path) -> None:
-        job = {
-            "job": "tokenise",
+    def job_of(self, source: TextSource) -> dict[str, Any]:
+        """What the process that tokenises needs to know."""
+        return {
             "source": source.to_json(),
             "tokenizer_folder": str(self.tokenizer_folder),
             "special_tokens": self.special_tokens,
@@ -225,9 +245,16 @@ class _Packer:
             "cache": str(self.cache.parent),
             "sequence_length": self.sequence_length,
             "vocabulary_rows": self.vocabulary_rows,
-            "destination": str(partial),
         }
+
+    def _tokenise(self, source: TextSource, stamps: tuple[tuple[int, int], ...], key: str, partial: Path) -> None:
+        job = {**self.job_of(source), "job": "tokenise", "destination": str(partial)}
+        size = sum(size for size, _ in stamps) or None
+        # From here on it takes time: the process has to start, and the tokenizer to be read.
+        self.progress(Progress(0, 0, size, 0, "tokenise" if source.dataset is None else "download"))
         counts = run_in_child(job, self.progress)
+        tokens = counts["tokens"] + counts["dropped_tokens"]
+        self.progress(Progress(counts["documents"], size or 0, size, tokens, "tokenise", is_done=True))
         if stamps_of(source) != stamps:
             raise InputError(
                 "the files changed while they were read",
@@ -245,7 +272,27 @@ class _Packer:
         ).write(partial)
 
 
-def _sources(section: DataSection) -> tuple[TextSource, TextSource | None]:
+def packer_of(
+    section: DataSection,
+    tokenizer_folder: Path,
+    vocabulary_rows: int,
+    cache: Path,
+    progress: Callable[[Progress], None],
+    code_sha256: str | None,
+) -> Packer:
+    """What packs the text of a run."""
+    return Packer(
+        section.sequence_length,
+        section.special_tokens,
+        tokenizer_folder.absolute(),
+        vocabulary_rows,
+        cache.absolute() / "data",
+        progress,
+        code_sha256,
+    )
+
+
+def sources_of(section: DataSection) -> tuple[TextSource, TextSource | None]:
     """The text to train on, and the one to evaluate on."""
     resolve = partial(resolve_source, column=section.column, on_bad_rows=section.on_bad_rows)
     training, split = resolve(section.source, split=section.split), section.evaluation_split

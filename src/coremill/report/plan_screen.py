@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from coremill.plan.types import Plan
 from coremill.report.summary_screen import memory_bar, render_split
 from coremill.report.terminal import (
     bar,
     format_bytes,
     format_count,
+    format_epochs,
     format_flops,
     format_percent,
     format_rate,
@@ -75,10 +77,7 @@ def _short_lines(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = f"{format_count(plan['rows_per_step'])} rows of {format_count(plan['sequence_length'])} tokens"
     at_a_time, passes = _many(value["micro_batch_rows"], "row"), _many(value["accumulation_steps"], "pass", "passes")
     speed = [format_rate(plan["tokens_per_second"]), f"{format_seconds(plan['step_seconds']['total'])} a step"]
-    if plan.get("steps"):
-        speed.append(f"{format_count(plan['steps'])} steps in {_duration(plan)}")
-    if plan.get("usd") is not None:
-        speed.append(format_usd(plan["usd"]))
+    speed += _length_and_cost(plan)
     # What is out of the ordinary about the model, and costs memory.
     unusual = (
         ("layers", "kept_activations", "estimated"),
@@ -170,16 +169,13 @@ def _time_and_cost(plan: Mapping[str, Any], console: Console) -> None:
         f"speed: {format_rate(plan['tokens_per_second'])}, utilization {format_percent(utilization)}"
         f" of {format_flops(plan['matmul_flops_per_second'])}",
     )
-    steps, duration = plan.get("steps"), _duration(plan)
-    cost = []
-    if steps:
-        cost.append(f"{format_count(steps)} steps in {duration}")
+    cost = _length_and_cost(plan)
     if plan.get("usd_per_hour") is not None:
         cost.append(f"{format_usd(plan['usd_per_hour'])} per hour")
-    if plan.get("usd") is not None:
-        cost.append(f"{format_usd(plan['usd'])} in all")
     if cost:
         print_line(console, "run: " + ", ".join(cost))
+    if words := length_in_words(plan):
+        print_line(console, words, style="yellow" if plan["steps_estimated"] or not plan["steps"] else "")
     if save := plan.get("save"):
         rate = f"an assumed {format_bytes(save['bytes_per_second'])}/s"
         took, grace = format_seconds(save["seconds"]), format_seconds(save["grace_seconds"]["value"])
@@ -206,6 +202,40 @@ def _remedies(plan: Mapping[str, Any], console: Console) -> None:
 
 def _is_choice(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value) == {"value", "reason"}
+
+
+def _length_and_cost(plan: Mapping[str, Any]) -> list[str]:
+    """800 steps in 3h 05m, $4.31; of a run that goes on what is left."""
+    if not plan.get("steps"):
+        return []
+    about = "about " if plan.get("steps_estimated") else ""
+    cost = [format_usd(plan["usd"])] if plan.get("usd") is not None else []
+    return [f"{about}{_steps_left(plan)} in {_duration(plan)}", *cost]
+
+
+def _steps_left(plan: Mapping[str, Any]) -> str:
+    steps, done = plan["steps"], plan.get("steps_done") or 0
+    return f"{max(0, steps - done):,} of {steps:,} steps left" if done else f"{steps:,} steps"
+
+
+def length_in_words(plan: Mapping[str, Any]) -> str:
+    """Where the steps of a run come from that gives its length in epochs; empty where they were set."""
+    if not plan.get("steps_words"):
+        return ""
+    steps = plan.get("steps")
+    if not steps:
+        return f"number of steps: {plan['steps_words']}"
+    how = "estimated" if plan.get("steps_estimated") else "counted"
+    return f"number of steps, {how}: {plan['steps_words']}"
+
+
+def run_in_words(plan: Plan, train_rows: int) -> str:
+    """How long a run is once its rows are counted: steps, epochs, time and money."""
+    assert plan.steps is not None
+    epochs, document = format_epochs(plan.steps * plan.rows_per_step / train_rows), plan.to_json()
+    in_epochs = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}{' in all' if plan.steps_done else ''}"
+    cost = f", {format_usd(document['usd'])}" if document["usd"] is not None else ""
+    return f"run: {_steps_left(document)}, {in_epochs}, {_duration(document)} at the planned speed{cost}"
 
 
 def _duration(plan: Mapping[str, Any]) -> str:

@@ -89,6 +89,23 @@ def format_loss(loss: float | None) -> str:
     return NONE if loss is None else f"{loss:.4f}"
 
 
+def format_epochs(epochs: float | None) -> str:
+    """Passes over the data: 1, 0.53, 12.4."""
+    if not _known(epochs):
+        return NONE
+    return f"{epochs:,.0f}" if epochs == round(epochs) else _three_digits(epochs)
+
+
+def format_learning_rate(rate: float | None) -> str:
+    """2.00e-05."""
+    return NONE if not _known(rate) else "0" if rate == 0 else f"{rate:.2e}"
+
+
+def format_norm(norm: float | None) -> str:
+    """Three digits: 0.0123, 1.23, 345; nan and inf are shown as such."""
+    return NONE if norm is None else f"{norm:.3g}"
+
+
 def format_difference(measured: float | None, planned: float | None) -> str:
     """How far the measured number is off the planned one: +7 %."""
     if not _known(measured) or not _known(planned) or planned == 0:

@@ -103,10 +103,11 @@ def test_live_display_fits_eighty_columns(tmp_path: Path) -> None:
     screen = RunConsole(300, fake_plan(4).to_json(), terminal())
     screen.take(read_events(tmp_path))
     lines = frame(screen)
-    assert len(lines) == 2 and all(len(line) <= 80 for line in lines)
+    assert len(lines) == 3 and all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("training") and "60/300" in lines[0] and "ETA 17m" in lines[0]
-    for words in ("loss 4.", "tokens/s", "utilization 7", "memory/rank 1.22 GB of 2.00 GB"):
-        assert words in lines[1]
+    assert lines[1].startswith("loss 4.") and "learning rate 3.00e-04  gradient norm 1." in lines[1]
+    for words in ("tokens/s", "utilization 7", "memory/rank 1.22 GB of 2.00 GB"):
+        assert words in lines[2]
     screen.ranks_ended()
     assert "evaluation at step 50" in text(screen.console) and "step 60/300" in text(screen.console)
 
@@ -206,7 +207,7 @@ def test_closing_screen(tmp_path: Path, make: Any, ending: str) -> None:
         assert all(len(line) <= 80 for line in lines if line not in copied)
         assert "difference" in shown and "████" in shown
     else:
-        assert any(line.split()[:8] == "peak memory per rank 1.21 GB 1.22 GB".split() for line in lines)
+        assert any(line.split()[:8] == ["peak", "memory", "per", "rank", "1.21", "GB", "1.22", "GB"] for line in lines)
         assert any(line.startswith("where a step went: compute ") for line in lines)
     assert ("from_pretrained" in shown) == (ending == "finished")
 

@@ -1,0 +1,99 @@
+"""How many rows an epoch has, for a plan: counted where that is quick, else estimated from a sample of the text.
+
+Text that was packed before is counted in its manifest. Local text of a few megabytes is packed now, and training finds
+it in the cache. Of more only a sample is tokenised: what it has in tokens a byte, times the bytes there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from coremill.config.schema import RunConfig
+from coremill.data.child_process import run_in_child
+from coremill.data.packed import PackedManifest, Progress
+from coremill.data.pieces import Piece
+from coremill.data.sources import TextSource, open_text, stamps_of
+from coremill.data.tokenise import Packer, packer_of, prepare_data, sources_of
+from coremill.plan.types import RowCount
+from coremill.plan.words import size
+
+PACKED_NOW_BYTES = 16 * 2**20  # 3 s of tokenising on two slow cores
+HASHED_BYTES = 4 * 2**30  # to know whether text was packed before it has to be read: 8 s of it
+SAMPLE_BYTES = 2**20
+SAMPLE_FILES = 16
+ASSUMED_BYTES_PER_TOKEN = 4.0  # English prose in the tokenizers of Llama, Qwen or GPT
+
+
+def count_rows(
+    config: RunConfig,
+    *,
+    tokenizer_folder: Path | None,
+    vocabulary_rows: int,
+    max_positions: int | None,
+    cache: Path,
+    progress: Callable[[Progress], None],
+    code_sha256: str | None = None,
+) -> RowCount:
+    """The rows to train on in an epoch; without a tokenizer an estimate from the bytes of the text alone."""
+    source, _ = sources_of(config.data)
+    length = config.data.sequence_length
+    text_bytes = sum(file_bytes for file_bytes, _ in stamps_of(source))
+    if tokenizer_folder is None:
+        tokens = text_bytes / ASSUMED_BYTES_PER_TOKEN
+        return _estimate(config, tokens, f"{size(text_bytes)} of text, an assumed 4 bytes a token")
+    if source.dataset is None and text_bytes <= PACKED_NOW_BYTES:
+        data = prepare_data(
+            config,
+            tokenizer_folder=tokenizer_folder,
+            vocabulary_rows=vocabulary_rows,
+            max_positions=max_positions,
+            cache=cache,
+            progress=progress,
+            code_sha256=code_sha256,
+        )
+        return RowCount(rows=data.train_rows, row_tokens=length, is_estimate=False, words="")
+    packer = packer_of(config.data, tokenizer_folder, vocabulary_rows, cache, progress, code_sha256)
+    manifest = packer.packed_before(source) if text_bytes <= HASHED_BYTES else None
+    if manifest is not None:
+        return _of_packed(config, manifest, packer)
+    if source.dataset is not None:
+        words = "not known: the dataset has not been fetched and tokenised on this machine; train --dry-run does that"
+        return RowCount(rows=None, row_tokens=length, is_estimate=True, words=words)
+    sampled = [source.files[at * len(source.files) // SAMPLE_FILES] for at in range(SAMPLE_FILES)]
+    job = packer.job_of(replace(source, files=tuple(dict.fromkeys(sampled))))
+    counts = run_in_child({**job, "job": "sample", "sample_bytes": SAMPLE_BYTES}, progress)
+    if not counts["tokens"] or not counts["source_bytes"]:
+        return RowCount(rows=None, row_tokens=length, is_estimate=True, words="not known: a sample of it holds no text")
+    tokens = text_bytes * counts["tokens"] / counts["source_bytes"]
+    found = f"{counts['source_bytes'] / counts['tokens']:.2g} bytes a token in a sample of"
+    return _estimate(config, tokens, f"{size(text_bytes)} of text, {found} {size(counts['source_bytes'])}")
+
+
+def sample_of(source: TextSource, sample_bytes: int) -> Iterator[Piece]:
+    """The first of each file, up to so many bytes together; whole documents where only their end says how many."""
+    each = max(1, sample_bytes // len(source.files))
+    for file in source.files:
+        taken = 0
+        for piece in open_text(replace(source, files=(file,))).pieces:
+            yield piece
+            taken += piece.source_bytes
+            if taken >= each:
+                break
+
+
+def _of_packed(config: RunConfig, manifest: PackedManifest, packer: Packer) -> RowCount:
+    length, held_out = config.data.sequence_length, config.data.evaluation_fraction
+    left = packer.split_before(manifest, held_out, config.train.seed) if held_out else manifest
+    if left is not None:
+        return RowCount(rows=left.rows, row_tokens=length, is_estimate=False, words="")
+    rows = max(1, round(manifest.rows * (1 - held_out)))
+    words = f"{manifest.rows:,} rows counted, {held_out:.1%} of them to be held out"
+    return RowCount(rows=rows, row_tokens=length, is_estimate=True, words=words)
+
+
+def _estimate(config: RunConfig, tokens: float, words: str) -> RowCount:
+    length, trained_on = config.data.sequence_length, 1 - (config.data.evaluation_fraction or 0.0)
+    rows = max(1, int(tokens * trained_on / length))
+    return RowCount(rows=rows, row_tokens=length, is_estimate=True, words=words)
