@@ -14,7 +14,7 @@ from pathlib import Path
 from coremill.config.schema import BUILT_IN
 from coremill.data.cache import build_once
 from coremill.data.child_process import run_in_child
-from coremill.data.packed import Progress, Stage
+from coremill.data.packed import Progress
 from coremill.data.sources import identity_of, resolve_source
 from coremill.errors import InputError
 
@@ -46,14 +46,14 @@ def built_in_tokenizer(
             "destination": str(partial),
         }
         run_in_child(job, progress)
-        say("train tokenizer", is_done=True)
-
-    def say(stage: Stage, *, is_done: bool = False) -> None:
         if progress is not None:
-            progress(Progress(0, 0, None, 0, stage, is_done))
+            progress(Progress(0, 0, None, 0, "train tokenizer", is_done=True))
 
-    build_once(final, is_whole=_is_whole, build=build, on_wait=lambda: say("wait"))
-    say("wait", is_done=True)
+    def on_wait() -> None:
+        if progress is not None:
+            progress(Progress(0, 0, None, 0, "wait"))
+
+    build_once(final, is_whole=_is_whole, build=build, on_wait=on_wait)
     return final
 
 

@@ -166,9 +166,8 @@ class Packer:
             final,
             is_whole=_is_whole_source,
             build=lambda partial: self._tokenise(source, stamps, key, partial),
-            on_wait=self._waiting,
+            on_wait=lambda: self.progress(Progress(0, 0, None, 0, "wait")),
         )
-        self._waiting(is_done=True)
         manifest = read_manifest(final)
         assert manifest is not None, "build_once returns only when the packing is whole"
         require_id_in_vocabulary(
@@ -205,9 +204,8 @@ class Packer:
             final,
             is_whole=lambda folder: all(read_manifest(folder / name) is not None for name in ("train", "evaluation")),
             build=build,
-            on_wait=self._waiting,
+            on_wait=lambda: self.progress(Progress(0, 0, None, 0, "wait")),
         )
-        self._waiting(is_done=True)
         if not from_cache:
             drop_unused(self.cache, f"{whole.folder.name}-*", keep=SPLITS_KEPT)
         train, evaluation = read_manifest(final / "train"), read_manifest(final / "evaluation")
@@ -217,22 +215,20 @@ class Packer:
             _Packing(final / "evaluation", evaluation, from_cache, key),
         )
 
-    def _waiting(self, *, is_done: bool = False) -> None:
-        self.progress(Progress(0, 0, None, 0, "wait", is_done))
-
     def _identity(self, source: TextSource, stamps: tuple[tuple[int, int], ...]) -> str:
         total = sum(size for size, _ in stamps)
-        done, last_told = 0, time.perf_counter()
+        done, told, last_told = 0, False, time.perf_counter()
 
         def on_bytes(count: int) -> None:
-            nonlocal done, last_told
+            nonlocal done, told, last_told
             done += count
             if time.perf_counter() - last_told >= HASH_PROGRESS_SECONDS:
-                last_told = time.perf_counter()
+                told, last_told = True, time.perf_counter()
                 self.progress(Progress(0, done, total, 0, "hash"))
 
         identity = identity_of(source, on_bytes)
-        self.progress(Progress(0, total, total, 0, "hash", is_done=True))
+        if told:
+            self.progress(Progress(0, total, total, 0, "hash", is_done=True))
         return identity
 
     def job_of(self, source: TextSource) -> dict[str, Any]:
@@ -250,11 +246,15 @@ class Packer:
     def _tokenise(self, source: TextSource, stamps: tuple[tuple[int, int], ...], key: str, partial: Path) -> None:
         job = {**self.job_of(source), "job": "tokenise", "destination": str(partial)}
         size = sum(size for size, _ in stamps) or None
-        # From here on it takes time: the process has to start, and the tokenizer to be read.
-        self.progress(Progress(0, 0, size, 0, "tokenise" if source.dataset is None else "download"))
-        counts = run_in_child(job, self.progress)
-        tokens = counts["tokens"] + counts["dropped_tokens"]
-        self.progress(Progress(counts["documents"], size or 0, size, tokens, "tokenise", is_done=True))
+        last = Progress(0, 0, size, 0, "tokenise" if source.dataset is None else "download")
+
+        def on_progress(progress: Progress) -> None:
+            nonlocal last
+            last = progress
+            self.progress(progress)
+
+        self.progress(last)  # from here on it takes time: the process has to start, and the tokenizer to be read
+        counts = run_in_child(job, on_progress)
         if stamps_of(source) != stamps:
             raise InputError(
                 "the files changed while they were read",
@@ -262,6 +262,8 @@ class Packer:
                 why="what was packed belongs to neither the old nor the new text",
                 do="run again once nothing writes to them",
             )
+        tokens, read = counts["tokens"] + counts["dropped_tokens"], last.bytes_total or last.bytes_done
+        self.progress(Progress(counts["documents"], read, last.bytes_total, tokens, "tokenise", is_done=True))
         PackedManifest(
             version=FORMAT_VERSION,
             key=key,

@@ -100,7 +100,6 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         return count_tokens(sample_of(source, job["sample_bytes"]), tokenizer, job["vocabulary_rows"])
     destination = Path(job["destination"])
     if source.dataset is not None:
-        speaker.progress(Progress(0, 0, None, 0, "download"), always=True)
         # datasets takes a folder of the same name for the dataset; here there is none.
         os.chdir(destination)
     return pack_text(
