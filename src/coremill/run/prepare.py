@@ -44,6 +44,7 @@ from coremill.plan.types import Choice, Plan
 from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan_short, run_in_words
 from coremill.report.progress import StageProgress
+from coremill.report.terminal import print_line
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
 from coremill.tasks.base import Rows, make_task, rows_from_json
@@ -178,8 +179,8 @@ def prepare_run(
 
 
 def say(console: Console, text: str) -> None:
-    """One finding, one line."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    """One finding, one line; on a terminal wrapped at words."""
+    print_line(console, text)
 
 
 def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Rows, steps: int) -> Facts:
