@@ -77,7 +77,10 @@ def _short_lines(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = f"{format_count(plan['rows_per_step'])} rows of {format_count(plan['sequence_length'])} tokens"
     at_a_time, passes = _many(value["micro_batch_rows"], "row"), _many(value["accumulation_steps"], "pass", "passes")
     speed = [format_rate(plan["tokens_per_second"]), f"{format_seconds(plan['step_seconds']['total'])} a step"]
-    speed += _length_and_cost(plan)
+    if plan.get("steps"):
+        speed.append(_length(plan))
+    if plan.get("usd") is not None:
+        speed.append(format_usd(plan["usd"]))
     # What is out of the ordinary about the model, and costs memory.
     unusual = (
         ("layers", "kept_activations", "estimated"),
@@ -169,9 +172,11 @@ def _time_and_cost(plan: Mapping[str, Any], console: Console) -> None:
         f"speed: {format_rate(plan['tokens_per_second'])}, utilization {format_percent(utilization)}"
         f" of {format_flops(plan['matmul_flops_per_second'])}",
     )
-    cost = _length_and_cost(plan)
+    cost = [_length(plan)] if plan.get("steps") else []
     if plan.get("usd_per_hour") is not None:
         cost.append(f"{format_usd(plan['usd_per_hour'])} per hour")
+    if plan.get("usd") is not None:
+        cost.append(f"{format_usd(plan['usd'])} in all")
     if cost:
         print_line(console, "run: " + ", ".join(cost))
     if words := length_in_words(plan):
@@ -204,13 +209,9 @@ def _is_choice(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value) == {"value", "reason"}
 
 
-def _length_and_cost(plan: Mapping[str, Any]) -> list[str]:
-    """800 steps in 3h 05m, $4.31; of a run that goes on what is left."""
-    if not plan.get("steps"):
-        return []
-    about = "about " if plan.get("steps_estimated") else ""
-    cost = [format_usd(plan["usd"])] if plan.get("usd") is not None else []
-    return [f"{about}{_steps_left(plan)} in {_duration(plan)}", *cost]
+def _length(plan: Mapping[str, Any]) -> str:
+    """800 steps in 3h 05m; of a run that goes on what is left."""
+    return f"{'about ' if plan.get('steps_estimated') else ''}{_steps_left(plan)} in {_duration(plan)}"
 
 
 def _steps_left(plan: Mapping[str, Any]) -> str:
