@@ -12,6 +12,7 @@ from pathlib import Path
 
 from coremill.config.schema import RunConfig
 from coremill.data.child_process import run_in_child
+from coremill.data.hub_datasets import bytes_on_card
 from coremill.data.packed import PackedManifest, Progress
 from coremill.data.pieces import Piece
 from coremill.data.sources import TextSource, open_text, stamps_of
@@ -41,9 +42,11 @@ def count_rows(
     length = config.data.sequence_length
     text_bytes = sum(file_bytes for file_bytes, _ in stamps_of(source))
     if tokenizer_folder is None:
-        tokens = text_bytes / ASSUMED_BYTES_PER_TOKEN
-        return _estimate(config, tokens, f"{size(text_bytes)} of text, an assumed 4 bytes a token")
+        return _by_bytes_alone(config, source, text_bytes)
+    packer = packer_of(config.data, tokenizer_folder, vocabulary_rows, cache, progress, code_sha256)
     if source.dataset is None and text_bytes <= PACKED_NOW_BYTES:
+        if not config.data.evaluation_fraction:  # text of its own to evaluate on does not matter here
+            return RowCount(rows=packer.pack(source).manifest.rows, row_tokens=length, is_estimate=False, words="")
         data = prepare_data(
             config,
             tokenizer_folder=tokenizer_folder,
@@ -54,13 +57,11 @@ def count_rows(
             code_sha256=code_sha256,
         )
         return RowCount(rows=data.train_rows, row_tokens=length, is_estimate=False, words="")
-    packer = packer_of(config.data, tokenizer_folder, vocabulary_rows, cache, progress, code_sha256)
     manifest = packer.packed_before(source) if text_bytes <= HASHED_BYTES else None
     if manifest is not None:
         return _of_packed(config, manifest, packer)
     if source.dataset is not None:
-        words = "not known: the dataset has not been fetched and tokenised on this machine; train --dry-run does that"
-        return RowCount(rows=None, row_tokens=length, is_estimate=True, words=words)
+        return _by_bytes_alone(config, source, text_bytes)
     sampled = [source.files[at * len(source.files) // SAMPLE_FILES] for at in range(SAMPLE_FILES)]
     job = packer.job_of(replace(source, files=tuple(dict.fromkeys(sampled))))
     counts = run_in_child({**job, "job": "sample", "sample_bytes": SAMPLE_BYTES}, progress)
@@ -91,6 +92,19 @@ def _of_packed(config: RunConfig, manifest: PackedManifest, packer: Packer) -> R
     rows = max(1, round(manifest.rows * (1 - held_out)))
     words = f"{manifest.rows:,} rows counted, {held_out:.1%} of them to be held out"
     return RowCount(rows=rows, row_tokens=length, is_estimate=True, words=words)
+
+
+def _by_bytes_alone(config: RunConfig, source: TextSource, text_bytes: int) -> RowCount:
+    """Where there is no tokenizer, or the text is still on the hub, which may say how large it is."""
+    where = "of text"
+    if source.dataset is not None:
+        where = "by the dataset's card"
+        text_bytes = 0 if source.dataset.offline else bytes_on_card(source.dataset) or 0
+    if not text_bytes:
+        words = "not known: the dataset is not on this machine yet, and its card has no size; train --dry-run counts it"
+        return RowCount(rows=None, row_tokens=config.data.sequence_length, is_estimate=True, words=words)
+    tokens = text_bytes / ASSUMED_BYTES_PER_TOKEN
+    return _estimate(config, tokens, f"{size(text_bytes)} {where}, an assumed 4 bytes a token")
 
 
 def _estimate(config: RunConfig, tokens: float, words: str) -> RowCount:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from coremill.data.packed import Progress
 from coremill.report import progress as progress_module
 from coremill.report.events import Event, read_events
-from coremill.report.progress import AmountProgress, show_error
+from coremill.report.progress import AmountProgress, StageProgress, show_error
 from coremill.report.readers import console as console_module
 from coremill.report.readers.console import RunConsole
 from coremill.report.summary import summarise
@@ -184,6 +185,30 @@ def test_tokenising_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "5 B, 1 document, 1 tokens" in text(drawn)
     live.close("done")
     assert "done" in text(shown)
+
+
+def test_each_stage_has_the_time_of_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now)
+    console = plain()
+    with StageProgress(console) as stages:
+        stages.show(Progress(0, 5_000_000, 9_000_000, 0, "hash"))
+        now += 2
+        stages.show(Progress(0, 9_000_000, 9_000_000, 0, "hash", is_done=True))
+        now += 30  # nobody reads any more
+        stages.show(Progress(0, 0, 9_000_000, 0, "tokenise"))
+        now += 4
+        stages.show(Progress(12, 9_000_000, 9_000_000, 3_000_000, "tokenise", is_done=True))
+        now += 30
+        stages.show(Progress(0, 0, None, 0, "hold out"))
+        now += 0.05
+        stages.show(Progress(0, 0, None, 0, "hold out", is_done=True))
+        stages.show(Progress(0, 0, None, 0, "train tokenizer", is_done=True))  # which was there already
+        now += 30
+    assert text(console).splitlines() == [
+        "reading the text: 9.00 MB in 2.00 s",
+        "tokenising: 9.00 MB, 12 documents, 3,000,000 tokens in 4.00 s",
+    ]
 
 
 def test_download_of_unknown_size() -> None:
