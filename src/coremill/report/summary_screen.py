@@ -132,10 +132,10 @@ def _data_line(summary: Mapping[str, Any]) -> str:
 
 
 def _pause_line(summary: Mapping[str, Any]) -> str:
-    count, seconds = summary.get("pauses"), format_seconds(summary.get("pause_seconds"))
-    if not count:
-        return ""
-    return f"not counted: {seconds} between a stop and its continuation" + (f", {count} times" if count > 1 else "")
+    count, seconds = summary.get("pauses") or 0, format_seconds(summary.get("pause_seconds"))
+    if count < 2:
+        return f"a pause of {seconds} between a stop and its continuation is not counted" if count else ""
+    return f"{count} pauses between a stop and its continuation, {seconds} together, are not counted"
 
 
 def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:

@@ -1,13 +1,17 @@
 """Wall time leaves out when nobody ran, and a continuation's plan is of what is left."""
 
+import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from coremill.report.pauses import pauses_between
 from coremill.report.plan_screen import run_in_words
 from coremill.report.summary import summarise
+from coremill.report.summary_screen import render_summary
 from unit.report.fake_run import START, fake_plan, write_line
 
 
@@ -67,11 +71,23 @@ def test_a_continuation_plans_what_is_left_and_the_report_compares_all() -> None
 
 
 def test_the_plan_in_the_report_is_of_all_steps(tmp_path: Path) -> None:
-    import json
-
     rest = replace(fake_plan(4, steps=300), steps_done=200)
     (tmp_path / "plan.json").write_text(json.dumps(rest.to_json()))
     (tmp_path / "events").mkdir()
     planned = summarise(tmp_path)["plan"]
     assert planned["hours"] == pytest.approx(fake_plan(4, steps=300).hours())
     assert planned["usd"] == pytest.approx(fake_plan(4, steps=300).usd())
+
+
+def test_pauses_and_epochs_are_said_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"world_size": 2, "steps": 10, "rows_per_step": 2}')
+    write_attempt(tmp_path, START, range(1, 5), stopped=True)
+    write_attempt(tmp_path, START + 100, range(5, 8), stopped=True)
+    write_attempt(tmp_path, START + 200, range(8, 11), stopped=False)
+    file = io.StringIO()
+    render_summary(summarise(tmp_path), Console(file=file))
+    assert file.getvalue().splitlines()[:3] == [
+        "finished  10 steps in 16.0 s, loss 1.0000 -> 1.0000",
+        "trained on 1,000 tokens: 2.00 epochs of 10 rows",
+        "2 pauses between a stop and its continuation, 3m 09s together, are not counted",
+    ]
