@@ -44,6 +44,7 @@ from coremill.plan.types import Choice, Plan
 from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan_short, run_in_words
 from coremill.report.progress import StageProgress
+from coremill.report.sources import words_of_data
 from coremill.report.terminal import print_line
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
@@ -163,8 +164,9 @@ def prepare_run(
         steps = count_steps(config, data, plan)
         plan = replace(plan, steps=steps)
         facts = facts_of(config, model, tokenizer, data, steps) if plan.nodes > 1 else {}
-    said = (f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words)
-    for words in (*said, words_of_smaller_step(config, data), run_in_words(plan, data.train_rows)):
+    spoken = [f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words]
+    spoken += [words_of_smaller_step(config, data), *words_of_data(data.counts(), steps * plan.rows_per_step)]
+    for words in (*spoken, run_in_words(plan, data.train_rows)):
         if words:
             say(console, words)
     return Orders(
@@ -191,9 +193,9 @@ def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Rows,
     if model.weights == "pretrained":
         files = [model.folder / name for name in weight_files(model.folder)]
         weights = f"{sum(file.stat().st_size for file in files):,} bytes, hash {digest_of_files(files)}"
-    source = config.data.source
-    if source == BUILT_IN:
-        source = f"the files of Python {platform.python_version()}"
+    named = [config.data.source] if config.data.sources is None else [entry.source for entry in config.data.sources]
+    files_of_python = f"the files of Python {platform.python_version()}"
+    source = ", ".join(files_of_python if name == BUILT_IN else name for name in named)
     found = {
         "the model's config.json": Fact(
             f"{model.config['model_type']}, hash {shape_hash.hexdigest()}", model.description

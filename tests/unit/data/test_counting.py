@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,6 @@ def count(config: RunConfig, tokenizer_folder: Path | None, cache: Path) -> RowC
         config,
         tokenizer_folder=tokenizer_folder,
         vocabulary_rows=300,
-        max_positions=None,
         cache=cache,
         progress=lambda _: None,
     )
@@ -111,3 +112,21 @@ def test_without_a_tokenizer_bytes_are_all_there_is(tmp_path: Path, jobs: list[s
     found = count(config_of(folder), None, tmp_path / "cache")
     size = sum(file.stat().st_size for file in folder.iterdir())
     assert found.is_estimate and found.rows == int(size / 4 / LENGTH) and "assumed" in found.words and not jobs
+
+
+def test_compressed_text_and_several_sources(
+    tmp_path: Path, tokenizer_folder: Path, jobs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "PACKED_NOW_BYTES", 20_000)
+    monkeypatch.setattr(counting, "SAMPLE_BYTES", 4000)
+    small, large = write_files(tmp_path / "small", files=1), tmp_path / "large"
+    large.mkdir()
+    words = ["mill", "store", "document", "water", "wheel", "stone"]
+    draw = random.Random(7)
+    lines = [json.dumps({"text": " ".join(draw.choices(words, k=60))}) + "\n" for _ in range(8000)]
+    (large / "all.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
+    sources = [{"source": f"{small}/*.jsonl"}, {"source": str(large / "all.jsonl.gz")}]
+    config = RunConfig.model_validate({"data": {"sources": sources, "sequence_length": LENGTH}, "train": {"epochs": 1}})
+    found = count(config, tokenizer_folder, tmp_path / "cache")
+    assert found.is_estimate and str(large) in found.words and jobs == ["tokenise", "sample"]
+    assert found.rows == pytest.approx(rows_of(config, tokenizer_folder, tmp_path / "cache"), rel=0.1)

@@ -93,7 +93,7 @@ def test_the_size_of_a_split_is_read_off_the_card(
     stand_in: hub_stand_in.Hub, run_config: Callable[..., RunConfig], tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     """So that epochs of a dataset that was never fetched have a price; nothing but its card is asked for."""
-    options: dict[str, Any] = {"vocabulary_rows": 300, "max_positions": None, "cache": tmp_path / "empty"}
+    options: dict[str, Any] = {"vocabulary_rows": 300, "cache": tmp_path / "empty"}
     config = run_config("hf://some/set:small", sequence_length=10)
     known = resolve_dataset("hf://some/set:small", split="train", setting="data.source")
     assert bytes_on_card(known) is None
