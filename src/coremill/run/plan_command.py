@@ -33,8 +33,9 @@ from coremill.report.terminal import (
     print_line,
     print_rows,
 )
+from coremill.run.folder import RunFolder
 from coremill.run.machines import Place, find_fleet, measured_fleet
-from coremill.run.opening import say_basis
+from coremill.run.opening import say_basis, with_paths_of_run
 from coremill.run.prepare import card_without_weights
 from coremill.run.row_count import count_rows
 
@@ -44,8 +45,9 @@ def plan_once(
 ) -> None:
     """One run on one fleet."""
     loaded = load_config(path, settings)
-    config = loaded.config
-    card = card_without_weights(config)
+    config = loaded.located
+    with loaded.placing():
+        card = card_without_weights(config)
     machines, rows = find_fleet(config, fleet), count_rows(config, card, Console(stderr=True))
     plan = make_plan(config, machines, card, rows=rows)
     if (busy := busy_with_others(machines.node)) is not None:
@@ -62,8 +64,9 @@ def plan_on_fleets(
 ) -> None:
     """The same run on several fleets, ranked by cost and by time."""
     loaded = load_config(path, settings)
-    config = loaded.config
-    card = card_without_weights(config)
+    config = loaded.located
+    with loaded.placing():
+        card = card_without_weights(config)
     machines, rows = [find_fleet(config, fleet) for fleet in fleets], count_rows(config, card, Console(stderr=True))
     comparison = compare_fleets(config, machines, card, rows=rows)
     if as_json:
@@ -98,7 +101,7 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
     """Feed the measured rates of a finished run back: later plans on this machine go by them."""
     if not (run / "plan.json").is_file() or not (run / "config.yaml").is_file():
         raise InputError(f"{run} is not the folder of a run", do="name a folder that coremill train left")
-    config = load_config(run / "config.yaml").config
+    config = with_paths_of_run(load_config(run / "config.yaml"), RunFolder(run)).located
     plan = plan_from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
     summary = summarise(run)
     measured = summary["measured"]

@@ -65,6 +65,8 @@ class Orders:
     steps: int
     plan: Plan
     facts: Facts  # what has to be the same on all hosts; none where there is one host
+    parameters: int | None = None  # of the model, for the report; likewise those that are trained
+    trainable_parameters: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for orders.json and for sending between ranks."""
@@ -76,6 +78,8 @@ class Orders:
             "steps": self.steps,
             "plan": self.plan.to_json(),
             "facts": facts_to_json(self.facts),
+            "parameters": self.parameters,
+            "trainable_parameters": self.trainable_parameters,
         }
 
     @staticmethod
@@ -89,6 +93,8 @@ class Orders:
             steps=document["steps"],
             plan=plan_from_json(document["plan"]),
             facts=facts_from_json(document["facts"]),
+            parameters=document.get("parameters"),
+            trainable_parameters=document.get("trainable_parameters"),
         )
 
     @staticmethod
@@ -128,7 +134,7 @@ def prepare_run(
     what is left.
     """
     with loaded.placing(), StageProgress(console) as bars:
-        config = place.settle(loaded.config)
+        config = place.settle(loaded.located)
         cache = cache_folder(environment_snapshot())
 
         def on_model(text: str) -> None:
@@ -177,6 +183,8 @@ def prepare_run(
         steps=steps,
         plan=plan,
         facts=facts,
+        parameters=card.parameters,
+        trainable_parameters=card.trainable_parameters,
     )
 
 
