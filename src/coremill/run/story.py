@@ -36,6 +36,7 @@ from coremill.run.opening import (
     place_of,
     say_basis,
     say_dry_run,
+    steps_done,
     with_paths_of_run,
     write_orders,
 )
@@ -80,7 +81,8 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             if leads and not options.dry_run:
                 forget_request(folder.path)
             place = place_of(loaded, node, console)
-            orders = prepare_run(loaded, place, console, force=options.force)  # hardware, plan, data
+            done = steps_done(loaded.config, folder, fresh=options.fresh)
+            orders = prepare_run(loaded, place, console, force=options.force, steps_done=done)  # hardware, plan, data
         if options.dry_run:
             say_dry_run(orders, folder, console)
             return 0
