@@ -330,7 +330,13 @@ def _series(tally: RunTally) -> dict[str, list[Any]]:
 
 
 def _elapsed(tally: RunTally, points: Sequence[Point]) -> dict[str, list[float]]:
-    return {"elapsed_seconds": [point.time - (tally.first_time or point.time) for point in points]}
+    """Since the run began, pauses left out."""
+    pauses = tally.pauses
+
+    def elapsed(time: float) -> float:
+        return time - (tally.first_time or time) - math.fsum(until - since for since, until in pauses if until <= time)
+
+    return {"elapsed_seconds": [elapsed(point.time) for point in points]}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

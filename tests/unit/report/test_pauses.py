@@ -46,6 +46,7 @@ def test_a_pause_is_no_wall_time(tmp_path: Path) -> None:
     assert summary["state"] == "finished" and summary["steps"] == 10
     assert summary["seconds"] == pytest.approx(6 + 8) and summary["pauses"] == 1
     assert summary["pause_seconds"] == pytest.approx(86400 - 6)
+    assert summary["series"]["elapsed_seconds"][-1] == pytest.approx(6 + 7)  # curves over time go on where they were
     assert summary["goodput"] == pytest.approx(10 / 14)
     assert summary["epochs"] == pytest.approx(2.0)
     assert summary["wall_seconds_split"]["other"] == pytest.approx(4.0)
