@@ -20,11 +20,13 @@ from coremill.cli import app
 COMMANDS = {
     "coremill": ["--version"],
     "coremill train": [
+        "--data",
         "--dry-run",
         "--force",
         "--fresh",
         "--hostfile",
         "--interface",
+        "--model",
         "--mpirun",
         "--nproc",
         "--ppn",
@@ -33,7 +35,7 @@ COMMANDS = {
         "--via",
         "CONFIG",
     ],
-    "coremill plan": ["--compare", "--fleet", "--json", "--learn", "--set", "CONFIG"],
+    "coremill plan": ["--compare", "--data", "--fleet", "--json", "--learn", "--model", "--set", "CONFIG"],
     "coremill doctor": ["--json", "--self-test/--no-self-test"],
     "coremill launch": [
         "--allocator",
@@ -63,7 +65,7 @@ COMMANDS = {
     "coremill instances": ["--efa", "--family", "--json", "--live"],
     "coremill report": ["--html", "--json", "RUN"],
     "coremill config": [],
-    "coremill config show": ["--json", "--set", "CONFIG"],
+    "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],
     "coremill config schema": [],
 }
 

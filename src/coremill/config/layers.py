@@ -92,6 +92,11 @@ class Settings:
             return
         self._settle(path, value, lambda _: origin)
 
+    def add_value(self, dotted: str, value: Any, option: str) -> None:
+        """Take in one value as Python or a short option has it: nothing is read as YAML."""
+        origin = Origin("--set", text=f"{dotted}={value}", option=option)
+        self._settle(tuple(dotted.split(".")), value, lambda _: origin)
+
     def origin_of(self, key: str) -> Origin:
         return self.origins.get(tuple(key.split(".")), DEFAULT)
 

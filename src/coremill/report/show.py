@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from coremill.files import write_whole
 from coremill.report.readers.page import render_page
 from coremill.report.readers.report_json import summary_text
-from coremill.report.summary import summarise
 from coremill.report.summary_screen import render_summary
 
 
-def show_report(run: Path, *, as_json: bool, html: Path | None, console: Console) -> None:
+def show_report(summary: Mapping[str, Any], *, as_json: bool, html: Path | None, console: Console) -> None:
     """Show a run, finished or still going; with `as_json` standard output is JSON and nothing else."""
-    summary = summarise(run)
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
         write_whole(html, render_page(summary))

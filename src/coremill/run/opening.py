@@ -64,10 +64,14 @@ def own_run(loaded: LoadedConfig, folder: RunFolder, console: Console, node: Nod
     )
 
 
-def say_basis(loaded: LoadedConfig, console: Console) -> None:
-    """Where there is no run file: what the values start from."""
+def say_basis(loaded: LoadedConfig, console: Console, folder: RunFolder | None = None) -> None:
+    """Where there is no run file: what the values start from; with one: what the command line took from it."""
     if loaded.without_file is not None:
-        say(console, f"{loaded.without_file}; coremill config show prints it, with the same --set")
+        say(console, f"{loaded.without_file}; coremill config show prints it, with the same options")
+    for note in loaded.notes:
+        say(console, note)
+    if folder is not None and loaded.path is None:
+        say(console, f"the run folder is {folder.path}; --set run.folder=... takes another one")
 
 
 def place_of(loaded: LoadedConfig, node: NodeIdentity | None, console: Console) -> Place:

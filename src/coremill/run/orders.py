@@ -8,15 +8,14 @@ from __future__ import annotations
 import atexit
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from coremill.config.load import LoadedConfig, load_config
+from coremill.config.load import LoadedConfig
 from coremill.engines import engine_kind
 from coremill.errors import InputError
 from coremill.files import write_whole
@@ -41,14 +40,14 @@ from coremill.world.run_lock import OWNED
 from coremill.world.stop import forget_request
 
 
-def load_together(config_path: Path | None, overrides: Sequence[str], world: World) -> LoadedConfig:
+def load_together(load: Callable[[], LoadedConfig], world: World) -> LoadedConfig:
     """The run file; a bad one is said once, by the first rank of a node, before the others look at it."""
 
     def check() -> None:
-        load_config(config_path, overrides)
+        load()
 
     world.once_per_node(check)
-    return load_config(config_path, overrides)
+    return load()
 
 
 def orders_of_launcher(loaded: LoadedConfig, folder: RunFolder, world: World) -> Orders:
@@ -72,7 +71,7 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
     # One rank speaks for the run; off the terminal, for its output travels through the launcher's pipes.
     console = Console(force_terminal=False, quiet=world.rank != 0)
     asks = world.rank == 0 and not options.dry_run
-    say_basis(loaded, console)
+    say_basis(loaded, console, folder)
 
     def is_finished() -> bool:
         if asks:

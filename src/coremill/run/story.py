@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -66,7 +65,7 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
         if not options.dry_run:
             ownership.callback(OWNED.release)
             own_run(loaded, folder, console, node)
-        say_basis(loaded, console)
+        say_basis(loaded, console, folder)
         nodes = 1 if node is None else node.nodes
         if not options.dry_run and not options.fresh and already_finished(loaded.config, folder, console, nodes=nodes):
             return 0
@@ -87,10 +86,10 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
         return close_launcher(run, ending, console)
 
 
-def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: RankIdentity, options: Options) -> int:
+def run_as_rank(load: Callable[[], LoadedConfig], identity: RankIdentity, options: Options) -> int:
     """Join the others, get orders, train; any failure is written as an event before the process ends with its code."""
     with join_world(identity) as world:
-        loaded = load_together(config_path, overrides, world)
+        loaded = load_together(load, world)
         folder = folder_of(loaded)
         if identity.launcher == "coremill":
             orders: Orders | None = orders_of_launcher(loaded, folder, world)
