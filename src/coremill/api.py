@@ -57,10 +57,9 @@ class TrainingInterrupted(KeyboardInterrupt):
     """
 
     def __init__(self, result: TrainResult) -> None:
-        steps = "" if result.summary is None else f" after step {result.summary['steps']}"
-        super().__init__(
-            f"the training in {result.folder} was stopped{steps}; the same call goes on from its checkpoint"
-        )
+        done = 0 if result.summary is None else int(result.summary["steps"])
+        where = f"after step {done}" if done else "before its first step"
+        super().__init__(f"the training in {result.folder} was stopped {where}; the same call goes on from there")
         self.result = result
 
 
@@ -125,7 +124,7 @@ def train(
     once. Called from another thread than the main one it hears no Ctrl-C: `coremill stop RUN` stops it. One process
     trains one run at a time. Under torchrun or mpirun every rank makes the same call.
     """
-    from coremill.redaction import RedactingStream, know
+    from coremill.redaction import know
     from coremill.world.stop import REQUESTS, signals_lent
 
     if not _ONE_AT_A_TIME.acquire(blocking=False):
@@ -139,17 +138,14 @@ def train(
             from coremill.hardware.probe import environment_snapshot
 
             know(environment_snapshot())
-            if console is None:
-                from rich.console import Console
-
-                console = Console(file=RedactingStream(sys.stdout), force_jupyter=False)  # type: ignore[arg-type]
             from coremill.run.command import train_here
             from coremill.run.opening import Options
 
             def load() -> LoadedConfig:
                 return _loaded(config, settings, model, data, nproc)
 
-            ended = train_here(load, Options(dry_run=dry_run, fresh=fresh, force=force), console)
+            options = Options(dry_run=dry_run, fresh=fresh, force=force)
+            ended = train_here(load, options, console or _standard_output())
             result = _result(ended)
             if ended.by_ctrl_c:
                 raise TrainingInterrupted(result)
@@ -177,6 +173,16 @@ def _loaded(
             do="give settings, model, data and nproc to load_config, or give the path of the run file here",
         )
     return config
+
+
+def _standard_output() -> Console:
+    """Plain lines in a notebook: its stream calls itself a terminal, but shows a redrawn line once for each time."""
+    from rich.console import Console
+
+    from coremill.redaction import RedactingStream
+
+    stream: Any = RedactingStream(sys.stdout)
+    return Console(file=stream, force_jupyter=False, force_terminal=False if Console().is_jupyter else None)
 
 
 def _result(ended: Ended) -> TrainResult:

@@ -22,8 +22,8 @@ _OF_ITS_MODEL = (
     "tokenizer",
 )
 _OF_ITS_TEXT = ("data.sources",)
-# Of the built-in example: its length, and a sample of Python.
-_OF_THE_EXAMPLE = ("train.steps", "sample.prompt")
+# Of the built-in example: its length, which may be more than the warm-up of a short text, and a sample of Python.
+_OF_THE_EXAMPLE = ("train.steps", "train.warmup_steps", "sample.prompt")
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ def add_named(settings: Settings, given: Named, above: Settings, *, file: str | 
         for name in _OF_THE_EXAMPLE:
             _drop(settings, name)
         if not {("train", "steps"), ("train", "epochs")} & above.values.keys():
-            options = " and ".join(f"{option} {value}" for option, _, value in given.options())
-            settings.add_value("train.epochs", 1.0, f"one epoch, as {options} takes")
+            settings.add_value("train.epochs", 1.0, " ".join(f"{name} {value}" for name, _, value in given.options()))
     return tuple(notes)
 
 

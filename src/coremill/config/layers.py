@@ -28,7 +28,9 @@ class Origin:
     option: str | None = None  # as the user wrote it, where that was short for a --set
 
     def __str__(self) -> str:
-        """Short, for the comments of `config show`: `default`, `run.yaml:7`, `--set`."""
+        """Short, for the comments of `config show`: `default`, `run.yaml:7`, `--set`, `--nproc`."""
+        if self.option is not None and self.option.startswith("--"):
+            return self.option.partition(" ")[0]
         return f"{Path(self.file).name}:{self.line}" if self.file is not None else self.kind
 
     def where(self, key: str) -> str:

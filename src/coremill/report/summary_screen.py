@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from coremill.report.loss_plot import render_loss_plot
 from coremill.report.metrics import format_metric, in_words, metric_names, model_class_of
 from coremill.report.terminal import (
     bar,
@@ -52,6 +53,7 @@ def render_summary(summary: Mapping[str, Any], console: Console) -> None:
     render_timeline(summary.get("faults") or (), console)
     _evaluations(summary, console)
     _findings(summary, console)
+    render_loss_plot(summary, console)
     _sample(summary, console)
     _next_steps(summary, console)
 
