@@ -25,6 +25,7 @@ from coremill.report.phases import phase
 from coremill.report.readers import make_readers
 from coremill.run.attempts import NodeRun, watch_ranks
 from coremill.run.closing import close_launcher, close_rank
+from coremill.run.early_imports import EarlyImports
 from coremill.run.folder import RunFolder
 from coremill.run.opening import (
     Options,
@@ -61,7 +62,7 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
     folder, environ, leads = folder_of(loaded), environment_snapshot(), node is None or node.node_rank == 0
     if not leads and HEAD in environ:
         console = Console(quiet=True)  # the first node speaks for all
-    with contextlib.ExitStack() as ownership:
+    with contextlib.ExitStack() as ownership, EarlyImports(loaded.config, environ, node) as imports:
         if not options.dry_run:
             ownership.callback(OWNED.release)
             own_run(loaded, folder, console, node)
@@ -74,14 +75,23 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             if leads and not options.dry_run:
                 forget_request(folder.path)
             place = place_of(loaded, node, console)
-            orders = prepare_run(loaded, place, console, force=options.force)  # hardware, plan, data
+            on_plan = None if options.dry_run else imports.begin
+            orders = prepare_run(loaded, place, console, force=options.force, on_plan=on_plan)  # hardware, plan, data
         if options.dry_run:
             say_dry_run(orders, folder, console)
             return 0
 
         write_orders(folder, loaded, orders, fresh=options.fresh, node=node)
         readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console)
-        run = NodeRun(config=loaded.config, orders=orders, folder=folder, environ=environ, node=node, readers=readers)
+        run = NodeRun(
+            config=loaded.config,
+            orders=orders,
+            folder=folder,
+            environ=environ,
+            node=node,
+            readers=readers,
+            imports=imports,
+        )
         ending = watch_ranks(run)  # model, engine, train, export: in the ranks
         return close_launcher(run, ending, console)
 
