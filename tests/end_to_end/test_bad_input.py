@@ -239,6 +239,7 @@ def assert_no_rank_started(scene: Scene, done: Ended) -> None:
     assert not done.left
     assert not list(scene.folder.rglob("rank-*"))
     assert not scene.path("runs").exists()
+    assert not scene.path("run").exists(), list(scene.path("run").rglob("*"))  # the folder of run.yaml
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,17 +1,18 @@
 """Ranks' libraries are imported while their rows are still being made: what they are forked from starts with the plan.
 
 Importing torch and transformers takes seconds, tokenising too, and neither needs the other. Nothing is left in the run
-folder before all input is checked: until ranks start, the fork server's log is a temporary file.
+folder before all input is checked: until ranks have ended, the fork server's log is in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from coremill.config.schema import RunConfig
 from coremill.model.source import ModelFolder
@@ -28,7 +29,7 @@ class EarlyImports:
         self._config, self._environ, self._node = config, environ, node
         self._needs: tuple[list[str], dict[str, str]] | None = None
         self._server: ForkServer | None = None
-        self._folder: Path | None = None
+        self._log: IO[bytes] | None = None
 
     def __enter__(self) -> EarlyImports:
         return self
@@ -44,8 +45,8 @@ class EarlyImports:
         if needs == self._needs:
             return
         self._end()  # the plan has changed with the rows: another engine, other threads
-        self._needs, self._folder = needs, Path(tempfile.mkdtemp(prefix="coremill-"))
-        self._server = ForkServer(*needs, self._folder / "fork-server.log", lambda text: None)
+        self._needs, self._log = needs, os.fdopen(os.memfd_create("fork-server-log"), "rb")
+        self._server = ForkServer(*needs, Path(f"/proc/self/fd/{self._log.fileno()}"), lambda text: None)
         self._server.start()
 
     @contextlib.contextmanager
@@ -78,6 +79,6 @@ class EarlyImports:
     def _end(self) -> None:
         if self._server is not None:
             self._server.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._server = self._folder = self._needs = None
+        if self._log is not None:
+            self._log.close()
+        self._server = self._log = self._needs = None

@@ -89,10 +89,7 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
         with folder.writable(loaded.where("run.folder")) if asks else nullcontext():
             if asks:
                 forget_request(folder.path)
-            orders = prepare_run(loaded, place, console, force=options.force)
-        if asks:
-            write_orders(folder, loaded, orders, fresh=options.fresh)
-        return orders.to_json()
+            return prepare_run(loaded, place, console, force=options.force).to_json()
 
     document = world.once_per_node(prepare_node)
     require_alike(world, facts_from_json(document["facts"]))
@@ -101,6 +98,12 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
     if options.dry_run:
         say_dry_run(orders, folder, console)
         return None
+
+    def leave_orders() -> None:  # not before all hosts agree: what is refused leaves no folder
+        if asks:
+            write_orders(folder, loaded, orders, fresh=options.fresh)
+
+    world.once_per_node(leave_orders)
     return with_cpus_told(orders, folder, world)
 
 
