@@ -6,6 +6,8 @@ A change here is a change of the contract: it belongs in CHANGELOG.md.
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
 import json
 import re
 
@@ -14,7 +16,7 @@ from commands import surface
 from house import PACKAGE, ROOT, sources
 
 import coremill
-from coremill import errors
+from coremill import api, errors
 from coremill.cli import app
 
 COMMANDS = {
@@ -132,6 +134,34 @@ def test_exit_codes():
 def test_the_error_tree_is_drawn_as_it_is():
     drawn = dict(re.findall(r"^[ |`-]*(\w+) +(\d+) ", errors.__doc__ or "", flags=re.MULTILINE))
     assert {name: int(code) for name, code in drawn.items()} == EXIT_CODES
+
+
+API = {
+    "load_config": ["path", "settings", "model", "data", "nproc"],
+    "plan": ["config", "settings", "model", "data", "fleet"],
+    "train": [
+        *("config", "settings", "model", "data", "nproc"),
+        *("dry_run", "fresh", "force", "console"),
+    ],
+    "report": ["run"],
+}
+API_TYPES = {
+    "CoremillError": None,
+    "LoadedConfig": ["config", "origins", "name", "path", "text", "without_file", "notes"],
+    "TrainResult": ["state", "exit_code", "folder", "summary"],
+    "TrainingInterrupted": None,
+}
+
+
+def test_public_python_names():
+    assert set(api.__all__) == {*API, *API_TYPES}
+    assert {name: list(inspect.signature(getattr(api, name)).parameters) for name in API} == API
+    for name, fields in API_TYPES.items():
+        if fields is not None:
+            assert [field.name for field in dataclasses.fields(getattr(api, name))] == fields
+    assert all(inspect.getdoc(getattr(api, name)) for name in api.__all__)
+    assert issubclass(api.TrainingInterrupted, KeyboardInterrupt)
+    assert (PACKAGE / "py.typed").is_file()
 
 
 def test_public_names():

@@ -221,6 +221,15 @@ CASES = {
 }
 
 
+def one_host(scene: Scene) -> None:
+    scene.path("hosts").write_text("localhost slots=2\n")
+
+
+CASES["missing column, by a hostfile"] = Case(
+    "'body'...text", ("data.column=body",), words=("--hostfile", "hosts"), prepare=one_host
+)
+
+
 @pytest.fixture(scope="module")
 def gated_hub() -> Iterator[str]:
     with serve_gated_hub() as address:
@@ -272,6 +281,21 @@ def test_under_torchrun_it_is_said_once(scene: Scene, gated_hub: str, name: str)
     assert said(done.err, case.message), str(done)
     assert done.err.count("coremill: ") == 1, str(done)
     assert re.search(r"rank +: 0 .*\n.*exitcode +: 78", done.err), str(done)  # torchrun's own words on who failed
+    assert_no_rank_started(scene, done)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here: make hosts-setup")
+def test_under_mpirun_it_is_said_once(scene: Scene, gated_hub: str) -> None:
+    case = CASES["missing column"]
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    oversubscribed = {
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    command = ["mpirun", "-n", "2", sys.executable, "-m", "coremill", *case.arguments]
+    done = scene.run(command, {**environ(case, gated_hub), **root, **oversubscribed})
+    assert done.code == 78, str(done)
+    assert said(done.err, case.message) and done.err.count("coremill: ") == 1, str(done)
     assert_no_rank_started(scene, done)
 
 

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from coremill.config.keys import keys
 from coremill.config.layers import DEFAULT, Problem, Settings
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.errors import InputError
@@ -58,8 +59,8 @@ def add_named(settings: Settings, given: Named, above: Settings, *, file: str | 
         said = f"{option} {value}"
         settings.problems += _contradictions(said, key, value, above)
         of_file = _OF_ITS_MODEL if option == "--model" else _OF_ITS_TEXT
-        gone = [name for name in of_file if _drop(settings, name)]
-        if gone and file is not None:
+        gone = [name for name in of_file if _drop(settings, name)] if file is not None else []
+        if gone:
             verb = "is" if len(gone) == 1 else "are"
             notes.append(f"{said}: {', '.join(gone)} of {file} {verb} left out, for another model or text")
         settings.add_value(key, value, said)
@@ -129,7 +130,7 @@ def _contradictions(said: str, key: str, value: str, above: Settings) -> list[Pr
         why=f"{said.partition(' ')[0]} is short for --set {key}=...",
         do="keep one of them",
     )
-    return [Problem(error, origin, (key,))]
+    return [Problem(error, origin, tuple(others & keys().keys()))]
 
 
 def _drop(settings: Settings, key: str) -> bool:
