@@ -20,10 +20,11 @@ from coremill import api
 
 def interrupt_when_training():
     events = Path("from-python/events/rank-00000.jsonl")
-    while not (events.is_file() and '"kind": "step"' in events.read_text()):
+    while not (events.is_file() and '"kind":"step"' in events.read_text()):
         time.sleep(0.02)
     os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have had it ignored
 before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 threading.Thread(target=interrupt_when_training, daemon=True).start()
 settings = {"run.folder": "from-python", "train.steps": 100000}
@@ -40,7 +41,7 @@ results = []
 settings["train.steps"] = stopped.summary["steps"] + 3
 thread = threading.Thread(target=lambda: results.append(api.train("run.yaml", settings)))
 thread.start()
-while not Path("from-python/run.lock").exists():
+while thread.is_alive() and not Path("from-python/run.lock").exists():
     time.sleep(0.02)
 try:
     api.train("run.yaml")

@@ -311,4 +311,4 @@ def test_documents_that_would_see_each_other_are_refused_before_the_first_step(s
     assert not done.left
     assert said(done.err + done.out, "does not keep the documents of a row apart...attention_across_documents: true")
     assert (done.err + done.out).count("does not keep the documents") == 1, str(done)
-    assert '"kind": "step"' not in scene.path("run/events/rank-00000.jsonl").read_text()
+    assert '"kind":"step"' not in scene.path("run/events/rank-00000.jsonl").read_text()
