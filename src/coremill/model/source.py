@@ -27,8 +27,8 @@ from coremill.tasks.base import Task
 
 Say = Callable[[str], None]
 
-# A small Llama: 1.0 M parameters learn the look of Python source in a minute or two on two cores. In that time a larger
-# one sees less text and learns less: 2.4 M parameters at 0.39 M tokens came to a loss of 5.5 where this came to 4.6.
+# A small Llama: 1.0 M parameters learn the look of Python source in a minute or two on two cores. For as much arithmetic
+# a larger one sees less text and learns less: 2.27 bits a byte of held-out text at 2.4 M parameters, 2.13 at these.
 BUILT_IN_VOCABULARY = 4096  # of the built-in tokenizer, at most: a shape of one's own may have as many words
 BUILT_IN_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
