@@ -27,7 +27,7 @@ from coremill.tasks.base import Task
 
 Say = Callable[[str], None]
 
-# A small Llama: 1.0 M parameters learn the look of Python source in a minute or two on two cores. For as much arithmetic
+# A small Llama: 1.0 M parameters learn the look of Python source in a minute or two on two cores. For equal arithmetic
 # a larger one sees less text and learns less: 2.27 bits a byte of held-out text at 2.4 M parameters, 2.13 at these.
 BUILT_IN_VOCABULARY = 4096  # of the built-in tokenizer, at most: a shape of one's own may have as many words
 BUILT_IN_CONFIG: dict[str, Any] = {
