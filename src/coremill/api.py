@@ -110,14 +110,16 @@ def train(
     dry_run: bool = False,
     fresh: bool = False,
     force: bool = False,
+    page: bool = False,
+    port: int | None = None,
     console: Console | None = None,
 ) -> TrainResult:
     """Train: plan, tokenise, start ranks, watch them, export, report. Blocks until the run has ended.
 
     `config` is a run file or what `load_config` gave; `settings`, `model`, `data` and `nproc` are those of
     `load_config`. A run that was stopped goes on from its newest checkpoint with the same call; `fresh` starts anew.
-    `dry_run` checks and plans, `force` starts what does not fit by the plan. `console` is where progress goes; left
-    out: standard output.
+    `dry_run` checks and plans, `force` starts what does not fit by the plan, `page` serves a page that follows the run,
+    at `port` or a free one. `console` is where progress goes; left out: standard output.
 
     Returns how it ended, also where ranks failed. Raises InputError (a CoremillError) for bad input, and
     TrainingInterrupted (a KeyboardInterrupt) when Ctrl-C stopped it: it has saved by then; a second Ctrl-C ends it at
@@ -144,7 +146,7 @@ def train(
             def load() -> LoadedConfig:
                 return _loaded(config, settings, model, data, nproc)
 
-            options = Options(dry_run=dry_run, fresh=fresh, force=force)
+            options = Options(dry_run=dry_run, fresh=fresh, force=force, page=page, port=port)
             ended = train_here(load, options, console or _standard_output())
             result = _result(ended)
             if ended.by_ctrl_c:

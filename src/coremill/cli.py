@@ -27,6 +27,8 @@ config_app = typer.Typer(
     help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
 )
 app.add_typer(config_app, name="config")
+data_app = typer.Typer(help="Look at the data of a run, before and without training.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
 
 ConfigPath = Annotated[
     Path | None,
@@ -76,6 +78,11 @@ def train(
     interface: Annotated[str | None, typer.Option(help="with --hostfile: network device; left out: found")] = None,
     ssh: Annotated[str, typer.Option(help="with --hostfile: ssh program with its options")] = "ssh",
     mpirun: Annotated[str | None, typer.Option(help="with --via mpirun: the program; left out: found")] = None,
+    page: Annotated[
+        bool,
+        typer.Option("--page", help="a live page of the run for a browser on this machine; its address is printed"),
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="with --page: its port; left out: a free one")] = None,
 ) -> None:
     """Train a model: plan, tokenise, start ranks, watch them, export, report.
 
@@ -105,7 +112,7 @@ def train(
             ssh=ssh,
             mpirun=mpirun,
         )
-        options = Options(dry_run=dry_run, fresh=fresh, force=force)
+        options = Options(dry_run=dry_run, fresh=fresh, force=force, page=page, port=port)
         named, environ = Named(model, data), environment_snapshot()
         raise typer.Exit(train_on_hosts(config, settings or [], named, options, request, environ))
     from coremill.world.stop import REQUESTS
@@ -123,6 +130,8 @@ def train(
             dry_run=dry_run,
             fresh=fresh,
             force=force,
+            page=page,
+            port=port,
             console=Console(),
         )
     except api.TrainingInterrupted as interrupted:  # saved, and said
@@ -280,15 +289,45 @@ def instances(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="run folder", show_default=False)],
+    run: Annotated[list[Path], typer.Argument(help="run folder; several are compared", show_default=False)],
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="write the page to this file", show_default=False)] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="a page that follows the run, for a browser on this machine, until Ctrl-C")
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="with --serve: its port; left out: a free one")] = None,
 ) -> None:
-    """The numbers of a run, finished or still going: plan beside measured, where the time went."""
-    from coremill import api
-    from coremill.report.show import show_report
+    """The numbers of a run, finished or still going: plan beside measured, where the time went.
 
-    show_report(api.report(run), as_json=as_json, html=html, console=Console())
+    Of several runs: figures side by side, what differs in their configs, which plan was right; with --html their
+    curves in one chart.
+    """
+    from coremill.report.show import serve_report, show_report
+
+    if serve or port is not None:
+        serve_report(run, serve=serve, port=port, as_json=as_json, html=html, console=Console())
+    else:
+        show_report(run, as_json=as_json, html=html, console=Console())
+
+
+@data_app.command("show")
+def data_show(
+    config: ConfigPath = None,
+    settings: Settings = None,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", help="how many rows to show")] = 3,
+    evaluation: Annotated[
+        bool, typer.Option("--evaluation", help="rows that are evaluated on, instead of those trained on")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rows as the model will see them: special tokens, where documents end, and in colour what is learned.
+
+    Tokenises where that was not done before, and keeps it: the run that follows starts with it. Through a pipe the
+    text is plain, and what is learned stands between marks.
+    """
+    from coremill.run.data_command import show_data
+
+    show_data(config, settings or [], rows=rows, evaluation=evaluation, as_json=as_json, console=Console())
 
 
 @config_app.command("show")

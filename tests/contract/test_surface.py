@@ -31,6 +31,8 @@ COMMANDS = {
         "--model",
         "--mpirun",
         "--nproc",
+        "--page",
+        "--port",
         "--ppn",
         "--set",
         "--ssh",
@@ -65,7 +67,9 @@ COMMANDS = {
     ],
     "coremill stop": ["RUN"],
     "coremill instances": ["--efa", "--family", "--json", "--live"],
-    "coremill report": ["--html", "--json", "RUN"],
+    "coremill report": ["--html", "--json", "--port", "--serve", "RUN"],
+    "coremill data": [],
+    "coremill data show": ["--evaluation", "--json", "--rows", "--set", "CONFIG"],
     "coremill config": [],
     "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],
     "coremill config schema": [],
@@ -141,7 +145,7 @@ API = {
     "plan": ["config", "settings", "model", "data", "fleet"],
     "train": [
         *("config", "settings", "model", "data", "nproc"),
-        *("dry_run", "fresh", "force", "console"),
+        *("dry_run", "fresh", "force", "page", "port", "console"),
     ],
     "report": ["run"],
 }

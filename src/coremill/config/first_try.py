@@ -77,7 +77,9 @@ def words_of_try(config: RunConfig, *, from_example: bool) -> str:
     model = "a small model from scratch (built-in)" if config.model.name == BUILT_IN else config.model.name
     if config.model.config is not None:
         model = f"a {config.model.config.get('model_type')} from scratch"
+    sources = config.data.sources or ()
     text = "the Python standard library (built-in)" if config.data.source == BUILT_IN else config.data.source
+    text = ", ".join(each.source for each in sources) or text
     steps, epochs = config.train.steps, config.train.epochs or 0
     length = f"{epochs:g} epochs" if steps is None else f"{steps:,} steps"
     length = "one epoch" if epochs == 1 else "1 step" if steps == 1 else length
@@ -88,7 +90,8 @@ def words_of_try(config: RunConfig, *, from_example: bool) -> str:
 def name_of_try(config: RunConfig) -> str:
     """For its run folder: model and text by the last part of their names, with a digest where that leaves some out."""
     shape = config.model.config
-    whole = (config.model.name if shape is None else str(shape.get("model_type", "")), config.data.source)
+    text = "+".join(each.source for each in config.data.sources or ()) or config.data.source
+    whole = (config.model.name if shape is None else str(shape.get("model_type", "")), text)
     parts = [_slug(_last_part(name)) for name in whole]
     name = "-".join(part for part in parts if part) or "try"
     if all(_slug(given) == given for given in whole) and shape is None:

@@ -55,7 +55,8 @@ def train_on_hosts(
         min_nodes=run_config.fleet.min_nodes,
     )
     check_policy(policy, len(hosts))
-    flags = [f"--{name}" for name in ("dry-run", "fresh", "force") if getattr(options, name.replace("-", "_"))]
+    flags = [f"--{name}" for name in ("dry-run", "fresh", "force", "page") if getattr(options, name.replace("-", "_"))]
+    flags += [f"--port={options.port}"] if options.port is not None else []
     return launch_script(
         replace(
             request,

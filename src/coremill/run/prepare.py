@@ -43,6 +43,7 @@ from coremill.plan.types import Choice, Plan
 from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan_short
 from coremill.report.progress import AmountProgress
+from coremill.report.sources import words_of_data
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
 from coremill.tasks.base import Rows, make_task, rows_from_json
@@ -71,6 +72,8 @@ class Orders:
     steps: int
     plan: Plan
     facts: Facts  # what has to be the same on all hosts; none where there is one host
+    parameters: int | None = None  # of the model, for the report; likewise those that are trained
+    trainable_parameters: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for orders.json and for sending between ranks."""
@@ -82,6 +85,8 @@ class Orders:
             "steps": self.steps,
             "plan": self.plan.to_json(),
             "facts": facts_to_json(self.facts),
+            "parameters": self.parameters,
+            "trainable_parameters": self.trainable_parameters,
         }
 
     @staticmethod
@@ -95,6 +100,8 @@ class Orders:
             steps=document["steps"],
             plan=plan_from_json(document["plan"]),
             facts=facts_from_json(document["facts"]),
+            parameters=document.get("parameters"),
+            trainable_parameters=document.get("trainable_parameters"),
         )
 
     @staticmethod
@@ -132,7 +139,7 @@ def prepare_run(
     The machine may have to be measured, for 20 s or more: what is wrong with the files is said before that. The plan
     is shown, and refused where it does not fit, before the data is touched; `on_plan` hears of it then.
     """
-    with loaded.placing(), _Bars(console) as bars:
+    with loaded.placing(), Bars(console) as bars:
         config = place.settle(loaded.config)
         cache = cache_folder(environment_snapshot())
 
@@ -168,7 +175,8 @@ def prepare_run(
             plan = plan_for_rows(config, fleet, card, data)
         steps = count_steps(config, data, plan)
         facts = facts_of(config, model, tokenizer, data, steps) if plan.nodes > 1 else {}
-    for words in (data.bad_rows_words, data.evaluation_words, words_of_smaller_step(config, data)):
+    spoken = [data.bad_rows_words, data.evaluation_words, words_of_smaller_step(config, data)]
+    for words in (*spoken, *words_of_data(data.counts(), steps * plan.rows_per_step)):
         if words:
             say(console, words)
     return Orders(
@@ -179,10 +187,12 @@ def prepare_run(
         steps=steps,
         plan=replace(plan, steps=steps),
         facts=facts,
+        parameters=card.parameters,
+        trainable_parameters=card.trainable_parameters,
     )
 
 
-class _Bars:
+class Bars:
     """One bar a stage of the data, each on the screen from the moment there is work until the next one begins."""
 
     def __init__(self, console: Console) -> None:
@@ -190,7 +200,7 @@ class _Bars:
         self._words = ""
         self._bar: AmountProgress | None = None
 
-    def __enter__(self) -> _Bars:
+    def __enter__(self) -> Bars:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -221,9 +231,9 @@ def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Rows,
     if model.weights == "pretrained":
         files = [model.folder / name for name in weight_files(model.folder)]
         weights = f"{sum(file.stat().st_size for file in files):,} bytes, hash {digest_of_files(files)}"
-    source = config.data.source
-    if source == BUILT_IN:
-        source = f"the files of Python {platform.python_version()}"
+    named = [config.data.source] if config.data.sources is None else [entry.source for entry in config.data.sources]
+    files_of_python = f"the files of Python {platform.python_version()}"
+    source = ", ".join(files_of_python if name == BUILT_IN else name for name in named)
     found = {
         "the model's config.json": Fact(
             f"{model.config['model_type']}, hash {shape_hash.hexdigest()}", model.description

@@ -31,6 +31,7 @@ from coremill.run.opening import (
     Options,
     already_finished,
     folder_of,
+    listen_for_page,
     own_run,
     place_of,
     say_basis,
@@ -62,6 +63,7 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
     folder, environ, leads = folder_of(loaded), environment_snapshot(), node is None or node.node_rank == 0
     if not leads and HEAD in environ:
         console = Console(quiet=True)  # the first node speaks for all
+    page = listen_for_page(options) if leads else None
     with contextlib.ExitStack() as ownership, EarlyImports(loaded.config, environ, node) as imports:
         if not options.dry_run:
             ownership.callback(OWNED.release)
@@ -82,7 +84,7 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             return 0
 
         write_orders(folder, loaded, orders, fresh=options.fresh, node=node)
-        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console)
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, page=page)
         run = NodeRun(
             config=loaded.config,
             orders=orders,
@@ -98,6 +100,7 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
 
 def run_as_rank(load: Callable[[], LoadedConfig], identity: RankIdentity, options: Options) -> int:
     """Join the others, get orders, train; any failure is written as an event before the process ends with its code."""
+    page = listen_for_page(options) if identity.rank == 0 else None
     with join_world(identity) as world:
         loaded = load_together(load, world)
         folder = folder_of(loaded)
@@ -108,7 +111,8 @@ def run_as_rank(load: Callable[[], LoadedConfig], identity: RankIdentity, option
         if orders is None:  # a dry run, or finished earlier
             return 0
         # Of rank 0 under somebody else's launcher; off the terminal, for its output travels through pipes.
-        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), Console(force_terminal=False))
+        console = Console(force_terminal=False)
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, page=page)
         with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
             with without_launcher(world, loaded, orders, folder, events, readers) as show:
                 train_rank(RankRun(loaded.config, orders, world, folder, events), show)
