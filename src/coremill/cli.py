@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -102,16 +103,9 @@ def train(
         from coremill.run.on_hosts import train_on_hosts
         from coremill.run.opening import Options
 
-        request = Request(
-            script="coremill",
-            is_module=True,
-            hostfile=hostfile,
-            ppn=ppn if ppn is not None else nproc,
-            via=via,
-            interface=interface,
-            ssh=ssh,
-            mpirun=mpirun,
-        )
+        ranks = nproc if ppn is None else ppn
+        request = Request(script="coremill", is_module=True, hostfile=hostfile, ppn=ranks, via=via)
+        request = replace(request, interface=interface, ssh=ssh, mpirun=mpirun)
         options = Options(dry_run=dry_run, fresh=fresh, force=force, page=page, port=port)
         named, environ = Named(model, data), environment_snapshot()
         raise typer.Exit(train_on_hosts(config, settings or [], named, options, request, environ))
