@@ -12,10 +12,12 @@ import typer
 from rich.console import Console
 
 from coremill import __version__
+from coremill.command_group import Commands
 from coremill.errors import CoremillError
 
 app = typer.Typer(
     name="coremill",
+    cls=Commands,
     help="Train and fine-tune Hugging Face models on CPUs.\n\n"
     "One YAML file describes a run; every key has a default. Start with [bold]coremill doctor[/bold], then "
     "[bold]coremill train[/bold] (the built-in example, no download), then [bold]coremill config schema[/bold].",
@@ -25,10 +27,12 @@ app = typer.Typer(
     add_completion=False,
 )
 config_app = typer.Typer(
-    help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
+    cls=Commands, help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
 )
 app.add_typer(config_app, name="config")
-data_app = typer.Typer(help="Look at the data of a run, before and without training.", no_args_is_help=True)
+data_app = typer.Typer(
+    cls=Commands, help="Look at the data of a run, before and without training.", no_args_is_help=True
+)
 app.add_typer(data_app, name="data")
 
 ConfigPath = Annotated[
@@ -339,8 +343,11 @@ def config_show(
 
     loaded = api.load_config(config, settings or [], model=model, data=data)
     with loaded.placing():
-        require_named_code(loaded.config.model)
-    print(json.dumps(loaded.config.model_dump(mode="json"), indent=2) if as_json else show(loaded))
+        require_named_code(loaded.located.model)
+    if as_json:
+        print(json.dumps(loaded.config.model_dump(mode="json"), indent=2))
+    else:
+        print(*(f"# {note}" for note in loaded.places.notes), show(loaded), sep="\n")
 
 
 @config_app.command("schema")

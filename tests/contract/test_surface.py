@@ -151,7 +151,7 @@ API = {
 }
 API_TYPES = {
     "CoremillError": None,
-    "LoadedConfig": ["config", "origins", "name", "path", "text", "without_file", "notes"],
+    "LoadedConfig": ["config", "origins", "name", "path", "text", "without_file", "notes", "places"],
     "TrainResult": ["state", "exit_code", "folder", "summary"],
     "TrainingInterrupted": None,
 }

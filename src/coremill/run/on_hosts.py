@@ -44,7 +44,7 @@ def train_on_hosts(
     loaded = load_config(config, settings, model=named.model, data=named.data)
     if via_of(request, hosts) == "local":
         return run_as_launcher(loaded, options, None, Console())
-    run_config = loaded.config
+    run_config = loaded.located
     fleet = fleet_of_hosts(request.hostfile, say, busy_seconds=0)
     plan = make_plan(run_config, fleet, card_without_weights(run_config))
     refuse_what_does_not_fit(plan, force=options.force)

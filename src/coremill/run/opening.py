@@ -23,6 +23,7 @@ from coremill.checkpoint.continuation import (
     written_config,
 )
 from coremill.config.load import LoadedConfig, load_config
+from coremill.config.places import places_recorded, places_to_record
 from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
 from coremill.errors import InputError
@@ -85,13 +86,22 @@ def own_run(loaded: LoadedConfig, folder: RunFolder, console: Console, node: Nod
 
 
 def say_basis(loaded: LoadedConfig, console: Console, folder: RunFolder | None = None) -> None:
-    """Where there is no run file: what the values start from; with one: what the command line took from it."""
+    """Where there is no run file: what the values start from; with one: what was taken from it, and which paths."""
     if loaded.without_file is not None:
         say(console, f"{loaded.without_file}; coremill config show prints it, with the same options")
-    for note in loaded.notes:
+    for note in (*loaded.notes, *loaded.places.notes):
         say(console, note)
     if folder is not None and loaded.path is None:
         say(console, f"the run folder is {folder.path}; --set run.folder=... takes another one")
+
+
+def with_paths_of_run(loaded: LoadedConfig, folder: RunFolder, node_rank: int = 0) -> LoadedConfig:
+    """Where the folder holds an earlier run: relative paths mean what they meant there, whatever folder is current."""
+    try:
+        record = json.loads(folder.orders_of(node_rank).read_text(encoding="utf-8"))["paths"]
+        return replace(loaded, places=places_recorded(loaded.config, loaded.places, record))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return loaded  # none, or of a release that did not write them down
 
 
 def place_of(loaded: LoadedConfig, node: NodeIdentity | None, console: Console) -> Place:
@@ -175,7 +185,8 @@ def write_orders(
     if leads:
         write_whole(folder.plan, json.dumps(orders.plan.to_json(), indent=2) + "\n")
     node_rank = 0 if node is None else node.node_rank
-    document = {**orders.to_json(), "command": command_line(sys.argv)}
+    paths = places_to_record(loaded.config, loaded.places)
+    document = {**orders.to_json(), "command": command_line(sys.argv), "paths": paths}
     write_whole(folder.orders_of(node_rank), json.dumps(document, indent=2) + "\n")
 
 

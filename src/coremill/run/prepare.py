@@ -140,7 +140,7 @@ def prepare_run(
     is shown, and refused where it does not fit, before the data is touched; `on_plan` hears of it then.
     """
     with loaded.placing(), Bars(console) as bars:
-        config = place.settle(loaded.config)
+        config = place.settle(loaded.located)
         cache = cache_folder(environment_snapshot())
 
         def on_model(text: str) -> None:

@@ -36,6 +36,7 @@ from coremill.run.opening import (
     place_of,
     say_basis,
     say_dry_run,
+    with_paths_of_run,
     write_orders,
 )
 from coremill.run.orders import load_together, orders_of_launcher, prepare_together
@@ -63,6 +64,8 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
     folder, environ, leads = folder_of(loaded), environment_snapshot(), node is None or node.node_rank == 0
     if not leads and HEAD in environ:
         console = Console(quiet=True)  # the first node speaks for all
+    if not options.fresh:
+        loaded = with_paths_of_run(loaded, folder, 0 if node is None else node.node_rank)
     page = listen_for_page(options) if leads else None
     with contextlib.ExitStack() as ownership, EarlyImports(loaded.config, environ, node) as imports:
         if not options.dry_run:
