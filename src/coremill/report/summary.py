@@ -106,7 +106,10 @@ def _figures(tally: RunTally) -> dict[str, Any]:
     return {
         "steps": tally.last_step,
         "steps_planned": tally.plan.get("steps"),
+        "epochs": tally.epochs(tally.last_step),
         "seconds": tally.wall_seconds,
+        "pauses": len(tally.pauses),
+        "pause_seconds": math.fsum(until - since for since, until in tally.pauses),
         "goodput": tally.goodput,
         "tokens": tally.past.tokens + sum(int(record.tokens) for record in tally.steps.values()),
         "tokens_per_second": rate,
@@ -183,10 +186,16 @@ def _planned(plan: Mapping[str, Any]) -> dict[str, Any]:
         "tokens_per_second": plan.get("tokens_per_second"),
         "wire_bytes_per_step_per_rank": plan.get("wire_bytes_per_step_per_rank"),
         "usd_per_hour": plan.get("usd_per_hour"),
-        "hours": plan.get("hours"),
-        "usd": plan.get("usd"),
+        **_planned_in_all(plan),
         "assumptions": list(plan.get("assumptions") or ()),
     }
+
+
+def _planned_in_all(plan: Mapping[str, Any]) -> dict[str, float | None]:
+    """Hours and dollars of all steps, as `seconds` is of all: a plan of a continuation says them of what was left."""
+    steps, seconds, price = plan.get("steps"), (plan.get("step_seconds") or {}).get("total"), plan.get("usd_per_hour")
+    hours = None if steps is None or seconds is None else steps * seconds / 3600
+    return {"hours": hours, "usd": None if hours is None or price is None else hours * price}
 
 
 def _measured(tally: RunTally) -> dict[str, Any]:

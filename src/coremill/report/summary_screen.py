@@ -118,12 +118,29 @@ def _headline(summary: Mapping[str, Any], console: Console) -> None:
         line.append(f", loss {format_loss(summary['loss_first'])} -> ")
         line.append(format_loss(summary["loss_last"]), style="bold")
     print_line(console, line)
+    for text in (_data_line(summary), _pause_line(summary)):
+        if text:
+            print_line(console, text)
     error = summary.get("error")
     if error:
         who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
         for text in str(error.get("message") or "no message").splitlines():
             print_line(console, f"  {who}{text}", style="red" if state == "failed" else "yellow")
             who = ""
+
+
+def _data_line(summary: Mapping[str, Any]) -> str:
+    rows, epochs = (summary.get("data") or {}).get("train_rows"), summary.get("epochs")
+    if not rows or not epochs:
+        return ""
+    return f"trained on {format_count(summary['tokens'])} tokens: {epochs:.2f} epochs of {format_count(rows)} rows"
+
+
+def _pause_line(summary: Mapping[str, Any]) -> str:
+    count, seconds = summary.get("pauses") or 0, format_seconds(summary.get("pause_seconds"))
+    if count < 2:
+        return f"a pause of {seconds} between a stop and its continuation is not counted" if count else ""
+    return f"{count} pauses between a stop and its continuation, {seconds} together, are not counted"
 
 
 def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:
@@ -156,8 +173,7 @@ def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:
         ("reading weights", _loading(summary)),
     ):
         rows.append((label, "", text, ""))
-    if console.is_terminal:
-        console.print()
+    console.print()
     print_rows(console, "", ("", "plan", "measured", "difference"), rows)
 
 

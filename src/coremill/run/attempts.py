@@ -50,7 +50,6 @@ class NodeRun:
     environ: Mapping[str, str]
     node: NodeIdentity | None  # None: the only one
     readers: Readers
-    imports: EarlyImports
 
     @property
     def nodes(self) -> int:
@@ -78,7 +77,7 @@ class Ending:
     since: float  # unix seconds: what was said before is of an earlier attempt
 
 
-def watch_ranks(run: NodeRun) -> Ending:
+def watch_ranks(run: NodeRun, imports: EarlyImports) -> Ending:
     """Start this node's ranks, show their events until they end, and start them again where that is worth it."""
     wanted, plan = run.config.supervise, run.orders.plan
     budget = RestartBudget(
@@ -92,7 +91,7 @@ def watch_ranks(run: NodeRun) -> Ending:
     with (
         HeartbeatBoard(plan.ranks_per_node.value) as board,
         run.readers,
-        run.imports.for_ranks(plan, run.orders.model, log_file, run.readers.note) as fork_server,
+        imports.for_ranks(plan, run.orders.model, log_file, run.readers.note) as fork_server,
     ):
         watched = _Watched(run, settings, fork_server, board)
         with spot_notices(run.config.checkpoint.spot_notices, run.environ, watched.on_notice):

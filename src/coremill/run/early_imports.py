@@ -25,8 +25,10 @@ from coremill.world.identity import NodeIdentity
 class EarlyImports:
     """The fork server of this node, from the plan to the end of the ranks; as a block it is gone after it."""
 
-    def __init__(self, config: RunConfig, environ: Mapping[str, str], node: NodeIdentity | None) -> None:
-        self._config, self._environ, self._node = config, environ, node
+    def __init__(
+        self, config: RunConfig, environ: Mapping[str, str], node: NodeIdentity | None, *, wanted: bool = True
+    ) -> None:
+        self._config, self._environ, self._node, self._wanted = config, environ, node, wanted
         self._needs: tuple[list[str], dict[str, str]] | None = None
         self._server: ForkServer | None = None
         self._log: IO[bytes] | None = None
@@ -39,7 +41,7 @@ class EarlyImports:
 
     def begin(self, plan: Plan, model: ModelFolder) -> None:
         """Import what ranks of this plan will need; call it from the thread that ranks are to die with."""
-        if not self._config.supervise.fork_ranks or why_no_fork_server(self._environ) is not None:
+        if not self._wanted or not self._config.supervise.fork_ranks or why_no_fork_server(self._environ) is not None:
             return
         needs = self._needs_of(plan, model)
         if needs == self._needs:

@@ -157,6 +157,12 @@ def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, 
     return False
 
 
+def steps_done(config: RunConfig, folder: RunFolder, *, fresh: bool) -> int:
+    """By the run that this one goes on with, as far as this host can tell."""
+    checkpoint = None if fresh else newest_checkpoint(config, folder.path)
+    return 0 if checkpoint is None else checkpoint.step
+
+
 def write_orders(
     folder: RunFolder, loaded: LoadedConfig, orders: Orders, *, fresh: bool, node: NodeIdentity | None = None
 ) -> None:
@@ -201,7 +207,9 @@ def command_line(argv: Sequence[str]) -> str | None:
 def say_dry_run(orders: Orders, folder: RunFolder, console: Console) -> None:
     """The last line where no rank is started."""
     ranks = "1 rank" if orders.plan.world_size == 1 else f"{orders.plan.world_size} ranks"
-    say(console, f"dry run: {ranks} would run {orders.steps:,} steps in {folder.path}")
+    plan = orders.plan
+    steps = f"{orders.steps:,} steps" if not plan.steps_done else f"steps {plan.steps_done + 1:,} to {orders.steps:,}"
+    say(console, f"dry run: {ranks} would run {steps} in {folder.path}")
 
 
 def stop_run(run: Path, console: Console) -> None:

@@ -39,6 +39,7 @@ from coremill.run.opening import (
     own_run,
     say_basis,
     say_dry_run,
+    steps_done,
     with_paths_of_run,
     write_orders,
 )
@@ -99,7 +100,8 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
         with folder.writable(loaded.where("run.folder")) if asks else nullcontext():
             if asks:
                 forget_request(folder.path)
-            return prepare_run(loaded, place, console, force=options.force).to_json()
+            done = steps_done(loaded.config, folder, fresh=options.fresh)
+            return prepare_run(loaded, place, console, force=options.force, steps_done=done).to_json()
 
     document = world.once_per_node(prepare_node)
     require_alike(world, facts_from_json(document["facts"]))
@@ -188,7 +190,7 @@ def _with_one_plan(loaded: LoadedConfig, orders: Orders, folder: RunFolder, worl
         config = place.settle(loaded.config)
         fleet = measured_fleet(place, lambda text: say(console, text), busy_seconds=0)
         plan = plan_for_rows(config, fleet, card_for(config, orders.model), orders.data)
-        plan = replace(plan, steps=orders.steps)
+        plan = replace(plan, steps=orders.steps, steps_done=orders.plan.steps_done)
         write_whole(folder.plan, json.dumps(plan.to_json(), indent=2) + "\n")
     plan = plan_from_json(world.broadcast(plan.to_json()))
     own = orders.plan

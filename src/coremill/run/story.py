@@ -36,6 +36,7 @@ from coremill.run.opening import (
     place_of,
     say_basis,
     say_dry_run,
+    steps_done,
     with_paths_of_run,
     write_orders,
 )
@@ -67,7 +68,8 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
     if not options.fresh:
         loaded = with_paths_of_run(loaded, folder, 0 if node is None else node.node_rank)
     page = listen_for_page(options) if leads else None
-    with contextlib.ExitStack() as ownership, EarlyImports(loaded.config, environ, node) as imports:
+    imports = EarlyImports(loaded.config, environ, node, wanted=not options.dry_run)
+    with contextlib.ExitStack() as ownership, imports:
         if not options.dry_run:
             ownership.callback(OWNED.release)
             own_run(loaded, folder, console, node)
@@ -80,24 +82,19 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             if leads and not options.dry_run:
                 forget_request(folder.path)
             place = place_of(loaded, node, console)
-            on_plan = None if options.dry_run else imports.begin
-            orders = prepare_run(loaded, place, console, force=options.force, on_plan=on_plan)  # hardware, plan, data
+            done = steps_done(loaded.config, folder, fresh=options.fresh)
+            orders = prepare_run(  # hardware, plan, data
+                loaded, place, console, force=options.force, steps_done=done, on_plan=imports.begin
+            )
         if options.dry_run:
             say_dry_run(orders, folder, console)
             return 0
 
         write_orders(folder, loaded, orders, fresh=options.fresh, node=node)
-        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, page=page)
-        run = NodeRun(
-            config=loaded.config,
-            orders=orders,
-            folder=folder,
-            environ=environ,
-            node=node,
-            readers=readers,
-            imports=imports,
-        )
-        ending = watch_ranks(run)  # model, engine, train, export: in the ranks
+        trackers = loaded.config.run.trackers if leads else ()
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, page=page, trackers=trackers)
+        run = NodeRun(config=loaded.config, orders=orders, folder=folder, environ=environ, node=node, readers=readers)
+        ending = watch_ranks(run, imports)  # model, engine, train, export: in the ranks
         return close_launcher(run, ending, console)
 
 
@@ -114,8 +111,8 @@ def run_as_rank(load: Callable[[], LoadedConfig], identity: RankIdentity, option
         if orders is None:  # a dry run, or finished earlier
             return 0
         # Of rank 0 under somebody else's launcher; off the terminal, for its output travels through pipes.
-        console = Console(force_terminal=False)
-        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, page=page)
+        console, trackers = Console(force_terminal=False), loaded.config.run.trackers
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, page=page, trackers=trackers)
         with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
             with without_launcher(world, loaded, orders, folder, events, readers) as show:
                 train_rank(RankRun(loaded.config, orders, world, folder, events), show)
