@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
+from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.redaction import redact
 from coremill.report.events import Event, events_folder, iter_events
 from coremill.report.history import SERIES_POINTS, Point, point_of, thinned
@@ -207,12 +208,18 @@ def _measured(tally: RunTally) -> dict[str, Any]:
             phase: max((rank.phase_peak_bytes.get(name, 0) for rank in ranks), default=0) or None
             for phase, name in MEMORY_PHASES.items()
         },
+        "memory_bytes_per_rank_as_planned": _as_planned(max((rank.own_peak_bytes for rank in ranks), default=0)),
         "mapped_file_bytes_per_rank": max((rank.mapped_file_bytes for rank in ranks), default=0) or None,
         "step_seconds": _split(tally),
         "tokens_per_second": tally.tokens_per_second(),
         "wire_bytes_per_step_per_rank": max(wire, default=None),
         "collectives": _collectives(tally),
     }
+
+
+def _as_planned(own_peak_bytes: int) -> int | None:
+    """The peak with as many pages of files as every plan counts: how many the kernel maps depends on its cache."""
+    return own_peak_bytes + MAPPED_FILE_BYTES if own_peak_bytes else None
 
 
 def _collectives(tally: RunTally) -> dict[str, dict[str, float | None]]:

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from coremill.hardware.process_memory import MAPPED_FILE_BYTES
+from coremill.report.loss_plot import render_loss_plot
 from coremill.report.metrics import format_metric, in_words, metric_names, model_class_of
 from coremill.report.terminal import (
     bar,
@@ -54,6 +56,7 @@ def render_summary(summary: Mapping[str, Any], console: Console) -> None:
     _sources(summary, console)
     _evaluations(summary, console)
     _findings(summary, console)
+    render_loss_plot(summary, console)
     _sample(summary, console)
     _next_steps(summary, console)
 
@@ -153,8 +156,13 @@ def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:
         planned, came_out = plan.get(key), measured.get(key)
         if key == "step_seconds":
             planned, came_out = (planned or {}).get("total"), (came_out or {}).get("total")
+        # Pages of libraries are compared apart: the kernel takes them back, and maps as many as its cache suggests.
+        comparable = measured.get("memory_bytes_per_rank_as_planned") if key == "memory_bytes_per_rank" else None
         if planned or came_out:
-            rows.append((label, show(planned), show(came_out), format_difference(came_out, planned)))
+            rows.append((label, show(planned), show(came_out), format_difference(comparable or came_out, planned)))
+        if comparable and planned:
+            mapped = measured.get("mapped_file_bytes_per_rank")
+            rows.append(("of it, pages of libraries", show(MAPPED_FILE_BYTES), show(mapped), "left out above"))
     limit = plan.get("memory_limit_bytes_per_rank")
     if limit:
         rows.append(("memory limit per rank", format_bytes(limit), "", ""))

@@ -40,6 +40,7 @@ class RankTally:
     peak_rss_bytes: int = 0
     rss_bytes: int = 0
     mapped_file_bytes: int = 0  # pages of libraries and other files among them, at most
+    own_peak_bytes: int = 0  # without them
     last_step: int = 0
     ended: bool = False
     step_seconds: Mean = field(default_factory=Mean)
@@ -62,7 +63,9 @@ class RankTally:
         self.rss_bytes = int(event.number("rss_bytes")) or self.rss_bytes
         peak = int(max(event.number("peak_rss_bytes"), event.number("rss_bytes")))
         self.peak_rss_bytes = max(self.peak_rss_bytes, peak)
-        self.mapped_file_bytes = max(self.mapped_file_bytes, int(event.number("mapped_file_bytes")))
+        mapped = int(event.number("mapped_file_bytes"))
+        self.mapped_file_bytes = max(self.mapped_file_bytes, mapped)
+        self.own_peak_bytes = max(self.own_peak_bytes, peak - mapped if mapped else 0)
         if phase is not None and peak:
             self.phase_peak_bytes[phase] = max(self.phase_peak_bytes.get(phase, 0), peak)
 

@@ -85,12 +85,14 @@ def own_run(loaded: LoadedConfig, folder: RunFolder, console: Console, node: Nod
     )
 
 
-def say_basis(loaded: LoadedConfig, console: Console) -> None:
-    """Where there is no run file: what the values start from; where there is one: which paths were taken."""
+def say_basis(loaded: LoadedConfig, console: Console, folder: RunFolder | None = None) -> None:
+    """Where there is no run file: what the values start from; with one: what was taken from it, and which paths."""
     if loaded.without_file is not None:
-        say(console, f"{loaded.without_file}; coremill config show prints it, with the same --set")
-    for note in loaded.places.notes:
+        say(console, f"{loaded.without_file}; coremill config show prints it, with the same options")
+    for note in (*loaded.notes, *loaded.places.notes):
         say(console, note)
+    if folder is not None and loaded.path is None:
+        say(console, f"the run folder is {folder.path}; --set run.folder=... takes another one")
 
 
 def with_paths_of_run(loaded: LoadedConfig, folder: RunFolder, node_rank: int = 0) -> LoadedConfig:

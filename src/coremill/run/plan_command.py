@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coremill.config.load import load_config
+from coremill.config.load import LoadedConfig, load_config
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.calibrate import remember
@@ -17,6 +17,7 @@ from coremill.hardware.instances import find_instances, live_instances, table
 from coremill.hardware.load import busy_with_others
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
+from coremill.plan.card import ModelCard
 from coremill.plan.compare import compare_fleets, usd_per_million_tokens
 from coremill.plan.learn import observe, without_learning
 from coremill.plan.planner import make_plan, price, step_counts
@@ -40,11 +41,8 @@ from coremill.run.prepare import card_without_weights
 from coremill.run.row_count import count_rows
 
 
-def plan_once(
-    path: Path | None, settings: Sequence[str], fleet: str | None, *, as_json: bool, console: Console
-) -> None:
-    """One run on one fleet."""
-    loaded = load_config(path, settings)
+def plan_and_card(loaded: LoadedConfig, fleet: str | None) -> tuple[Plan, ModelCard]:
+    """One run on one fleet, and the model as the plan sees it."""
     config = loaded.located
     with loaded.placing():
         card = card_without_weights(config)
@@ -52,6 +50,12 @@ def plan_once(
     plan = make_plan(config, machines, card, rows=rows)
     if (busy := busy_with_others(machines.node)) is not None:
         print_line(Console(stderr=True), str(busy))
+    return plan, card
+
+
+def plan_once(loaded: LoadedConfig, fleet: str | None, *, as_json: bool, console: Console) -> None:
+    """Show one run on one fleet."""
+    plan, card = plan_and_card(loaded, fleet)
     if as_json:
         print(json.dumps({**plan.to_json(), "model": asdict(card)}, indent=2))
     else:
@@ -59,11 +63,8 @@ def plan_once(
         render_plan(plan.to_json(), asdict(card), console)
 
 
-def plan_on_fleets(
-    path: Path | None, settings: Sequence[str], fleets: Sequence[str], *, as_json: bool, console: Console
-) -> None:
+def plan_on_fleets(loaded: LoadedConfig, fleets: Sequence[str], *, as_json: bool, console: Console) -> None:
     """The same run on several fleets, ranked by cost and by time."""
-    loaded = load_config(path, settings)
     config = loaded.located
     with loaded.placing():
         card = card_without_weights(config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -126,13 +126,14 @@ def prepare_run(
     console: Console,
     *,
     force: bool = False,
+    on_plan: Callable[[Plan, ModelFolder], None] | None = None,
     steps_done: int = 0,
 ) -> Orders:
     """Model, machines, plan and rows, in that order; bars appear where there is work, bad input ends here.
 
     The machine may have to be measured, for 20 s or more: what is wrong with the files is said before that. The plan
-    is shown, and refused where it does not fit, before the data is touched. A run that goes on from `steps_done` plans
-    what is left.
+    is shown, and refused where it does not fit, before the data is touched; `on_plan` hears of it then. A run that goes
+    on from `steps_done` plans what is left.
     """
     with loaded.placing(), StageProgress(console) as bars:
         config = place.settle(loaded.located)
@@ -154,6 +155,8 @@ def prepare_run(
         if (cost_of_crowding := oversubscription_note(plan)) is not None:
             say(console, cost_of_crowding)
         refuse_what_does_not_fit(plan, force=force)
+        if on_plan is not None:
+            on_plan(plan, model)
         tokenizer = resolve_tokenizer(config, model, cache=cache, progress=on_model, training_progress=bars.show)
         doubt = require_fitting_tokenizer(config.tokenizer, tokenizer, model, card.vocabulary_rows)
         if doubt is not None:
