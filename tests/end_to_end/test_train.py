@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import socket
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from end_to_end.scene import Ended, Scene
+from end_to_end.scene import SOURCE, Ended, Scene
 
 PYTHON = sys.executable
 SHARD = ("--set", "parallel.engine=shard")
@@ -71,8 +72,12 @@ def either(request: pytest.FixtureRequest) -> Finished:
 def test_the_screen_is_plain_lines(either: Finished) -> None:
     lines = either.screen.splitlines()
     assert "\x1b" not in either.screen and "\r" not in either.screen
-    for start in ("ranks: ", "engine: ", "dtype: ", "memory: ", "speed: ", "step 1/8  loss ", "step 8/8  loss "):
+    said = ("ranks: ", "engine: ", "dtype: ", "memory: ", "speed: ", "training data: ", "run: 8 steps, ", "trained on ")
+    for start in (*said, "step 1/8  loss ", "step 8/8  loss "):
         assert sum(line.startswith(start) for line in lines) == 1, either.screen
+    (last,) = [line for line in lines if line.startswith("step 8/8 ")]
+    assert re.search(r"  lr [\d.e-]+  grad norm [\d.e-]+  epoch \d\.\d\d  ", last), last
+    assert f"trained on 2,048 tokens: {either.report['epochs']:.2f} epochs of " in either.screen
     assert any(line.startswith("evaluation at step 8: loss ") for line in lines)
     assert any(line.startswith("held out for evaluation: 6 of 60 documents, ") for line in lines)
     assert f"exported to {either.export}" in either.screen
@@ -254,6 +259,18 @@ def test_a_dry_run_starts_and_leaves_nothing(scene: Scene) -> None:
     assert not scene.path("dry").exists()
 
 
+def test_a_run_of_epochs_is_planned_as_long_as_it_will_be(scene: Scene) -> None:
+    """By plan, without tokenising again what a dry run has tokenised, and by both alike."""
+    words = ("run.yaml", "--set", "train.steps=null", "--set", "train.epochs=2")
+    dry = scene.coremill("train", *words, "--dry-run", "--set", "run.folder=dry")
+    assert dry.code == 0, str(dry)
+    steps = int(re.findall(r"would run (\d+) steps", dry.out)[0])
+    plan = json.loads(scene.coremill("plan", *words, "--json", "--fleet", "c7i.large").out)
+    assert plan["steps"] == steps and not plan["steps_estimated"] and plan["hours"] > 0 and plan["usd"] > 0
+    away = json.loads(scene.coremill("plan", *words, "--json", "--set", "data.source=away.txt").out)
+    assert away["steps"] is None and "no such file" in away["steps_words"]
+
+
 def test_without_a_run_file_a_named_model_is_trained_by_the_defaults(scene: Scene) -> None:
     named = ["model=model", "data.source=text/*.jsonl", "data.sequence_length=32", "train.steps=6"]
     words = [word for setting in named for word in ("--set", setting)]
@@ -280,6 +297,38 @@ def test_fresh_starts_anew_and_crowding_is_said(scene: Scene, two: Finished) -> 
     assert [ending.name for ending in (run.folder / "logs").glob("template-*")] == []
     for number in ("loss_first", "loss_last"):
         assert run.report[number] == two.report[number]
+
+
+def test_trackers_that_hang_or_break_change_no_bit(scene: Scene, one: Finished) -> None:
+    """TensorBoard beside a W&B that never answers and an MLflow that cannot be imported; all of it ends in time."""
+    hung, broken = scene.path("libraries/wandb"), scene.path("libraries/mlflow")
+    for folder, text in (
+        (hung, "import time\ntime.sleep(1e6)\n"),
+        (broken, "raise RuntimeError('a broken install')\n"),
+    ):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(text)
+    words = ("train", "run.yaml", "--set", "run.folder=tracked", "--set", "run.trackers=[tensorboard, wandb, mlflow]")
+    paths = {"PYTHONPATH": f"{SOURCE}{os.pathsep}{hung.parent}"}
+    run = finished(scene, "tracked", scene.coremill(*words, environ=paths))
+    assert losses_of(run) == losses_of(one)
+    logs, kept = run.folder / "logs", f"all numbers are in {run.folder / 'events'}"
+    ended = f"mlflow has ended, see {logs / 'tracker-mlflow.log'}; the run goes on without it"
+    for line in (ended, f"to look: tensorboard --logdir {run.folder / 'trackers' / 'tensorboard'}"):
+        assert run.screen.count(line) == 1, run.screen
+    for name in ("wandb was not done after 30 s and was ended", "mlflow did not end well"):
+        assert f"{name}: 8 steps up to 8 did not get there; {kept}" in run.screen, run.screen
+    assert "a broken install" in (logs / "tracker-mlflow.log").read_text()
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    found = accumulator(str(run.folder / "trackers" / "tensorboard")).Reload().Scalars("train/loss")
+    assert [(one.step, one.value) for one in found] == [
+        (step, pytest.approx(loss, rel=1e-6)) for step, loss in enumerate(losses_of(one), 1)
+    ]
+
+
+def losses_of(run: Finished) -> list[float]:
+    events = [json.loads(line) for line in (run.folder / "events" / "rank-00000.jsonl").read_text().splitlines()]
+    return [event["loss"] for event in events if event["kind"] == "step"]
 
 
 def one_core_cache(scene: Scene, cpu: str) -> str:

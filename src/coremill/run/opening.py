@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import socket
@@ -23,6 +24,7 @@ from coremill.checkpoint.continuation import (
     scores_of,
     written_config,
 )
+from coremill.checkpoint.manifest import Checkpoint
 from coremill.config.load import LoadedConfig, load_config
 from coremill.config.places import places_recorded, places_to_record
 from coremill.config.schema import AUTO, RunConfig
@@ -96,12 +98,14 @@ def own_run(loaded: LoadedConfig, folder: RunFolder, console: Console, node: Nod
     )
 
 
-def say_basis(loaded: LoadedConfig, console: Console) -> None:
-    """Where there is no run file: what the values start from; where there is one: which paths were taken."""
+def say_basis(loaded: LoadedConfig, console: Console, folder: RunFolder | None = None) -> None:
+    """Where there is no run file: what the values start from; with one: what was taken from it, and which paths."""
     if loaded.without_file is not None:
-        say(console, f"{loaded.without_file}; coremill config show prints it, with the same --set")
-    for note in loaded.places.notes:
+        say(console, f"{loaded.without_file}; coremill config show prints it, with the same options")
+    for note in (*loaded.notes, *loaded.places.notes):
         say(console, note)
+    if folder is not None and loaded.path is None:
+        say(console, f"the run folder is {folder.path}; --set run.folder=... takes another one")
 
 
 def with_paths_of_run(loaded: LoadedConfig, folder: RunFolder, node_rank: int = 0) -> LoadedConfig:
@@ -189,6 +193,21 @@ def _say_start(config: RunConfig, folder: RunFolder, wanted: str, console: Conso
         say(console, words)
 
 
+def start_of(config: RunConfig, folder: RunFolder, options: Options) -> Checkpoint | None:
+    """The checkpoint that this run goes on from, as far as this host can tell; None: it begins."""
+    if options.fresh or options.start_from is None:
+        return None if options.fresh else newest_checkpoint(config, folder.path)
+    return find_checkpoint(config, folder.path, options.start_from, "--from")
+
+
+def steps_done(config: RunConfig, folder: RunFolder, options: Options) -> int:
+    """By the run that this one goes on with."""
+    with contextlib.suppress(InputError):  # of several hosts this one may lack the step; who leads has looked
+        checkpoint = start_of(config, folder, options)
+        return 0 if checkpoint is None else checkpoint.step
+    return 0
+
+
 def write_orders(
     folder: RunFolder,
     loaded: LoadedConfig,
@@ -208,11 +227,7 @@ def write_orders(
         if options.fresh:
             clear_checkpoints(config, folder.path)
         forget_start(config, folder.path)
-        checkpoint = (
-            newest_checkpoint(config, folder.path)
-            if wanted is None
-            else find_checkpoint(config, folder.path, wanted, "--from")
-        )
+        checkpoint = start_of(config, folder, options)
         goes_on = checkpoint is not None
         if checkpoint is not None:
             refuse_other_data(config, checkpoint, orders.data)
@@ -247,7 +262,9 @@ def command_line(argv: Sequence[str]) -> str | None:
 def say_dry_run(orders: Orders, folder: RunFolder, console: Console) -> None:
     """The last line where no rank is started."""
     ranks = "1 rank" if orders.plan.world_size == 1 else f"{orders.plan.world_size} ranks"
-    say(console, f"dry run: {ranks} would run {orders.steps:,} steps in {folder.path}")
+    plan = orders.plan
+    steps = f"{orders.steps:,} steps" if not plan.steps_done else f"steps {plan.steps_done + 1:,} to {orders.steps:,}"
+    say(console, f"dry run: {ranks} would run {steps} in {folder.path}")
 
 
 def stop_run(run: Path, console: Console) -> None:

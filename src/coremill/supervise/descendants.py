@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -28,19 +28,23 @@ def adopt_orphans() -> None:
 
 @contextlib.contextmanager
 def without_strays() -> Iterator[None]:
-    """What is started below this process within the block is gone after it, also what left its parent's session."""
+    """What ranks started below this process within the block is gone after it, also what left its parent's session.
+
+    Processes that were there before stay, with all that they start, and so does what is in our own session: ranks are
+    sessions of their own, so another part of this program started it, a notebook's cell.
+    """
     if sys.platform != "linux":
         yield
         return
     libc, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
     libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     adopt_orphans()
-    known = set(descendants(os.getpid()))
+    own_session, known = os.getsid(0), set(descendants(os.getpid()))
     try:
         yield
     finally:
         deadline = time.monotonic() + _STRAYS_SECONDS
-        while (strays := set(descendants(os.getpid())) - known) and time.monotonic() < deadline:
+        while (strays := _outside(own_session, descendants(os.getpid(), but=known))) and time.monotonic() < deadline:
             for pid in strays:
                 _signal(pid, signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
@@ -50,8 +54,17 @@ def without_strays() -> Iterator[None]:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
-def descendants(pid: int) -> list[int]:
-    """All living processes below one, children before grandchildren."""
+def _outside(session: int, pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) != session:
+                found.append(pid)
+    return found
+
+
+def descendants(pid: int, *, but: Container[int] = ()) -> list[int]:
+    """All living processes below one, children before grandchildren; without some and what is below these."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -61,7 +74,7 @@ def descendants(pid: int) -> list[int]:
     found: list[int] = []
     level = [pid]
     while level:
-        level = [child for parent in level for child in children.get(parent, [])]
+        level = [child for parent in level for child in children.get(parent, []) if child not in but]
         found += level
     return found
 
