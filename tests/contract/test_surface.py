@@ -149,7 +149,7 @@ API = {
     "plan": ["config", "settings", "model", "data", "fleet"],
     "train": [
         *("config", "settings", "model", "data", "nproc"),
-        *("dry_run", "fresh", "force", "page", "port", "console"),
+        *("dry_run", "fresh", "force", "start_from", "page", "port", "console"),
     ],
     "report": ["run"],
 }
