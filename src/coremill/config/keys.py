@@ -24,11 +24,11 @@ class Key:
     name: str
     section: str
     choices: tuple[str, ...]
-    kinds: frozenset[str]  # of 'integer', 'number', 'boolean', 'string', 'object', 'null'
+    kinds: frozenset[str]  # of 'integer', 'number', 'boolean', 'string', 'array', 'object', 'null'
     bounds: Mapping[str, float]  # JSON Schema's names: minimum, exclusiveMinimum, maximum, exclusiveMaximum
     default: Any
     description: str
-    form: str | None = None  # of a text that has one, in words
+    form: str | None = None  # of a text or list that has one, in words
 
     @property
     def dotted(self) -> str:
@@ -49,6 +49,7 @@ class Key:
             "number": "a number" + self._range(),
             "boolean": "true or false",
             "string": self.form or "text",
+            "array": self.form or "a list",
             "object": "a mapping",
             "null": "null",
         }

@@ -8,14 +8,16 @@ from pathlib import Path
 
 from rich.console import Console
 
+from coremill.checkpoint.changed_settings import another_config, changes_of
 from coremill.checkpoint.continuation import (
+    asks_for_more,
     checkpoint_folder,
     clear_checkpoints,
-    describe_changed_steps,
-    fixed_keys,
     newest_checkpoint,
     refuse_another_run,
+    refuse_fewer_steps,
     refuse_other_data,
+    words_of_changes,
     written_config,
 )
 from coremill.config.load import LoadedConfig, load_config
@@ -96,16 +98,14 @@ def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, 
     On several hosts this one may have a part of a checkpoint only, or none: what it says then leaves that open.
     """
     finished = folder.is_finished()
-    if finished and (differing := fixed_keys(written_config(load_config(folder.config)), config)):
-        raise InputError(
-            f"{folder.path} holds a finished run of another config",
-            where=", ".join(differing),
-            why="a finished run is not overwritten unasked",
-            do="set run.folder to a new folder, or start anew with --fresh",
-        )
+    changes = changes_of(written_config(load_config(folder.config)), config) if finished else []
+    if fixed := [change for change in changes if not change.is_allowed]:
+        raise another_config(f"{folder.path} holds a finished run of another config", fixed)
     checkpoint = newest_checkpoint(config, folder.path)
-    if finished and not (checkpoint and config.train.steps and config.train.steps > checkpoint.step):
+    if finished and not (checkpoint and asks_for_more(config, checkpoint)):
         text = f"{folder.path} holds this run, finished"
+        if changed := ", ".join(change.key for change in changes if change.key != "run.folder"):
+            text += f"; that {changed} changed has no effect without more train.steps or train.epochs"
         say(console, f"{text}; coremill report {folder.path} shows it, --fresh runs it anew")
         return True
     if checkpoint is not None:
@@ -114,8 +114,6 @@ def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, 
             say(console, f"this host has its part of step {checkpoint.step}: all hosts agree where the run goes on")
         else:
             say(console, f"continuing from step {checkpoint.step}: {checkpoint.folder}")
-        if words := describe_changed_steps(config, checkpoint):
-            say(console, words)
     elif folder.config.is_file() and nodes > 1:
         say(console, f"{folder.path} holds an unfinished run, no checkpoint is here: all hosts agree where it goes on")
     elif folder.config.is_file():
@@ -124,7 +122,13 @@ def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, 
 
 
 def write_orders(
-    folder: RunFolder, loaded: LoadedConfig, orders: Orders, *, fresh: bool, node: NodeIdentity | None = None
+    folder: RunFolder,
+    loaded: LoadedConfig,
+    orders: Orders,
+    console: Console,
+    *,
+    fresh: bool,
+    node: NodeIdentity | None = None,
 ) -> None:
     """What the ranks and later readers find in the run folder; a run that goes on keeps what it said so far.
 
@@ -138,6 +142,9 @@ def write_orders(
         goes_on = checkpoint is not None
         if checkpoint is not None:
             refuse_other_data(loaded.config, checkpoint, orders.data)
+            refuse_fewer_steps(loaded.config, checkpoint, orders.steps)
+            for line in words_of_changes(loaded.config, checkpoint, orders.steps):
+                say(console, line)
         folder.clear(keep_events=goes_on, keep_logs=node is not None and node.nodes > 1)
         if not goes_on:
             reset_events(folder.path)

@@ -92,7 +92,7 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
                 forget_request(folder.path)
             orders = prepare_run(loaded, place, console, force=options.force)
         if asks:
-            write_orders(folder, loaded, orders, fresh=options.fresh)
+            write_orders(folder, loaded, orders, console, fresh=options.fresh)
         return orders.to_json()
 
     document = world.once_per_node(prepare_node)

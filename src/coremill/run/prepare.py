@@ -46,6 +46,7 @@ from coremill.report.progress import AmountProgress
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
 from coremill.tasks.base import Rows, make_task, rows_from_json
+from coremill.train.schedule import describe_schedule
 
 # In a config.json, and of no consequence: who saved it, and under which name.
 WRITTEN_BY_TRANSFORMERS = ("transformers_version", "_name_or_path", "_commit_hash")
@@ -165,7 +166,8 @@ def prepare_run(
             plan = plan_for_rows(config, fleet, card, data)
         steps = count_steps(config, data, plan)
         facts = facts_of(config, model, tokenizer, data, steps) if plan.nodes > 1 else {}
-    for words in (data.bad_rows_words, data.evaluation_words, words_of_smaller_step(config, data)):
+    schedule = words_of_schedule(config, steps)
+    for words in (data.bad_rows_words, data.evaluation_words, words_of_smaller_step(config, data), schedule):
         if words:
             say(console, words)
     return Orders(
@@ -248,6 +250,13 @@ def words_of_smaller_step(config: RunConfig, data: Rows) -> str:
     """What is done about a step of more rows than there are; empty where there are enough."""
     smaller = make_task(config).smaller_step(data)
     return "" if smaller is None else smaller.words
+
+
+def words_of_schedule(config: RunConfig, steps: int) -> str:
+    """What shares of the run are in steps; empty where the run file says it in steps."""
+    train = config.train
+    is_share = train.warmup_share is not None or train.schedule == "warmup-stable-decay"
+    return describe_schedule(steps, train) if is_share else ""
 
 
 def count_steps(config: RunConfig, data: Rows, plan: Plan) -> int:

@@ -80,7 +80,7 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             say_dry_run(orders, folder, console)
             return 0
 
-        write_orders(folder, loaded, orders, fresh=options.fresh, node=node)
+        write_orders(folder, loaded, orders, console, fresh=options.fresh, node=node)
         readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console)
         run = NodeRun(config=loaded.config, orders=orders, folder=folder, environ=environ, node=node, readers=readers)
         ending = watch_ranks(run)  # model, engine, train, export: in the ranks
