@@ -159,6 +159,8 @@ def _remedy(key: Key, value: Any) -> str:
         close = nearest(value.lower(), key.choices)
         if close:
             return f"did you mean {close}?"
+        if "array" in key.kinds:
+            return f"put it in brackets: {key.name}: [{value}]" if value else f"give {key.takes}"
         if numeric:
             return f"remove the quotes: {value.strip()}" if _is_number(value) else "write digits, without unit or comma"
         if "boolean" in key.kinds:

@@ -20,7 +20,7 @@ PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 AutoOrPositiveInt = Literal["auto"] | PositiveInt
 NamePattern = Annotated[str, Field(min_length=1)]
-PATTERNS_FORM: Final = "a list of name patterns (* any text, ? any character, [0-3] one of these)"
+PATTERNS_FORM: Final = "a list of name patterns, each a text (* any text, ? any character, [0-3] one of these)"
 if TYPE_CHECKING:
     EngineName = str
     TaskName = str

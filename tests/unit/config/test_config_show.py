@@ -50,6 +50,7 @@ def values_for(key: Key) -> st.SearchStrategy[Any]:
         "number": st.floats(1e-12, 0.999) if "exclusiveMaximum" in key.bounds else numbers,
         "boolean": st.booleans(),
         "string": texts if key.form is None else st.sampled_from(FORMS.get(key.dotted, ["30s", "10m", "1.5h"])),
+        "array": st.lists(texts.filter(bool), max_size=3),
         "object": st.dictionaries(texts, trees, max_size=3).map(lambda shape: {**shape, "model_type": "llama"}),
         "null": st.none(),
     }
@@ -69,6 +70,10 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     train["steps"] = draw(st.integers(1, 10**6))
     train["epochs"] = None
     train["warmup_steps"] = draw(st.integers(0, train["steps"] - 1))
+    if train.get("warmup_share") is not None:
+        train["warmup_steps"] = 0
+    train |= {"minimum_learning_rate": train.get("learning_rate", 2.0e-5) / 2, "schedule": "warmup-stable-decay"}
+    train["decay_share"] = draw(st.none() | st.floats(1e-12, 1 - (train.get("warmup_share") or 0)))
     train["tokens_per_step"] = data.get("sequence_length", 512) * draw(st.integers(1, 8))
     data |= {"evaluation_split": None, "split": "train", "evaluation_source": None, "evaluation_fraction": 0.25}
     if model.get("trust_remote_code"):
