@@ -98,12 +98,23 @@ def with_frozen(card: ModelCard, frozen: Sequence[NamedParameter]) -> ModelCard:
 
 def _matches_nothing(parameters: Sequence[NamedParameter], pattern: str, key: str) -> InputError:
     names = [name for parameter in parameters for name in parameter.names]
-    inside = next((each for each in (f"{pattern}.*", f"*{pattern}*") if any(fnmatchcase(n, each) for n in names)), None)
     near = difflib.get_close_matches(pattern, names, n=SHOWN_NAMES, cutoff=0.5) or names[:SHOWN_NAMES]
+    meant = _meant(names, pattern)
     return InputError(
         f"{key}: {pattern} matches none of the model's {plural(len(parameters), 'parameter')}",
         where=key,
         why=f"names are those that transformers gives them, such as {', '.join(near)}; a pattern is held against the"
         " whole name",
-        do=f"write {inside}" if inside else "take the name from there; * stands for any text",
+        do=f"did you mean {meant}?" if meant else "take a name from there; * stands for any text",
     )
+
+
+def _meant(names: Sequence[str], pattern: str) -> str | None:
+    """A pattern that does match: what is inside of a module, or of one that is spelt alike."""
+    for wider in (f"{pattern}.*", f"*{pattern}*"):
+        if any(fnmatchcase(name, wider) for name in names):
+            return wider
+    parts = [name.split(".") for name in names]
+    modules = dict.fromkeys(".".join(each[:length]) for each in parts for length in range(1, len(each)))
+    close = difflib.get_close_matches(pattern.rstrip("*."), modules, n=1, cutoff=0.8)
+    return f"{close[0]}.*" if close else None

@@ -174,7 +174,8 @@ def _gathered_parameters(card: ModelCard, arrangement: Arrangement) -> int:
     whole = card.parameters - table_parameters(card, arrangement)
     if arrangement.keep_gathered:
         return whole + fetched
-    again = sum(card.layer_parameters[card.layers_below_backward :]) + card.rest_parameters
+    # FSDP2 fetches the layer below ahead, also where backward ends above it.
+    again = sum(card.layer_parameters[max(0, card.layers_below_backward - 1) :]) + card.rest_parameters
     if not card.block.plain_logits:
         again += card.embedding_parameters if card.tied else card.head_parameters
     return arrangement.accumulation_steps * (whole + again) + fetched
