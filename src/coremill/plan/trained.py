@@ -111,7 +111,7 @@ def _matches_nothing(parameters: Sequence[NamedParameter], pattern: str, key: st
 
 def _meant(names: Sequence[str], pattern: str) -> str | None:
     """A pattern that does match: what is inside of a module, or of one that is spelt alike."""
-    for wider in (f"{pattern}.*", f"*{pattern}*"):
+    for wider in (f"{pattern}.*", f"*{pattern.strip('*')}*"):
         if any(fnmatchcase(name, wider) for name in names):
             return wider
     parts = [name.split(".") for name in names]
