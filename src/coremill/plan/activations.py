@@ -36,8 +36,10 @@ def _kept_for_weights_bytes_per_token(card: ModelCard, arrangement: Arrangement)
     not kept."""
     if card.estimated_numbers is not None or card.experts:
         return 0
-    copied = card.heads * card.head_dim if card.block.copies_attention_output else 0
-    return arrangement.compute_bytes * (card.block.norms_into_matmul * card.hidden + card.intermediate + copied)
+    # The flash kernel keeps its output for itself.
+    own_output = uses_flash(card, arrangement) and not card.block.copies_attention_output
+    attended = 0 if own_output else card.heads * card.head_dim
+    return arrangement.compute_bytes * (card.block.norms_into_matmul * card.hidden + card.intermediate + attended)
 
 
 def backward_bytes(card: ModelCard, arrangement: Arrangement) -> int:

@@ -155,18 +155,19 @@ def those_of(name: str, patterns: tuple[str, ...]) -> tuple[list[NamedParameter]
     return parameters, tuple(one for one in patterns if any(is_named(each.names, [one]) for each in parameters))
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", TINY_CONFIGS)
-def test_what_is_frozen_keeps_what_the_plan_says(name: str, dtype: str) -> None:
+def test_what_is_frozen_keeps_what_the_plan_says(name: str, attention: str) -> None:
     """Below all that is trained nothing; above something trained less. Of frozen experts the plan says too much."""
-    values, one = TINY_CONFIGS[name], arrangement(dtype, "eager")
-    torch_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
-    first = kept_bytes(values, 1, torch_dtype, "eager")
+    if name in SDPA_REFUSED and attention == "sdpa":
+        pytest.skip("transformers refuses")
+    values, one = TINY_CONFIGS[name], arrangement("fp32", attention)
+    first = kept_bytes(values, 1, torch.float32, attention)
     two, alone = (read_card(config=with_layers(values, layers)) for layers in (2, 1))
     for patterns in (UPPER, LOWER):
         parameters, meant = those_of(name, patterns)
         card = with_frozen(two, frozen_by(parameters, meant))
-        measured = kept_bytes(values, 2, torch_dtype, "eager", frozen=meant) - first
+        measured = kept_bytes(values, 2, torch.float32, attention, frozen=meant) - first
         planned = planned_bytes(card, one) - planned_bytes(alone, one)
         assert measured <= planned + 0.005 * first, patterns
         assert two.experts or planned <= measured + 0.03 * first, patterns
