@@ -205,6 +205,8 @@ def launched_by(name: str) -> tuple[list[str], dict[str, str]]:
     if name == "torchrun":
         torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
         return [*torchrun, "-m", "coremill"], {}
+    if name == "coremill launch":
+        return [PYTHON, "-m", "coremill", "launch", "--nproc", "2", "-m", "coremill"], {}
     if name == "Open MPI":
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         return mpirun("mpirun.openmpi", *as_root, "--oversubscribe"), {"MASTER_PORT": port}
@@ -214,7 +216,7 @@ def launched_by(name: str) -> tuple[list[str], dict[str, str]]:
     return [PYTHON, "-m", "coremill"], {f"PET_{variable}": value for variable, value in pod.items()}
 
 
-@pytest.mark.parametrize("name", ["torchrun", "Open MPI", "MPICH", "Kubeflow"])
+@pytest.mark.parametrize("name", ["torchrun", "coremill launch", "Open MPI", "MPICH", "Kubeflow"])
 def test_every_launcher_gives_the_same_run(scene: Scene, two: Finished, name: str) -> None:
     command, environ = launched_by(name)
     folder = name.replace(" ", "-").lower()

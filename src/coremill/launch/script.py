@@ -52,7 +52,7 @@ from coremill.plan.layout import Layout, lay_out
 from coremill.supervise.output import LogFollower, last_words
 from coremill.supervise.rank_environment import Setting
 from coremill.supervise.ranks import run_local_ranks
-from coremill.world.identity import NodeIdentity, RankIdentity, identify
+from coremill.world.identity import RankIdentity, identify
 
 
 def launch_script(request: Request, environ: Mapping[str, str]) -> int:
@@ -88,7 +88,8 @@ def _run_here(request: Request, node: NodeFacts, host: Host, environ: Mapping[st
     if request.threads is not None:
         environ = {name: value for name, value in environ.items() if name != "OMP_NUM_THREADS"}
     layout = lay_out(node, ranks=ranks, threads=_threads(request, environ))
-    settings = _settings_here(request, node, layout, base, environ)
+    master, nodes = (None, 1) if base is None else (base.master_address, base.nodes)
+    settings = _settings_here(request, node, layout, environ, master=master, hosts=nodes)
     if request.dry_run:
         show_local(request, layout, base, settings)
         return 0
@@ -121,16 +122,20 @@ def _run_here(request: Request, node: NodeFacts, host: Host, environ: Mapping[st
 
 
 def _settings_here(
-    request: Request, node: NodeFacts, layout: Layout, base: NodeIdentity | None, environ: Mapping[str, str]
+    request: Request,
+    node: NodeFacts,
+    layout: Layout,
+    environ: Mapping[str, str],
+    *,
+    master: str | None,
+    hosts: int,
 ) -> tuple[Setting, ...]:
     return script_settings(
         node,
         layout,
         environ,
         openmp=find_openmp(node, find_torch_folder(), environ),
-        interface=choose_interface(
-            request.interface, None if base is None else base.master_address, 1 if base is None else base.nodes
-        ),
+        interface=choose_interface(request.interface, master, hosts),
         allocator=request.allocator,
         bind_threads=request.bind_threads,
     )
@@ -235,7 +240,8 @@ def _run_across(request: Request, node: NodeFacts, hosts: tuple[Host, ...], envi
         threads = layout.threads_per_rank.value
         commands = _commands(request, hosts, address, port, ssh, environ, threads, Path(scratch))
         if request.dry_run:
-            here = _settings_here(request, node, layout, None, environ)
+            master = address if len(hosts) > 1 else None
+            here = _settings_here(request, node, layout, environ, master=master, hosts=len(hosts))
             show_hosts(commands, remote, answers, here, environ)
             return 0
         if request.nodes is not None and via_of(request, hosts) == "torchrun" and request.via is None:

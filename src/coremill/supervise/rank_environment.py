@@ -69,9 +69,10 @@ def rank_environment(
     *,
     local_rank: int,
     local_size: int,
-    launcher_pid: int,
+    launcher_pid: int | None,
     store_fd: int | None,
 ) -> dict[str, str]:
+    """Of one rank; `launcher_pid` only where it has orders to find: a rank of `launch` has none, whatever it runs."""
     kept = fork_server_environment(environ, settings)
     kept.update(
         {
@@ -82,9 +83,10 @@ def rank_environment(
             "GROUP_RANK": str(node.node_rank),
             "MASTER_ADDR": node.master_address,
             "MASTER_PORT": str(node.master_port),
-            LAUNCHER_PID: str(launcher_pid),
         }
     )
+    if launcher_pid is not None:
+        kept[LAUNCHER_PID] = str(launcher_pid)
     if store_fd is not None:
         kept[STORE_FD] = str(store_fd)
     return kept
@@ -92,8 +94,8 @@ def rank_environment(
 
 def fork_server_environment(environ: Mapping[str, str], settings: tuple[Setting, ...]) -> dict[str, str]:
     """What all ranks have in common: libraries read it as they are imported."""
-    # Left over from a launcher further out: that store is not ours.
-    not_ours = (STORE_FD, HEARTBEAT_FD)
+    # Left over from a launcher further out: its orders and its store are not ours.
+    not_ours = (LAUNCHER_PID, STORE_FD, HEARTBEAT_FD)
     kept = {
         name: value for name, value in environ.items() if not name.startswith("TORCHELASTIC_") and name not in not_ours
     }

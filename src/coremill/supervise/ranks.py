@@ -118,7 +118,8 @@ def run_local_ranks(
                     if not serves_store:
                         listener.close()
                     store_fd = listener.fileno() if node.nodes == 1 and serves_store else None
-                    starts = _rank_starts(argv, plan, environ, node, settings, store_fd, hang_detector)
+                    launcher_pid = os.getpid() if serves_store else None
+                    starts = _rank_starts(argv, plan, environ, node, settings, launcher_pid, store_fd, hang_detector)
                     for rank, start in enumerate(starts, node.node_rank * plan.ranks_per_node.value):
                         log_file = log_folder / f"{start.name}.log"
                         with log_file.open("ab" if append_logs else "wb") as log:
@@ -141,6 +142,7 @@ def _rank_starts(
     environ: Mapping[str, str],
     node: NodeIdentity,
     settings: tuple[Setting, ...],
+    launcher_pid: int | None,
     store_fd: int | None,
     hang_detector: HangDetector | None,
 ) -> Iterator[RankStart]:
@@ -154,7 +156,7 @@ def _rank_starts(
             node,
             local_rank=local_rank,
             local_size=local_size,
-            launcher_pid=os.getpid(),
+            launcher_pid=launcher_pid,
             store_fd=store_fd if local_rank == 0 else None,
         )
         descriptors = [store_fd] if store_fd is not None and local_rank == 0 else []

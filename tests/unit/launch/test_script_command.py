@@ -112,6 +112,7 @@ def test_a_dry_run_on_hosts_shows_all_but_secrets(launch: Command, monkeypatch: 
     assert SECRET not in out + err
     assert "HF_TOKEN" in out and "OF_THE_USER" in out and "--token=***" in out
     assert "nothing was started; the hosts were not asked" in out
+    assert "nothing leaves it" not in out, "ranks of two hosts do not talk through loopback"
     if via == "torchrun":
         for node in (1, 2):
             assert f"host node{node}: 2 ranks" in out and f"--node-rank={node - 1}" in out
