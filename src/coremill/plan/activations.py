@@ -9,7 +9,9 @@ from coremill.plan.types import Arrangement
 
 
 def kept_bytes(card: ModelCard, arrangement: Arrangement) -> int:
-    """What stands when forward is through: all layers, or only their inputs where they are computed again."""
+    """What stands when forward is through: all layers, or only their inputs where they are computed again; none of
+    those that backward does not come to. Frozen ones that it passes keep less, inputs of products that only their
+    weights' gradients need: measured, that is not felt, and it is counted."""
     compute, length = arrangement.compute_bytes, arrangement.sequence_length
     in_backward = card.layers - card.layers_below_backward
     if arrangement.activation_checkpointing:
@@ -21,25 +23,8 @@ def kept_bytes(card: ModelCard, arrangement: Arrangement) -> int:
     else:
         masked = masked_layers(card, arrangement)
         layers = in_backward * layer_bytes_per_token(card, arrangement)
-        layers -= _frozen_layers_in_backward(card) * _kept_for_weights_bytes_per_token(card, arrangement)
         layers += masked * mask_bytes_per_token(card, arrangement)
     return arrangement.tokens_per_forward * (layers + ends_bytes_per_token(card, arrangement))
-
-
-def _frozen_layers_in_backward(card: ModelCard) -> int:
-    """Layers without anything to train that backward passes on its way to something below."""
-    return card.trainable_layer_parameters[card.layers_below_backward :].count(0)
-
-
-def _kept_for_weights_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
-    """Of what a layer keeps, inputs of products that only their weights' gradients need: where these are frozen it is
-    not kept."""
-    if card.estimated_numbers is not None or card.experts:
-        return 0
-    # The flash kernel keeps its output for itself.
-    own_output = uses_flash(card, arrangement) and not card.block.copies_attention_output
-    attended = 0 if own_output else card.heads * card.head_dim
-    return arrangement.compute_bytes * (card.block.norms_into_matmul * card.hidden + card.intermediate + attended)
 
 
 def backward_bytes(card: ModelCard, arrangement: Arrangement) -> int:

@@ -35,7 +35,8 @@ def plan_once(
     """One run on one fleet."""
     loaded = load_config(path, settings)
     config = loaded.config
-    card = card_without_weights(config)
+    with loaded.placing():
+        card = card_without_weights(config)
     plan = make_plan(config, find_fleet(config, fleet), card)
     if as_json:
         print(json.dumps({**plan.to_json(), "model": asdict(card)}, indent=2))
