@@ -27,6 +27,8 @@ config_app = typer.Typer(
     help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
 )
 app.add_typer(config_app, name="config")
+data_app = typer.Typer(help="Look at the data of a run, before and without training.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
 
 ConfigPath = Annotated[
     Path | None,
@@ -270,6 +272,26 @@ def report(
     from coremill.report.show import show_report
 
     show_report(run, as_json=as_json, html=html, console=Console())
+
+
+@data_app.command("show")
+def data_show(
+    config: ConfigPath = None,
+    settings: Settings = None,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", help="how many rows to show")] = 3,
+    evaluation: Annotated[
+        bool, typer.Option("--evaluation", help="rows that are evaluated on, instead of those trained on")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rows as the model will see them: special tokens, where documents end, and in colour what is learned.
+
+    Tokenises where that was not done before, and keeps it: the run that follows starts with it. Through a pipe the
+    text is plain, and what is learned stands between marks.
+    """
+    from coremill.run.data_command import show_data
+
+    show_data(config, settings or [], rows=rows, evaluation=evaluation, as_json=as_json, console=Console())
 
 
 @config_app.command("show")

@@ -62,6 +62,8 @@ COMMANDS = {
     "coremill stop": ["RUN"],
     "coremill instances": ["--efa", "--family", "--json", "--live"],
     "coremill report": ["--html", "--json", "RUN"],
+    "coremill data": [],
+    "coremill data show": ["--evaluation", "--json", "--rows", "--set", "CONFIG"],
     "coremill config": [],
     "coremill config show": ["--json", "--set", "CONFIG"],
     "coremill config schema": [],

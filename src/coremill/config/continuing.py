@@ -44,6 +44,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "model": ("name", "revision", "trust_remote_code", "code_sha256", "weights", "config", "attention"),
     "data": (
         "source",
+        "sources",
         "column",
         "split",
         "evaluation_source",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from coremill.config.schema import RunConfig
@@ -29,6 +29,8 @@ class Key:
     default: Any
     description: str
     form: str | None = None  # of a text or list that has one, in words
+    inside: tuple[Key, ...] = ()  # of a list of mappings: the keys of one
+    is_required: bool = False
 
     @property
     def dotted(self) -> str:
@@ -122,11 +124,20 @@ def _key(name: str, section: str, rules: Mapping[str, Any]) -> Key:
     choices: list[str] = []
     kinds: set[str] = set()
     bounds: dict[str, float] = {}
+    inside: tuple[Key, ...] = ()
     for part in rules.get("anyOf", (rules,)):
         listed = part.get("enum", [part["const"]] if "const" in part else [])
         choices += listed
         if not listed:
             kinds.add(part["type"])
+        target = _section_of(part.get("items", {}))
+        if target is not None:
+            inside = _keys_of_item(raw_schema()["$defs"][target], f"{section}.{name}[]")
         bounds |= {word: part[word] for word in part if word.lower().endswith(("minimum", "maximum"))}
     default, description, form = rules.get("default"), rules.get("description", ""), rules.get("x-form")
-    return Key(name, section, tuple(choices), frozenset(kinds), bounds, default, description, form)
+    return Key(name, section, tuple(choices), frozenset(kinds), bounds, default, description, form, inside)
+
+
+def _keys_of_item(rules: Mapping[str, Any], section: str) -> tuple[Key, ...]:
+    found = (_key(name, section, inner) for name, inner in rules["properties"].items())
+    return tuple(replace(key, is_required=key.name in rules.get("required", ())) for key in found)

@@ -174,11 +174,25 @@ class Settings:
         for inner in [inner for inner in self.values if inner[: len(path)] == path]:
             del self.values[inner]
         self.origins[path] = origin_of(path)
+        self._place_items(path, value, origin_of)
         if isinstance(value, Mapping) and value:
             for name, inner_value in value.items():
                 self._assign((*path, name), inner_value, origin_of)
         else:
             self.values[path] = value
+
+    def _place_items(self, path: KeyPath, value: Any, origin_of: Callable[[KeyPath], Origin]) -> None:
+        """Where the keys of mappings in a list come from: data.sources[0].share."""
+        key = keys().get(dotted_key(path))
+        if key is None or not key.inside:
+            return
+        for stale in [each for each in self.origins if dotted_key(each).startswith(f"{key.dotted}[")]:
+            del self.origins[stale]
+        for index, item in enumerate(value if isinstance(value, list) else ()):
+            place, inside = (key.section, f"{key.name}[{index}]"), list(item) if isinstance(item, Mapping) else []
+            self.origins[place] = origin_of((*path, index, inside[0])) if inside else origin_of(path)
+            for inner in inside:
+                self.origins[(*place, str(inner))] = origin_of((*path, index, inner))
 
     def _report(
         self,
@@ -209,7 +223,9 @@ def said(value: Any) -> str:
         return f"the text '{_printable(shown)}'"
     if isinstance(value, Mapping):
         return "a mapping"
-    return "a list" if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    return str(value)
 
 
 def _printable(text: str) -> str:

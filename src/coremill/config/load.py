@@ -8,7 +8,6 @@ tokenizer are the example's, and a run of something else starts from the default
 from __future__ import annotations
 
 import importlib.resources
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,17 +18,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from coremill.config.document import Flaw, dotted_key, read_document
-from coremill.config.foreign import LATER_VALUES
-from coremill.config.keys import Key, keys
+from coremill.config.keys import keys
 from coremill.config.layers import DEFAULT, Origin, Problem, Settings, said, within
 from coremill.config.rules import Breach, breaches_of
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.config.unknown_keys import nearest
+from coremill.config.wrong_items import explain_items
+from coremill.config.wrong_values import explain_value
 from coremill.errors import ConfigError, InputError
 
 _NEARBY_SHOWN = 8
 COMMAND_LINE = "command line"
-_NAMES_A_RUN = (("model", "name"), ("model", "config"), ("data", "source"))
+_NAMES_A_RUN = (("model", "name"), ("model", "config"), ("data", "source"), ("data", "sources"))
 
 
 @dataclass(frozen=True)
@@ -130,65 +130,19 @@ def _validate(settings: Settings) -> tuple[RunConfig, list[Problem]]:
         return RunConfig.model_validate(settings.nested()), problems
     except ValidationError as error:
         # a key with several alternatives gives several errors, their loc going on inside it; it gets one message
-        found = [(dotted_key(detail["loc"][:2]), dotted_key(detail["loc"][:1])) for detail in error.errors()]
-        bad = dict.fromkeys(two if two in keys() else one for two, one in found)
-    for dotted in bad:
-        origin = settings.origin_of(dotted)
-        problems.append(Problem(_explain_value(keys()[dotted], settings.value_of(dotted), origin), origin, (dotted,)))
+        bad: dict[str, list[tuple[int | str, ...]]] = {}
+        for detail in error.errors():
+            two, one = dotted_key(detail["loc"][:2]), dotted_key(detail["loc"][:1])
+            bad.setdefault(two if two in keys() else one, []).append(detail["loc"][2:])
+    for dotted, places in bad.items():
+        key, value, origin = keys()[dotted], settings.value_of(dotted), settings.origin_of(dotted)
+        if key.inside and isinstance(value, list) and all(places):
+            found = explain_items(key, value, places, settings)
+        else:
+            found = [explain_value(key, value, origin)]
+        problems += [Problem(problem, origin, (dotted,)) for problem in found]
         settings.drop(dotted)
     return RunConfig.model_validate(settings.nested()), problems
-
-
-def _explain_value(key: Key, value: Any, origin: Origin) -> InputError:
-    """Why this key cannot have this value, in the words of the schema's descriptions."""
-    where = origin.where(key.dotted)
-    later = LATER_VALUES.get((key.dotted, value)) if isinstance(value, str) else None
-    if later:
-        why, instead = later
-        return InputError(f"{key.dotted}: {value} is not in this release", where=where, why=why, do=f"use {instead}")
-    what = f"{key.dotted} must be {key.takes}, not {said(value)}"
-    return InputError(what, where=where, why=key.description, do=_remedy(key, value))
-
-
-def _remedy(key: Key, value: Any) -> str:
-    """The change most likely to make the value right."""
-    numeric = key.kinds & {"integer", "number"}
-    if value is None:
-        return f"give a value, or remove it for the default ({_as_written(key.default)})"
-    if isinstance(value, str):
-        close = nearest(value.lower(), key.choices)
-        if close:
-            return f"did you mean {close}?"
-        if "array" in key.kinds:
-            return f"put it in brackets: {key.name}: [{value}]" if value else f"give {key.takes}"
-        if numeric:
-            return f"remove the quotes: {value.strip()}" if _is_number(value) else "write digits, without unit or comma"
-        if "boolean" in key.kinds:
-            return "write true or false, without quotes"
-        if key.form:
-            return f"write {key.form}"
-        if "string" in key.kinds:
-            return "use characters that UTF-8 has" if value else "give a text that is not empty"
-        return f"give {key.takes}"
-    if isinstance(value, float) and "integer" in key.kinds and value.is_integer() and key.in_range(value):
-        return f"write {int(value)}"
-    if isinstance(value, (int, float)) and key.is_text:
-        return "put it in quotes" + (f': "{_as_written(value)}"' if isinstance(value, int) else "")
-    if isinstance(value, Mapping) and "object" in key.kinds:
-        return f"use text for the keys inside {key.dotted}"
-    return f"give {key.takes}"
-
-
-def _as_written(value: Any) -> str:
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _flaw_problem(flaw: Flaw, file: str) -> Problem:
@@ -224,7 +178,9 @@ def _breach_problem(breach: Breach, settings: Settings, file: str) -> Problem:
 
 def _all_origins(settings: Settings) -> dict[str, Origin]:
     origins = {dotted: settings.origin_of(dotted) for dotted in keys()}
-    return origins | {dotted_key(path): settings.origins[path] for path in settings.values if len(path) > 2}
+    inside = [path for path in settings.values if len(path) > 2]
+    inside += [path for path in settings.origins if len(path) > 1 and str(path[1]).endswith("]")]
+    return origins | {dotted_key(path): settings.origins[path] for path in inside}
 
 
 def _read_text(path: Path) -> str:

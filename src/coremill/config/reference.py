@@ -43,11 +43,12 @@ def _tables() -> Iterator[str]:
         title, intro = ("Top level", "Beside the sections below:") if section == TOP else (f"`{section}`", description)
         own = [key for key in keys().values() if key.section == section]
         yield f"## {title}\n\n{intro}\n\n| key | takes | default | may change | meaning |\n|---|---|---|---|---|"
-        yield "\n".join(_row(key) for key in own) + "\n"
+        yield "\n".join(_row(each) for key in own for each in (key, *key.inside)) + "\n"
 
 
 def _row(key: Key) -> str:
     default = "left out" if key.default is None else f"`{scalar_text(key.default)}`"
+    default = "required" if key.is_required else default
     takes = key.takes.removeprefix("one of ").removesuffix(" or null") if key.default is None else key.takes
     cells = (f"`{key.dotted}`", takes, default, "yes" if may_change(key.dotted) else "no", key.description)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

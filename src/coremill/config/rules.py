@@ -6,6 +6,7 @@ where one of them has a problem of its own, the rule is left out, so that one mi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class Breach:
 
 
 Check = Callable[[RunConfig], Breach | None]
+SHARE_TOLERANCE = 0.01  # 0.33 three times is meant as thirds
 
 
 @dataclass(frozen=True)
@@ -255,28 +257,116 @@ def _trusted_code_is_pinned(config: RunConfig) -> Breach | None:
     return Breach(problem.key, problem.what, problem.why, problem.do, others=others)
 
 
-@_rule("data.split", "data.source")
+@_rule("data.source", "data.sources")
+def _one_or_several_sources(config: RunConfig) -> Breach | None:
+    """`data.sources` replaces `data.source`: give one of the two."""
+    data = config.data
+    if data.sources is None or data.source == BUILT_IN:
+        return None
+    return Breach(
+        "data.sources",
+        f"data.sources is given together with data.source ({data.source})",
+        "each of the two says what to train on",
+        f"keep one; to mix it in, make it an entry of data.sources: {{source: {data.source}, share: ...}}",
+        others=("data.source",),
+    )
+
+
+@_rule("data.sources")
+def _shares_are_whole(config: RunConfig) -> Breach | None:
+    """The shares of `data.sources` add up to 1 (to 0.01), or none is given."""
+    sources = config.data.sources or []
+    shares = [entry.share for entry in sources if entry.share is not None]
+    if not shares:
+        return None
+    if len(shares) < len(sources):
+        missing = next(index for index, entry in enumerate(sources) if entry.share is None)
+        left = 1 - math.fsum(shares)
+        return Breach(
+            f"data.sources[{missing}]",
+            f"data.sources[{missing}] ({sources[missing].source}) has no share, and others have one",
+            "without shares the sizes of the sources decide; with them each needs its own",
+            f"add share: {left:.4g} to it"
+            if left > 0 and len(sources) - len(shares) == 1
+            else "give all a share, or none",
+        )
+    total = math.fsum(shares)
+    if round(abs(total - 1), 6) <= SHARE_TOLERANCE:
+        return None
+    scaled = ", ".join(f"{share / total:.4g}" for share in shares)
+    return Breach(
+        "data.sources",
+        f"the shares of data.sources add up to {total:.4g}, not to 1",
+        " + ".join(f"{share:g}" for share in shares) + f" = {total:.4g}; a share is a part of the whole",
+        f"in the same proportion they are {scaled}",
+    )
+
+
+@_rule("data.sources", "data.column", "data.split")
+def _each_source_once(config: RunConfig) -> Breach | None:
+    """No source stands twice in `data.sources`, unless with another column or split."""
+    seen: dict[tuple[str, str, str], int] = {}
+    for index, entry in enumerate(config.data.sources or []):
+        same = (entry.source, entry.column or config.data.column, entry.split or config.data.split)
+        if same in seen:
+            return Breach(
+                f"data.sources[{index}]",
+                f"data.sources has {entry.source} twice",
+                f"it is data.sources[{seen[same]}] and data.sources[{index}]: its share would be in doubt",
+                "keep one, with the share of both; one column or split of it is a source of its own",
+            )
+        seen[same] = index
+    return None
+
+
+@_rule("data.sources")
+def _splits_of_listed_datasets(config: RunConfig) -> Breach | None:
+    """A `split` in `data.sources` goes with an `hf://` source."""
+    for index, entry in enumerate(config.data.sources or []):
+        if entry.split is not None and not _is_dataset(entry.source):
+            return Breach(
+                f"data.sources[{index}]",
+                f"data.sources[{index}] has a split, but {entry.source} is not an hf:// dataset",
+                "files have no splits",
+                "remove it, and name the files to train on in source",
+            )
+    return None
+
+
+@_rule("data.split", "data.source", "data.sources")
 def _split_of_a_dataset(config: RunConfig) -> Breach | None:
     """`data.split` other than `train` goes with an `hf://` source."""
     data = config.data
-    if data.split == "train" or _is_dataset(data.source):
+    named = [data.source] if data.sources is None else [entry.source for entry in data.sources]
+    if data.split == "train" or any(_is_dataset(source) for source in named):
         return None
     return Breach(
         "data.split",
-        f"data.split is {data.split}, but data.source ({data.source}) is not an hf:// dataset",
+        f"data.split is {data.split}, but "
+        + (f"data.source ({data.source}) is not an hf:// dataset" if data.sources is None else "no source is one"),
         "files have no splits",
         "remove data.split, and name the files to train on in data.source",
         others=("data.source",),
     )
 
 
-@_rule("data.evaluation_split", "data.evaluation_source", "data.source")
+@_rule("data.evaluation_split", "data.evaluation_source", "data.source", "data.sources")
 def _evaluation_split_of_a_dataset(config: RunConfig) -> Breach | None:
     """`data.evaluation_split` goes with an `hf://` source."""
     data = config.data
     key = "data.source" if data.evaluation_source is None else "data.evaluation_source"
     source = data.evaluation_source or data.source
-    if data.evaluation_split is None or _is_dataset(source):
+    if data.evaluation_split is None:
+        return None
+    if data.sources is not None and data.evaluation_source is None:
+        return Breach(
+            "data.evaluation_split",
+            "data.evaluation_split is given together with data.sources",
+            "it does not say of which of the sources",
+            "name the dataset in data.evaluation_source too, or set data.evaluation_fraction: 0.05",
+            others=("data.sources",),
+        )
+    if _is_dataset(source):
         return None
     return Breach(
         "data.evaluation_split",

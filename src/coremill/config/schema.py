@@ -68,15 +68,39 @@ class ModelSection(Section):
     )
 
 
+class SourceSection(Section):
+    """One of several sources."""
+
+    source: str = Field(min_length=1, description="in the form of data.source")
+    share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="part of the rows of a run; all sources have one, together 1, or none has: then their sizes decide",
+    )
+    column: str | None = Field(None, description="left out: data.column")
+    split: str | None = Field(None, description="of an hf:// source; left out: data.split")
+
+
+def _source_only(value: Any) -> Any:
+    """`sources: [a.txt, b.csv]` is short for `sources: [{source: a.txt}, {source: b.csv}]`."""
+    return {"source": value} if isinstance(value, str) else value
+
+
+ListedSource = Annotated[SourceSection, BeforeValidator(_source_only, json_schema_input_type=str | SourceSection)]
+
+
 class DataSection(Section):
     """Which text to train on, and how it becomes rows."""
 
     source: str = Field(
         BUILT_IN,
         min_length=1,
-        description="hf://[owner/]name[:config][@revision], a glob of .txt, .jsonl or .parquet files, or built-in",
+        description="hf://[owner/]name[:config][@revision], a path, glob or folder of .txt, .jsonl, .json, .csv, .tsv"
+        " or .parquet files (also .gz, .zst), or built-in",
     )
-    column: str = Field("text", description="the column (jsonl, parquet, hf) that holds the text")
+    sources: Annotated[list[ListedSource], Field(min_length=1)] | None = Field(
+        None, description="several sources instead of one, mixed by their shares: [{source: a.csv, share: 0.7}, ...]"
+    )
+    column: str = Field("text", description="the column (all files but txt, and hf) that holds the text")
     split: str = Field("train", description="the split of an hf:// source to train on")
     evaluation_source: str | None = Field(None, description="files to evaluate on, in the form of source")
     evaluation_split: str | None = Field(None, description="the split of an hf:// source to evaluate on")

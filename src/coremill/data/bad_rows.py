@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from coremill.data.compressed import open_bytes
 from coremill.errors import InputError
 
 LISTING_FILE = "bad-rows.jsonl"
@@ -21,9 +22,9 @@ OnBadRows = Literal["stop", "skip"]
 
 # The first bytes of files that are something else than their name says, and what to do about each.
 _LOOKS_LIKE = (
-    (b"\x1f\x8b", "it is compressed with gzip: gunzip it first"),
+    (b"\x1f\x8b", "it is compressed with gzip: gunzip it, or add .gz to its name"),
     (b"PK\x03\x04", "it is a zip archive: unzip it first"),
-    (b"\x28\xb5\x2f\xfd", "it is compressed with zstd: unzstd it first"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed with zstd: unzstd it, or add .zst to its name"),
     (b"\xff\xfe", "it is UTF-16: convert it, for instance: iconv -f utf-16 -t utf-8"),
     (b"\xfe\xff", "it is UTF-16: convert it, for instance: iconv -f utf-16 -t utf-8"),
     (b"PAR1", "it is a parquet file: name it .parquet"),
@@ -36,9 +37,9 @@ _LOOKS_LIKE = (
 def another_cure(path: Path) -> str | None:
     """What to do where the file is not what its name says; None where nothing like that is seen."""
     try:
-        with path.open("rb") as stream:
+        with open_bytes(path) as stream:
             start = stream.read(64).lstrip(b"\r\n\t ").lower()
-    except OSError:
+    except (OSError, InputError):
         return None
     cures = (cure for magic, cure in _LOOKS_LIKE if start.startswith(magic.lower()))
     return next((cure for cure in cures if path.suffix.lower() not in cure), None)

@@ -1,5 +1,7 @@
 """Text from files: .txt, .jsonl and .parquet, read as a stream, with the place of everything that is wrong.
 
+csv_files.py and json_arrays.py read the other kinds, with the checks that stand here.
+
 A .txt file is one document, whatever its size: blank lines are part of prose and code, so splitting there would
 guess. A file that holds many documents can say so by spelling the tokenizer's end token between them (tokenizers read
 it as that token), or be .jsonl. A .jsonl line and a .parquet row are a document each.
@@ -10,8 +12,9 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from coremill.data.bad_rows import BadRows, another_cure
 from coremill.data.pieces import PIECE_BYTES, Piece, cut_position, pieces_of_text
@@ -21,47 +24,45 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BATCH_ROWS = 1024  # of a column of text that is read at once
 
 
-def read_txt(path: Path, bad: BadRows) -> Iterator[Piece]:
+def read_txt(stream: BufferedReader, path: Path, bad: BadRows) -> Iterator[Piece]:
     """One document, cut into pieces as it is read; its rows are lines."""
-    with path.open("rb") as stream:
-        line, offset, carry = 1, 0, b""
-        at_end = False
-        while not at_end:
-            data = carry + stream.read(PIECE_BYTES - len(carry))
-            at_end = not stream.peek(1)
-            cut = len(data) if at_end else cut_position(data)
-            chunk, carry = data[:cut], data[cut:]
-            content = chunk.removeprefix(BYTE_ORDER_MARK) if offset == 0 else chunk
-            try:
-                text = _decode(content, path, line, offset)
-            except InputError as problem:
-                if bad.policy == "stop":
-                    bad.take(problem)
-                text = _good_lines(content, path, line, offset, bad)
-            yield Piece(text, str(path), line, at_end, len(chunk))
-            line += chunk.count(b"\n")
-            offset += len(chunk)
+    line, offset, carry = 1, 0, b""
+    at_end = False
+    while not at_end:
+        data = carry + stream.read(PIECE_BYTES - len(carry))
+        at_end = not stream.peek(1)
+        cut = len(data) if at_end else cut_position(data)
+        chunk, carry = data[:cut], data[cut:]
+        content = chunk.removeprefix(BYTE_ORDER_MARK) if offset == 0 else chunk
+        try:
+            text = decoded(content, path, line, offset)
+        except InputError as problem:
+            if bad.policy == "stop":
+                bad.take(problem)
+            text = _good_lines(content, path, line, offset, bad)
+        yield Piece(text, str(path), line, at_end, len(chunk))
+        line += chunk.count(b"\n")
+        offset += len(chunk)
 
 
-def read_jsonl(path: Path, column: str, bad: BadRows) -> Iterator[Piece]:
+def read_jsonl(stream: BufferedReader, path: Path, column: str, bad: BadRows) -> Iterator[Piece]:
     """One document a line."""
-    with path.open("rb") as stream:
-        offset = 0
-        for row, line in enumerate(stream, 1):
-            content = line.removeprefix(BYTE_ORDER_MARK) if row == 1 else line
-            if not content.isspace() and content:
-                try:
-                    text = _text_of_line(content, column, path, row, offset)
-                except InputError as problem:
-                    bad.take(problem)
-                else:
-                    yield from pieces_of_text(text, file=str(path), row=row, source_bytes=len(line))
-            offset += len(line)
+    offset = 0
+    for row, line in enumerate(stream, 1):
+        content = line.removeprefix(BYTE_ORDER_MARK) if row == 1 else line
+        if not content.isspace() and content:
+            try:
+                text = _text_of_line(content, column, path, row, offset)
+            except InputError as problem:
+                bad.take(problem)
+            else:
+                yield from pieces_of_text(text, file=str(path), row=row, source_bytes=len(line))
+        offset += len(line)
 
 
 def _text_of_line(line: bytes, column: str, path: Path, row: int, offset: int) -> str:
     where = f"{path}:{row}"
-    text = _decode(line, path, row, offset).rstrip("\r\n")
+    text = decoded(line, path, row, offset).rstrip("\r\n")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # not JSON, a number of 5,000 digits, a thousand brackets
@@ -70,7 +71,7 @@ def _text_of_line(line: bytes, column: str, path: Path, row: int, offset: int) -
             place, why = f"{where}, column {error.colno}", error.msg
         cure = another_cure(path) if row == 1 else None
         if cure is None and row == 1 and text.strip() == "[":
-            cure = f"it is one JSON list: jq -c '.[]' {path.name} makes lines of it"
+            cure = f"it is one JSON list: name it .json, or make lines of it: jq -c '.[]' {path.name}"
         cut_off = "" if line.endswith(b"\n") else "; the file may be cut off"
         raise InputError(
             "not a line of JSON",
@@ -80,7 +81,7 @@ def _text_of_line(line: bytes, column: str, path: Path, row: int, offset: int) -
         ) from None
     if not isinstance(value, dict):
         raise InputError(
-            f"the line holds {_kind_of(value)}, not an object",
+            f"the line holds {in_words(value)}, not an object",
             where=where,
             why="a .jsonl line must be an object whose keys are columns",
             do=f'write it as {{"{column}": "..."}}',
@@ -90,13 +91,13 @@ def _text_of_line(line: bytes, column: str, path: Path, row: int, offset: int) -
     return checked_text(value[column], column, where)
 
 
-def read_parquet(path: Path, column: str, bad: BadRows) -> Iterator[Piece]:
-    """One document a row, one row group after the other."""
+def read_parquet(path: Path, column: str, bad: BadRows, stream: BinaryIO | None = None) -> Iterator[Piece]:
+    """One document a row, one row group after the other; `stream`: the file itself, where `path` is compressed."""
     import pyarrow
     import pyarrow.parquet
 
     try:
-        parquet = pyarrow.parquet.ParquetFile(path)
+        parquet = pyarrow.parquet.ParquetFile(path if stream is None else stream)
     except (pyarrow.ArrowException, OSError) as error:
         raise _damaged_parquet(path, error) from None
     with parquet:
@@ -155,7 +156,7 @@ def checked_text(value: Any, column: str, where: str) -> str:
     """`value` where it is text that can be tokenised."""
     if not isinstance(value, str):
         raise InputError(
-            f"column '{column}' holds {_kind_of(value)}, not text",
+            f"column '{column}' holds {in_words(value)}, not text",
             where=where,
             why="every row must have a string to train on",
             do="remove such rows, or name another column in data.column",
@@ -184,7 +185,7 @@ def missing_column(column: str, columns: Sequence[str], where: str) -> InputErro
         f"there is no column '{column}'" + (f"; did you mean '{near[0]}'?" if near else ""),
         where=where,
         why=f"its columns are: {listing}" if columns else "it has no columns at all",
-        do="set data.column to the one that holds the text",
+        do="set data.column (of one of data.sources: its column) to the one that holds the text",
     )
 
 
@@ -204,7 +205,8 @@ def require_text_type(arrow_type: Any, column: str, where: str, schema: Any) -> 
         )
 
 
-def _decode(data: bytes, path: Path, line: int, offset: int) -> str:
+def decoded(data: bytes, path: Path, line: int, offset: int) -> str:
+    """A stretch of a file as text; what is wrong with it has its line and byte."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -226,7 +228,7 @@ def _good_lines(data: bytes, path: Path, line: int, offset: int, bad: BadRows) -
     kept = []
     for number, content in enumerate(data.splitlines(keepends=True), line):
         try:
-            kept.append(_decode(content, path, number, offset))
+            kept.append(decoded(content, path, number, offset))
         except InputError as problem:
             bad.take(problem)
         offset += len(content)
@@ -242,7 +244,8 @@ def _nul(where: str, place: str) -> InputError:
     )
 
 
-def _kind_of(value: Any) -> str:
+def in_words(value: Any) -> str:
+    """What kind of value of JSON this is."""
     names = {type(None): "null", bool: "true or false", int: "a number", float: "a number", bytes: "bytes"}
     names |= {list: "a list", dict: "an object", str: "a string"}
     return names.get(type(value), type(value).__name__)

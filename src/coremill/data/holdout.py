@@ -20,7 +20,7 @@ from coremill.data.packing import write_boundaries
 from coremill.errors import InputError, StorageError
 from coremill.files import sync_file
 
-HOLD_OUT_ORDER = 1  # purpose of an order; the loader's epochs have 2
+HOLD_OUT_ORDER = 1  # purpose of an order; row_orders.py has the others
 COPY_TOKENS = 1 << 22
 NEAR = 2  # as many times more or less than the share that was asked for
 SIDES = ("train", "evaluation")

@@ -14,11 +14,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from coremill.data.order import Positions, order_key, shuffled
+from coremill.data.order import Positions
+from coremill.data.row_orders import EpochOrder, RowOrder
 from coremill.errors import InputError
 
 FILLER = -1  # row id of a row that is there only to keep all ranks in step
-EPOCH_ORDER = 2  # purpose of an order: no two share a key
 
 
 class AnyBatch(Protocol):
@@ -87,8 +87,9 @@ class RowLoader(Generic[BatchT]):
         world_size: int,
         micro_batch_rows: int,
         accumulation_steps: int,
+        order: RowOrder | None = None,
     ) -> None:
-        """`rows` rows, which go by the name `key`."""
+        """`rows` rows an epoch, which go by the name `key`; without an `order` each once an epoch."""
         share = math.ceil(rows_per_step / world_size)
         if share > micro_batch_rows * accumulation_steps:
             raise ValueError(
@@ -99,13 +100,14 @@ class RowLoader(Generic[BatchT]):
             raise ValueError(f"rank {rank} of {world_size}")
         self._maker, self._rows, self._key = maker, rows, key
         self._seed, self._rows_per_step = seed, rows_per_step
+        self._order = order or EpochOrder(rows, seed)
         self._rank, self._world_size = rank, world_size
         self._micro_batch_rows, self._accumulation_steps = micro_batch_rows, accumulation_steps
         self._next = 0  # rows handed out since the very beginning, by all ranks together
 
     def next_step(self) -> StepBatches[BatchT]:
         epoch = self._next // self._rows
-        row_ids = self._global_rows(self._next, self._rows_per_step)
+        row_ids = self._order.rows(self._next, self._rows_per_step)
         self._next += self._rows_per_step
         size = self._micro_batch_rows
         mine = _slice_of_rank(row_ids, self._rank, self._world_size)
@@ -139,18 +141,6 @@ class RowLoader(Generic[BatchT]):
                 )
         self._next = int(state["epoch"]) * self._rows + int(state["position"])
 
-    def _global_rows(self, first: int, count: int) -> Positions:
-        """Rows `first` up to `first + count` of the endless order, epoch by epoch."""
-        parts: list[Positions] = []
-        while count:
-            epoch, position = divmod(first, self._rows)
-            taken = min(count, self._rows - position)
-            positions = np.arange(position, position + taken, dtype=np.int64)
-            parts.append(shuffled(positions, self._rows, order_key(self._seed, EPOCH_ORDER, epoch)))
-            first += taken
-            count -= taken
-        return np.concatenate(parts)
-
 
 class EvaluationBatches(Generic[BatchT]):
     """This rank's share of an evaluation; iterating reads the rows. All ranks have equally many batches.
@@ -161,8 +151,8 @@ class EvaluationBatches(Generic[BatchT]):
     def __init__(
         self, maker: BatchMaker[BatchT], *, rows: int, max_rows: int, rank: int, world_size: int, micro_batch_rows: int
     ) -> None:
-        count = min(max_rows, rows)
-        row_ids = np.arange(count, dtype=np.int64) * rows // max(1, count)
+        row_ids = evaluation_row_ids(rows, max_rows)
+        count = len(row_ids)
         self.valid_targets = maker.valid_targets(row_ids)  # of all ranks, as all of these
         self.tokens = count * maker.row_tokens
         self.row_ids = tuple(int(row) for row in row_ids)
@@ -177,6 +167,12 @@ class EvaluationBatches(Generic[BatchT]):
         for index in range(self.batch_count):
             first = index * self._batch_rows
             yield self._maker.batch(self._mine[first : first + self._batch_rows], self._batch_rows)
+
+
+def evaluation_row_ids(rows: int, max_rows: int) -> Positions:
+    """At most `max_rows` of so many rows, spread evenly."""
+    count = min(max_rows, rows)
+    return np.arange(count, dtype=np.int64) * rows // max(1, count)
 
 
 def _slice_of_rank(row_ids: Positions, rank: int, world_size: int) -> Positions:

@@ -32,6 +32,7 @@ DOCUMENTS_FILE = "documents.bin"
 MANIFEST_FILE = "manifest.json"
 BOUNDARY_BYTES, DOCUMENT_BYTES = 4, 8
 
+Split = Literal["train", "evaluation"]
 Stage = Literal["hash", "wait", "download", "tokenise", "hold out", "train tokenizer"]
 
 
@@ -68,6 +69,7 @@ class PackedManifest:
     bad_rows_words: str = ""  # how many and why
     begin_ids: tuple[int, ...] = ()  # put in front of every document
     is_plain: bool = True  # special tokens made no difference: the tokens are those of data.special_tokens: none
+    notes: tuple[str, ...] = ()  # how files were read, where that needs words
 
     @property
     def end_begins_next(self) -> bool:
@@ -104,11 +106,42 @@ def read_manifest(folder: Path) -> PackedManifest | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceRows:
+    """One of several sources whose rows are mixed."""
+
+    name: str  # as the run file has it
+    folder: Path  # the packing to train on
+    rows: int  # in it
+    tokens: int  # in these
+    documents: int  # in these
+    share_asked: float | None  # None: as large as it is
+    share: float  # of the rows of the run
+    evaluation_folder: Path | None = None  # what was held out of it
+    evaluation_rows: int = 0
+    evaluation_documents: int = 0
+
+    def counts(self, rows_per_epoch: int) -> dict[str, Any]:
+        """For the event `data`."""
+        plain = ("name", "documents", "rows", "tokens", "evaluation_documents", "evaluation_rows")
+        passes = self.share * rows_per_epoch / self.rows
+        shares = {"share_asked": self.share_asked, "share": self.share, "passes_per_epoch": passes}
+        return {name: getattr(self, name) for name in plain} | shares
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SourceRows:
+        """The inverse of `PackedData.to_json`."""
+        values = {field.name: document[field.name] for field in fields(cls)}
+        for name in ("folder", "evaluation_folder"):
+            values[name] = None if values[name] is None else Path(values[name])
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PackedData:
     """Rows ready to be read by any number of ranks."""
 
-    folder: Path  # the packing to train on
-    evaluation_folder: Path | None  # the packing to evaluate on, where there is one
+    folder: Path  # the packing to train on; of several sources the first
+    evaluation_folder: Path | None  # the packing to evaluate on, where there is one; likewise
     key: str  # changes with text, tokenizer, length and split
     train_rows: int
     evaluation_rows: int
@@ -125,19 +158,30 @@ class PackedData:
     evaluation_words: str = ""  # what was held out of the training text
     begin_ids: tuple[int, ...] = ()  # the special tokens in front of every document; a sample's prompt gets them too
     is_plain: bool = True  # special tokens made no difference
+    sources: tuple[SourceRows, ...] = ()  # where several are mixed; their rows are numbered one source after the other
+    notes: tuple[str, ...] = ()  # how files were read, where that needs words
 
     @property
     def end_begins_next(self) -> bool:
         """The token that ends a document is the one that begins the next."""
         return self.begin_ids[:1] == (self.eos_id,)
 
+    def folders(self, split: Split) -> tuple[Path, ...]:
+        """The packings whose rows, one after the other, are those of a split."""
+        if split == "train":
+            return tuple(source.folder for source in self.sources) or (self.folder,)
+        held_out = tuple(source.evaluation_folder for source in self.sources if source.evaluation_folder is not None)
+        return held_out or (self.evaluation_folder or self.folder,)
+
     def counts(self) -> dict[str, Any]:
         rows = ("train_rows", "evaluation_rows", "tokens", "dropped_tokens", "documents", "evaluation_documents")
         words = ("bad_rows", "bad_rows_words", "evaluation_words")
-        return {name: getattr(self, name) for name in (*rows, *words)}
+        plain = {name: getattr(self, name) for name in (*rows, *words)}
+        sources = [source.counts(self.train_rows) for source in self.sources]
+        return plain | ({"sources": sources} if sources else {}) | ({"notes": list(self.notes)} if self.notes else {})
 
     def files(self) -> list[Path]:
-        folders = [folder for folder in (self.folder, self.evaluation_folder) if folder is not None]
+        folders = [*self.folders("train"), *(self.folders("evaluation") if self.evaluation_rows else ())]
         return [folder / name for folder in folders for name in (TOKENS_FILE, BOUNDARIES_FILE)]
 
     def in_words(self) -> str:
@@ -168,6 +212,9 @@ class PackedData:
         document = asdict(self)
         document["folder"] = str(self.folder)
         document["evaluation_folder"] = None if self.evaluation_folder is None else str(self.evaluation_folder)
+        for source in document["sources"]:
+            source["folder"] = str(source["folder"])
+            source["evaluation_folder"] = source["evaluation_folder"] and str(source["evaluation_folder"])
         return document
 
     @classmethod
@@ -175,7 +222,8 @@ class PackedData:
         """The inverse of `to_json`."""
         values = {field.name: document[field.name] for field in fields(cls)}
         values["folder"] = Path(values["folder"])
-        values["begin_ids"] = tuple(values["begin_ids"])
+        values["begin_ids"], values["notes"] = tuple(values["begin_ids"]), tuple(values["notes"])
+        values["sources"] = tuple(SourceRows.from_json(source) for source in values["sources"])
         if values["evaluation_folder"] is not None:
             values["evaluation_folder"] = Path(values["evaluation_folder"])
         return cls(**values)

@@ -6,20 +6,17 @@ Labels follow the Hugging Face convention: equal to the inputs, shifted by the l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from coremill.data.loader import FILLER, EvaluationBatches, RowLoader
 from coremill.data.order import Positions
-from coremill.data.packed import BOUNDARIES_FILE, TOKENS_FILE, PackedData, read_manifest
-from coremill.errors import InputError, StorageError
+from coremill.data.packed import PackedData
+from coremill.data.packed_rows import PackedRows, document_starts, order_of
+from coremill.errors import InputError
 
 IGNORED = -100
-
-Split = Literal["train", "evaluation"]
 
 
 @dataclass(frozen=True)
@@ -30,32 +27,6 @@ class Batch:
     labels: torch.Tensor  # int64 [rows, length]
     position_ids: torch.Tensor | None  # as these, from 0 in each document; None: attention may cross documents
     row_ids: tuple[int, ...]  # row in the packed file, FILLER for a filler
-
-
-class PackedRows:
-    """The rows of one split, memory-mapped: ranks on a machine share the pages."""
-
-    def __init__(self, data: PackedData, split: Split) -> None:
-        folder = data.folder
-        if split == "evaluation" and data.evaluation_folder is not None:
-            folder = data.evaluation_folder
-        manifest = read_manifest(folder)
-        if manifest is None:
-            raise StorageError(
-                "the packed data is gone or damaged", where=str(folder), do="start the run again: it will be made anew"
-            )
-        self.count = data.train_rows if split == "train" else data.evaluation_rows
-        self._tokens = np.memmap(
-            folder / TOKENS_FILE, manifest.dtype, mode="r", shape=(manifest.rows, manifest.sequence_length)
-        )
-        self._boundaries = np.memmap(folder / BOUNDARIES_FILE, np.uint32, mode="r", shape=(manifest.rows,))
-
-    def tokens(self, row_ids: Positions) -> npt.NDArray[np.int64]:
-        return self._tokens[row_ids].astype(np.int64)
-
-    def lost_targets(self, row_ids: Positions) -> int:
-        """Targets that are lost where documents may not see each other."""
-        return int(self._boundaries[row_ids].sum(dtype=np.int64))
 
 
 class _PackedBatches:
@@ -80,10 +51,8 @@ class _PackedBatches:
         position_ids = None
         if not self._across:
             starts = np.zeros(ids.shape, dtype=bool)
-            if self._end_begins_next:  # which the document before it may well be asked for
-                starts[: len(row_ids), 1:] = real[:, 1:] == self._eos_id
-            else:
-                starts[: len(row_ids), 1:] = real[:, :-1] == self._eos_id
+            starts[: len(row_ids)] = document_starts(real, self._eos_id, end_begins_next=self._end_begins_next)
+            if not self._end_begins_next:  # which the document before it may well be asked for
                 labels[starts] = IGNORED
             columns = np.arange(self.row_tokens)
             position_ids = torch.from_numpy(columns - np.maximum.accumulate(np.where(starts, columns, 0), axis=1))
@@ -116,6 +85,7 @@ def make_loader(
         world_size=world_size,
         micro_batch_rows=micro_batch_rows,
         accumulation_steps=accumulation_steps,
+        order=order_of(data, seed),
     )
 
 

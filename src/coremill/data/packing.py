@@ -51,7 +51,7 @@ def pack_text(
                 "the dataset is empty",
                 where=where,
                 why=_why_empty(writer.empty_documents, text.bad),
-                do="name files with text in them; for jsonl, parquet and hf check data.column",
+                do="name files with text in them; for all but txt check data.column",
             )
         rows = writer.tokens // sequence_length
         if rows == 0:
@@ -79,6 +79,7 @@ def pack_text(
         "highest_token": tokenizer.token_of(writer.highest_id),
         "begin_ids": list(writer.begin),
         "is_plain": writer.is_plain,
+        "notes": text.notes,
     }
 
 

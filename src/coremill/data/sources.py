@@ -9,26 +9,29 @@ Three steps, so that the first two cost little and can run in the launcher:
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
+import shutil
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
 from coremill.config.schema import BUILT_IN
 from coremill.data.bad_rows import BadRows, OnBadRows
+from coremill.data.compressed import is_compressed, open_bytes
+from coremill.data.csv_files import read_csv
+from coremill.data.file_kinds import FileKind, find_files
 from coremill.data.files import read_jsonl, read_parquet, read_txt
 from coremill.data.hub_datasets import PREFIX, Dataset, open_dataset, resolve_dataset
+from coremill.data.json_arrays import read_json
 from coremill.data.pieces import Piece
 from coremill.errors import InputError
 
-FileKind = Literal["txt", "jsonl", "parquet"]
-KIND_OF_SUFFIX: dict[str, FileKind] = {".txt": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
 HASH_BLOCK_BYTES = 1 << 22
-NEARBY_NAMES = 8
 # Not in the built-in corpus: installed packages, tests (17 MB of one kind) and IDLE.
 LEFT_OUT_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "__pycache__"})
 
@@ -39,7 +42,7 @@ class TextSource:
 
     name: str  # as the user wrote it
     setting: str  # the key it was written under
-    kind: Literal["txt", "jsonl", "parquet", "hub", "built-in"]
+    kind: FileKind | Literal["hub", "built-in"]
     column: str
     files: tuple[str, ...] = ()
     dataset: Dataset | None = None
@@ -65,7 +68,8 @@ class OpenedText:
 
     pieces: Iterator[Piece]
     bytes_total: int | None
-    bad: BadRows = field(default_factory=BadRows)  # filled while the pieces are read
+    bad: BadRows = field(default_factory=BadRows)  # filled while the pieces are read, as these are
+    notes: list[str] = field(default_factory=list)  # how files are read, where that needs words
 
 
 def resolve_source(
@@ -83,10 +87,10 @@ def resolve_source(
         raise InputError(
             f"'{name.split('://')[0]}://' is not a source coremill can read",
             where=f"{setting}: {name}",
-            do="use hf://[owner/]name[:config][@revision], a glob of local files, or built-in",
+            do="use hf://[owner/]name[:config][@revision], local files (a path, glob or folder), or built-in",
         )
-    files = _matching_files(name, setting)
-    return TextSource(kind=_kind_of_files(files, name, setting), files=files, **how)
+    kind, files = find_files(name, setting)
+    return TextSource(kind=kind, files=files, **how)
 
 
 def identity_of(source: TextSource, on_bytes: Callable[[int], None] | None = None) -> str:
@@ -96,7 +100,7 @@ def identity_of(source: TextSource, on_bytes: Callable[[int], None] | None = Non
         digest.update(repr(("hub", source.column, *source.dataset.identity)).encode())
         return digest.hexdigest()
     # Plain text has no columns, so a changed data.column must not tokenise it again.
-    digest.update(repr((source.kind, source.column if source.kind in ("jsonl", "parquet") else "")).encode())
+    digest.update(repr((source.kind, "" if source.kind in ("txt", "built-in") else source.column)).encode())
     for file in source.files:
         digest.update(_content_hash(Path(file), on_bytes))
     return digest.hexdigest()
@@ -117,23 +121,58 @@ def open_text(source: TextSource) -> OpenedText:
     if source.dataset is not None:
         pieces, bytes_total = open_dataset(source.dataset, column=source.column, where=source.where, bad=bad)
         return OpenedText(pieces, bytes_total, bad)
-    return OpenedText(_read_files(source, bad), sum(Path(file).stat().st_size for file in source.files), bad)
+    notes: list[str] = []
+    bytes_total = sum(Path(file).stat().st_size for file in source.files)
+    return OpenedText(_read_files(source, bad, notes), bytes_total, bad, notes)
 
 
-def _read_files(source: TextSource, bad: BadRows) -> Iterator[Piece]:
-    for file in source.files:
-        path = Path(file)
-        if source.kind == "jsonl":
-            yield from read_jsonl(path, source.column, bad)
-        elif source.kind == "parquet":
-            yield from read_parquet(path, source.column, bad)
-        elif source.kind == "txt":
-            yield from read_txt(path, bad)
-        else:
+def _read_files(source: TextSource, bad: BadRows, notes: list[str]) -> Iterator[Piece]:
+    for path in map(Path, source.files):
+        if source.kind == "built-in":
             try:
-                yield from list(read_txt(path, BadRows()))
+                with open_bytes(path) as stream:
+                    yield from list(read_txt(stream, path, BadRows()))
             except InputError:  # not UTF-8: left out of the built-in corpus
                 continue
+        elif is_compressed(path):
+            yield from _read_compressed(source, path, bad, notes)
+        elif source.kind == "parquet":
+            yield from read_parquet(path, source.column, bad)
+        else:
+            with open_bytes(path) as stream:
+                yield from _read_stream(stream, source, path, bad, notes)
+
+
+def _read_stream(
+    stream: BufferedReader, source: TextSource, path: Path, bad: BadRows, notes: list[str]
+) -> Iterator[Piece]:
+    if source.kind == "txt":
+        return read_txt(stream, path, bad)
+    if source.kind == "jsonl":
+        return read_jsonl(stream, path, source.column, bad)
+    if source.kind == "json":
+        return read_json(stream, path, source.column, bad)
+    assert source.kind in ("csv", "tsv")
+    return read_csv(stream, path, source.column, bad, kind=source.kind, say=notes.append)
+
+
+def _read_compressed(source: TextSource, path: Path, bad: BadRows, notes: list[str]) -> Iterator[Piece]:
+    """A piece accounts for what was read of the file as it lies on disk: progress is counted in that."""
+    position = told = 0
+
+    def on_read(read_bytes: int) -> None:
+        nonlocal position
+        position = read_bytes
+
+    with open_bytes(path, on_read) as stream:
+        if source.kind == "parquet":  # whose footer comes first: unpacked into a file that has no name
+            with tempfile.TemporaryFile() as unpacked:
+                shutil.copyfileobj(stream, unpacked)
+                yield from read_parquet(path, source.column, bad, unpacked)
+            return
+        for piece in _read_stream(stream, source, path, bad, notes):
+            yield replace(piece, source_bytes=position - told)
+            told = position
 
 
 def _content_hash(path: Path, on_bytes: Callable[[int], None] | None) -> bytes:
@@ -149,65 +188,6 @@ def _content_hash(path: Path, on_bytes: Callable[[int], None] | None) -> bytes:
             "the file cannot be read", where=str(path), why=error.strerror, do="check its permissions"
         ) from None
     return digest.digest()
-
-
-def _matching_files(pattern: str, setting: str) -> tuple[str, ...]:
-    expanded = str(Path(pattern).expanduser())
-    literal = Path(expanded)
-    if literal.is_dir():
-        kinds = sorted({path.suffix for path in literal.rglob("*") if path.suffix in KIND_OF_SUFFIX})
-        raise InputError(
-            f"{pattern} is a folder, not files",
-            where=f"{setting}: {pattern}",
-            why=f"it holds {', '.join(kinds)} files" if kinds else "it holds no .txt, .jsonl or .parquet file",
-            do=f"write {pattern.rstrip('/')}/**/*{kinds[0] if kinds else '.txt'}",
-        )
-    if literal.is_file():
-        return (str(literal.absolute()),)
-    found = sorted(str(path.absolute()) for path in map(Path, glob.glob(expanded, recursive=True)) if path.is_file())
-    if not found:
-        raise InputError(
-            "no file matches" if glob.has_magic(expanded) else "there is no such file",
-            where=f"{setting}: {pattern}",
-            why=_what_is_nearby(expanded),
-            do="correct the path (relative paths start at the folder coremill was started in); quote globs",
-        )
-    return tuple(found)
-
-
-def _what_is_nearby(pattern: str) -> str:
-    folder = Path(pattern).absolute()
-    while not folder.is_dir():
-        folder = folder.parent
-    names = sorted(
-        path.name + ("/" if path.is_dir() else "") for path in folder.iterdir() if not path.name.startswith(".")
-    )
-    if not names:
-        return f"{folder} is empty"
-    more = len(names) - NEARBY_NAMES
-    return f"{folder} holds: {', '.join(names[:NEARBY_NAMES])}" + (f" and {more} more" if more > 0 else "")
-
-
-def _kind_of_files(files: tuple[str, ...], pattern: str, setting: str) -> FileKind:
-    suffixes: dict[str, list[str]] = {}
-    for file in files:
-        suffixes.setdefault(Path(file).suffix.lower(), []).append(Path(file).name)
-    if unknown := [suffix for suffix in suffixes if suffix not in KIND_OF_SUFFIX]:
-        raise InputError(
-            f"{suffixes[unknown[0]][0]} is not a kind of file coremill reads",
-            where=f"{setting}: {pattern}",
-            why="it reads .txt, .jsonl and .parquet",
-            do="convert it, or write a glob that leaves it out",
-        )
-    if len(suffixes) > 1:
-        listing = ", ".join(f"{len(names)} {suffix}" for suffix, names in sorted(suffixes.items()))
-        raise InputError(
-            "the files are of different kinds",
-            where=f"{setting}: {pattern}",
-            why=f"it matches {listing}; one source has one kind",
-            do=f"write a glob for one kind, such as *{next(iter(sorted(suffixes)))}",
-        )
-    return KIND_OF_SUFFIX[next(iter(suffixes))]
 
 
 def built_in_files() -> tuple[Path, ...]:

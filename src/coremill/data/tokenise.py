@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from coremill.config.schema import DataSection, RunConfig
 from coremill.data.bad_rows import LISTING_FILE
 from coremill.data.cache import build_once, drop_unused, keep_in_use
 from coremill.data.child_process import run_in_child
-from coremill.data.hub_datasets import PREFIX as HUB_PREFIX
+from coremill.data.mixing import shares_of
 from coremill.data.packed import (
     DOCUMENT_BYTES,
     DOCUMENTS_FILE,
@@ -27,10 +26,12 @@ from coremill.data.packed import (
     PackedData,
     PackedManifest,
     Progress,
+    SourceRows,
     read_manifest,
     require_id_in_vocabulary,
 )
-from coremill.data.sources import TextSource, identity_of, open_text, resolve_source, stamps_of
+from coremill.data.run_sources import sources_of
+from coremill.data.sources import TextSource, identity_of, open_text, stamps_of
 from coremill.data.tokenizer_files import SpecialTokens, tokenizer_identity
 from coremill.errors import InputError
 from coremill.plan.card import require_positions
@@ -69,34 +70,34 @@ def prepare_data(
         progress or (lambda _: None),
         code_sha256,
     )
-    training_source, evaluation_source = _sources(section)
-    whole = training = packer.pack(training_source)
-    evaluation = None if evaluation_source is None else packer.pack(evaluation_source)
-    packings = [training] if evaluation is None else [training, evaluation]
-    if section.evaluation_fraction:
-        _require_two_rows(whole.manifest.rows, section)
-        training, evaluation = packer.hold_out(whole, section.evaluation_fraction, config.train.seed)
-        key = _hash(whole.key, HELD_OUT, section.evaluation_fraction, config.train.seed)
-        words = _words_of_held_out(whole, training, evaluation)
-    else:
-        words = ""
-        evaluation_rows = 0 if evaluation is None else evaluation.manifest.rows
-        key = _hash(*(each.key for each in packings), evaluation_rows, config.train.seed if evaluation_rows else 0)
-    used = [training] if evaluation is None else [training, evaluation]
+    training_sources, evaluation_source = sources_of(section)
+    parts = [_part(packer, source, section, config.train.seed) for source in training_sources]
+    evaluation = [part.held_out for part in parts if part.held_out is not None]
+    if evaluation_source is not None:
+        evaluation = [packer.pack(evaluation_source)]
+    training = [part.training for part in parts]
+    packings = [part.whole for part in parts] + (evaluation if evaluation_source is not None else [])
+    used = [*training, *evaluation]
+    evaluation_rows = sum(each.manifest.rows for each in evaluation)
+    mixed = section.sources is not None
+    shares = shares_of(
+        [entry.share for entry in section.sources or []] or [None], [each.manifest.rows for each in training]
+    )
+    first = training[0].manifest
     return PackedData(
-        folder=training.folder,
-        evaluation_folder=None if evaluation is None else evaluation.folder,
-        key=key,
-        train_rows=training.manifest.rows,
-        evaluation_rows=0 if evaluation is None else evaluation.manifest.rows,
+        folder=training[0].folder,
+        evaluation_folder=evaluation[0].folder if evaluation else None,
+        key=_key_of_data(section, packings, evaluation_rows, config.train.seed, shares if mixed else ()),
+        train_rows=sum(each.manifest.rows for each in training),
+        evaluation_rows=evaluation_rows,
         sequence_length=section.sequence_length,
         tokens=sum(each.manifest.tokens for each in used),
         dropped_tokens=sum(each.manifest.dropped_tokens for each in used),
         documents=sum(each.manifest.documents for each in packings),
-        evaluation_documents=0 if evaluation is None else evaluation.manifest.documents,
-        evaluation_words=words,
-        eos_id=training.manifest.eos_id,
-        begin_ids=tuple(training.manifest.begin_ids),
+        evaluation_documents=sum(each.manifest.documents for each in evaluation),
+        evaluation_words="; ".join(part.words for part in parts if part.words),
+        eos_id=first.eos_id,
+        begin_ids=tuple(first.begin_ids),
         is_plain=all(each.manifest.is_plain for each in packings),
         from_cache=all(each.from_cache for each in [*packings, *used]),
         seconds=time.perf_counter() - started,
@@ -106,14 +107,68 @@ def prepare_data(
             for each in packings
             if each.manifest.bad_rows
         ),
+        sources=tuple(
+            part.mixed_in(entry.share, share)
+            for part, entry, share in zip(parts, section.sources or [], shares, strict=False)
+        ),
+        notes=tuple(note for each in packings for note in each.manifest.notes),
     )
+
+
+def _key_of_data(
+    section: DataSection, packings: Sequence[_Packing], evaluation_rows: int, seed: int, shares: tuple[float, ...]
+) -> str:
+    """The name of a run's rows; `shares` where sources are mixed."""
+    mixed = ("mixed in shares", shares) if shares else ()
+    if section.evaluation_fraction:
+        return _hash(*(each.key for each in packings), HELD_OUT, section.evaluation_fraction, seed, *mixed)
+    return _hash(*(each.key for each in packings), evaluation_rows, seed if evaluation_rows else 0, *mixed)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One source, packed: all of it, what is trained on, what is held out of it."""
+
+    name: str
+    whole: _Packing
+    training: _Packing
+    held_out: _Packing | None = None
+    words: str = ""
+
+    def mixed_in(self, share_asked: float | None, share: float) -> SourceRows:
+        trained, held_out = self.training.manifest, self.held_out
+        return SourceRows(
+            name=self.name,
+            folder=self.training.folder,
+            rows=trained.rows,
+            tokens=trained.tokens,
+            documents=trained.documents,
+            share_asked=share_asked,
+            share=share,
+            evaluation_folder=None if held_out is None else held_out.folder,
+            evaluation_rows=0 if held_out is None else held_out.manifest.rows,
+            evaluation_documents=0 if held_out is None else held_out.manifest.documents,
+        )
+
+
+def _part(packer: _Packer, source: TextSource, section: DataSection, seed: int) -> _Part:
+    whole = packer.pack(source)
+    if not section.evaluation_fraction:
+        return _Part(source.name, whole, whole)
+    _require_two_rows(whole.manifest.rows, section)
+    training, held_out = packer.hold_out(whole, section.evaluation_fraction, seed)
+    words = _words_of_held_out(whole, training, held_out)
+    if section.sources is not None:
+        words = f"{source.name}: {words}"
+    return _Part(source.name, whole, training, held_out, words)
 
 
 def check_sources(section: DataSection, *, max_positions: int | None) -> None:
     """Find what can be wrong with the data in a second: names, the length of rows, the first row of local files."""
     _require_row_length(section, max_positions)
-    for source in _sources(section):
-        if source is not None and source.kind in ("txt", "jsonl", "parquet"):
+    training, evaluation = sources_of(section)
+    for source in (*training, evaluation):
+        if source is not None and source.kind not in ("hub", "built-in"):
             next(open_text(source).pieces, None)
 
 
@@ -243,25 +298,6 @@ class _Packer:
             sequence_length=self.sequence_length,
             **counts,
         ).write(partial)
-
-
-def _sources(section: DataSection) -> tuple[TextSource, TextSource | None]:
-    """The text to train on, and the one to evaluate on."""
-    resolve = partial(resolve_source, column=section.column, on_bad_rows=section.on_bad_rows)
-    training, split = resolve(section.source, split=section.split), section.evaluation_split
-    if section.evaluation_source is not None:
-        setting = "data.evaluation_source"
-        return training, resolve(section.evaluation_source, split=split or section.split, setting=setting)
-    if split is None:
-        return training, None
-    if not section.source.startswith(HUB_PREFIX):
-        raise InputError(
-            "only a dataset of the hub has splits",
-            where=f"data.evaluation_split: {split}",
-            why=f"data.source is {section.source}",
-            do="name files in data.evaluation_source, or a share of the rows in data.evaluation_fraction",
-        )
-    return training, resolve(section.source, split=split)
 
 
 def _is_whole_source(folder: Path) -> bool:

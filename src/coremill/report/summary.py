@@ -17,6 +17,7 @@ from coremill.errors import InputError
 from coremill.redaction import redact
 from coremill.report.events import Event, events_folder, iter_events
 from coremill.report.metrics import metric_names
+from coremill.report.sources import source_figures
 from coremill.report.spikes import loss_spikes
 from coremill.report.state import state_of
 from coremill.report.tally import COLLECTIVE_FIGURES, SPLIT, RankTally, RunTally
@@ -61,6 +62,7 @@ def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[s
         "plan": _planned(plan),
         "measured": _measured(tally),
         "data": None if tally.data is None else {name: tally.data.get(name) for name in DATA_COUNTS},
+        "sources": _sources(tally),
         "evaluations": [_evaluation(tally.evaluations[step]) for step in sorted(tally.evaluations)],
         "sample": _sample(tally),
         "export": None if tally.export is None else {k: tally.export.get(k) for k in ("folder", "bytes", "seconds")},
@@ -103,6 +105,16 @@ def _figures(tally: RunTally) -> dict[str, Any]:
         "wire_bytes_per_step_per_rank": [rank.wire_bytes_per_step if rank else None for rank in ranks],
         "world_size": tally.world_size,
     }
+
+
+def _sources(tally: RunTally) -> list[dict[str, Any]]:
+    """Several sources that are mixed, up to the last step done; none where the run has one."""
+    sources = [] if tally.data is None else list(tally.data.get("sources") or ())
+    last = tally.steps.get(tally.last_step)
+    if not sources or last is None:
+        return source_figures(sources, 0)
+    rows_per_step = round(last.tokens * sources[0]["rows"] / sources[0]["tokens"])
+    return source_figures(sources, tally.last_step * rows_per_step)
 
 
 def _evaluation(event: Event) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from coremill.report.terminal import (
     format_percent,
     format_rate,
     format_seconds,
+    format_share,
     print_heading,
     print_line,
     print_rows,
@@ -50,6 +51,7 @@ def render_summary(summary: Mapping[str, Any], console: Console) -> None:
         if rows:
             print_rows(console, "exchanges of a step", ("exchange", "moved", "took", "not hidden"), rows)
     render_timeline(summary.get("faults") or (), console)
+    _sources(summary, console)
     _evaluations(summary, console)
     _findings(summary, console)
     _sample(summary, console)
@@ -163,6 +165,25 @@ def _loading(summary: Mapping[str, Any]) -> str:
         return "-"
     what = format_bytes(max(read)) if max(read) else "none, made"
     return f"{what} in {format_seconds(summary['load_seconds'])}"
+
+
+def _sources(summary: Mapping[str, Any], console: Console) -> None:
+    sources = summary.get("sources") or []
+    if not sources:
+        return
+    rows = [
+        (
+            str(source["name"]),
+            "by size" if source["share_asked"] is None else format_share(source["share_asked"]),
+            format_share(source["share_got"]),
+            format_count(source["documents"]),
+            format_count(source["rows"]),
+            f"{source['passes']:.2f}",
+        )
+        for source in sources
+    ]
+    print_heading(console, "Sources")
+    print_rows(console, "source", ("", "share", "came out", "documents", "rows", "passes"), rows)
 
 
 def _evaluations(summary: Mapping[str, Any], console: Console) -> None:

@@ -73,6 +73,11 @@ def format_percent(fraction: float | None) -> str:
     return f"{percent:.0f} %" if abs(percent) >= 9.95 or percent == 0 else f"{percent:.1f} %"
 
 
+def format_share(fraction: float | None) -> str:
+    """70.0 %: shares are compared, so all have one decimal."""
+    return f"{100 * fraction:.1f} %" if _known(fraction) else NONE
+
+
 def format_usd(dollars: float | None) -> str:
     """$4.31; below a cent what is left of it."""
     if not _known(dollars):

@@ -45,6 +45,7 @@ from coremill.plan.types import Choice, Plan
 from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan_short
 from coremill.report.progress import AmountProgress
+from coremill.report.sources import words_of_data
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
 from coremill.tasks.base import Rows, make_task, rows_from_json
@@ -152,7 +153,7 @@ def prepare_run(
     The machine may have to be measured, for 20 s or more: what is wrong with the files is said before that. The plan
     is shown, and refused where it does not fit, before the data is touched.
     """
-    with loaded.placing(), _Bars(console) as bars:
+    with loaded.placing(), Bars(console) as bars:
         config = place.settle(loaded.config)
         cache = cache_folder(environment_snapshot())
 
@@ -186,8 +187,9 @@ def prepare_run(
             plan = plan_for_rows(config, fleet, card, data)
         steps = count_steps(config, data, plan)
         facts = facts_of(config, model, tokenizer, data, steps) if plan.nodes > 1 else {}
-    schedule = words_of_schedule(config, steps)
-    for words in (data.bad_rows_words, data.evaluation_words, words_of_smaller_step(config, data), schedule):
+    spoken = [data.bad_rows_words, data.evaluation_words, words_of_smaller_step(config, data)]
+    spoken.append(words_of_schedule(config, steps))
+    for words in (*spoken, *words_of_data(data.counts(), steps * plan.rows_per_step)):
         if words:
             say(console, words)
     return Orders(
@@ -201,7 +203,7 @@ def prepare_run(
     )
 
 
-class _Bars:
+class Bars:
     """One bar a stage of the data, each on the screen from the moment there is work until the next one begins."""
 
     def __init__(self, console: Console) -> None:
@@ -209,7 +211,7 @@ class _Bars:
         self._words = ""
         self._bar: AmountProgress | None = None
 
-    def __enter__(self) -> _Bars:
+    def __enter__(self) -> Bars:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -240,9 +242,9 @@ def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Rows,
     if model.weights == "pretrained":
         files = [model.folder / name for name in weight_files(model.folder)]
         weights = f"{sum(file.stat().st_size for file in files):,} bytes, hash {digest_of_files(files)}"
-    source = config.data.source
-    if source == BUILT_IN:
-        source = f"the files of Python {platform.python_version()}"
+    named = [config.data.source] if config.data.sources is None else [entry.source for entry in config.data.sources]
+    files_of_python = f"the files of Python {platform.python_version()}"
+    source = ", ".join(files_of_python if name == BUILT_IN else name for name in named)
     found = {
         "the model's config.json": Fact(
             f"{model.config['model_type']}, hash {shape_hash.hexdigest()}", model.description

@@ -13,7 +13,7 @@ is a class found by its name (registry.py), made from the run file:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -84,6 +84,18 @@ class SmallerStep:
     words: str
 
 
+@dataclass(frozen=True)
+class ShownRow:
+    """A row as the model sees it, for `coremill data show`; one entry per token."""
+
+    row: int  # its number
+    ids: tuple[int, ...]
+    learned: tuple[bool, ...]  # whether the model is trained to say this token
+    document_starts: tuple[int, ...] = ()  # where in the row later documents begin
+    source: str = ""  # where the run has several
+    words: str = ""  # what else there is to say of it: a label, a score
+
+
 class Task(Protocol[RowsT]):
     """The half without torch."""
 
@@ -117,6 +129,10 @@ class Task(Protocol[RowsT]):
 
     def check_rows(self, rows: RowsT, *, world_size: int) -> None:
         """Refuse rows that so many ranks cannot share."""
+
+    def shown_rows(self, rows: RowsT, *, count: int, evaluation: bool) -> Sequence[ShownRow]:
+        """The first rows that a run trains on, or those of an evaluation; none: there is nothing to show."""
+        return ()
 
     @staticmethod
     def rows_from_json(document: Mapping[str, Any]) -> RowsT:

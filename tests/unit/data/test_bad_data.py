@@ -38,6 +38,22 @@ def lines_with(bad: bytes, at: int = 3) -> bytes:
     return b"".join([*LINES[: at - 1], bad, *LINES[at - 1 :]])
 
 
+def table_lines(bad: bytes) -> bytes:
+    """A .csv file whose fourth line is bad."""
+    rows = [f"{index},{text}\n".encode() for index, text in enumerate(GOOD)]
+    return b"".join([b"id,text\n", *rows[:2], bad, *rows[2:]])
+
+
+def array_with(bad: bytes) -> bytes:
+    """A .json file whose third element, on line 5, is bad."""
+    good = [line.strip() for line in LINES]
+    return b"[" + b",\n\n".join([*good[:2], bad, *good[2:]]) + b"]\n"
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pyarrow.Codec("zstd").compress(data, asbytes=True))
+
+
 def table(**columns: Any) -> Callable[[Path], None]:
     return lambda path: pyarrow.parquet.write_table(pyarrow.table(columns), path)
 
@@ -162,6 +178,53 @@ CASES = {
         "not a whole parquet",
         "git lfs pull",
     ),
+    # --- compressed ---
+    "gzip cut off": Case(
+        {"a.jsonl.gz": gzip.compress(b"".join(LINES * 200))[:-100]}, "a.jsonl.gz", "not a whole .gz", "again"
+    ),
+    "zstd cut off": Case(
+        {"a.jsonl.zst": zstd(b"".join(LINES * 200))[:-20]}, "a.jsonl.zst", "not a whole .zst", "again"
+    ),
+    "not gzip": Case({"a.jsonl.gz": b"".join(LINES)}, "a.jsonl.gz", "not a whole .gz", "take .gz off its name"),
+    "bad row in gzip": Case(
+        {"a.jsonl.gz": gzip.compress(lines_with(b"{\n"))}, "a.jsonl.gz:3", "not a line of JSON", "repair", 1
+    ),
+    # --- .csv and .tsv ---
+    "empty csv": Case({"a.csv": b""}, "a.csv:1", "no header", "names of the columns"),
+    "header only": Case({"a.csv": b"id,text\n"}, "data.source", "dataset is empty", "name files with text"),
+    "no such column in csv": Case(
+        {"a.csv": b"id,texts\n1,x\n"}, "a.csv:1", "no column 'text'; did you mean 'texts'", "data.column"
+    ),
+    "a comma that is not quoted": Case(
+        {"a.csv": table_lines(b"7,well, well\n")}, "a.csv:4", "row has 3 fields, and the header 2", "quotes around", 1
+    ),
+    "a row that is short": Case({"a.csv": table_lines(b"7\n")}, "a.csv:4", "row has 1 field, and", "quotes around", 1),
+    "invalid UTF-8 in csv": Case({"a.csv": table_lines(b"7,caf\xe9\n")}, "a.csv:4", "not UTF-8", "iconv", 1),
+    "NUL in csv": Case({"a.csv": table_lines(b"7,a\0b\n")}, "a.csv:4", "NUL", "remove the row", 1),
+    "bad behind a quoted line break": Case(
+        {"a.csv": table_lines(b'6,"two\nlines"\n7,caf\xe9\n')}, "a.csv:6", "not UTF-8", "iconv", 1
+    ),
+    "a quote that is never closed": Case({"a.csv": table_lines(b'7,"open\n')}, "a.csv:4", "never closed", "repair"),
+    "a quote inside a field": Case(
+        {"a.tsv": b'text\n"Oh" he said\n'}, "a.tsv:2", "quotes of this row do not fit", "repair the row"
+    ),
+    "UTF-16 csv": Case({"a.csv": "text\nx\n".encode("utf-16")}, "a.csv:1", "no column", "iconv -f utf-16"),
+    # --- .json ---
+    "no array": Case({"a.json": b'"text"'}, "a.json:1", "not an array", "repair"),
+    "one object": Case({"a.json": b'{\n "data": []\n}'}, "a.json:1", "one object, not an array", "jq .data"),
+    "an array cut off": Case({"a.json": b"[\n" + b",".join(LINES)}, "a.json:8", "not a whole array", "may be cut off"),
+    "a comma too many": Case({"a.json": b'[\n{"text": "a"},\n]'}, "a.json:3", "not JSON", "repair"),
+    "two arrays": Case({"a.json": b'["a"]\n["b"]'}, "a.json:2", "more than one array", "repair"),
+    "no such column in an element": Case(
+        {"a.json": array_with(b'{"body": "x"}')}, r"a.json, element 3 \(line 5\)", "no column 'text'", "data.column", 1
+    ),
+    "a number as an element": Case(
+        {"a.json": array_with(b"17")}, r"a.json, element 3", "the element is a number", "write it as", 1
+    ),
+    "null in an element": Case(
+        {"a.json": array_with(b'{"text": null}')}, r"a.json, element 3", "holds null, not text", "remove such rows", 1
+    ),
+    "invalid UTF-8 in json": Case({"a.json": array_with(b'"caf\xe9"')}, "a.json:5", "not UTF-8", "iconv"),
     # --- .txt ---
     "latin1 line in prose": Case(
         {"a.txt": b"first line\nsecond caf\xe9\n" + b"a third line that is long enough\n" * 3},
@@ -225,7 +288,9 @@ CASES = {
         {"a.txt": b"\xef\xbb\xbf"}, "data.source", "dataset is empty", "name files with text"
     ),
     "mixed kinds": Case({"a.jsonl": LINES[0], "b.txt": b"x"}, "data.source", "different kinds", "glob for one kind"),
-    "unknown kind": Case({"a.csv": b"text\nx\n"}, "data.source", "not a kind of file", "convert it"),
+    "unknown kind": Case({"a.pdf": b"text\nx\n"}, "data.source", "not a kind of file", "convert it"),
+    "unknown compression": Case({"a.jsonl.bz2": b"BZh9"}, "data.source", "packed in a way", "bunzip2 a.jsonl.bz2"),
+    "an archive": Case({"a.tar.gz": gzip.compress(b"x")}, "data.source", "packed in a way", "tar -xf"),
     "too little for a row": Case(
         {"a.jsonl": LINES[0]}, "data.source", "fills no row", "add text", data={"sequence_length": 4096}
     ),
@@ -282,6 +347,19 @@ ODD_BUT_GOOD = {
         2,
     ),
     "dictionary-encoded parquet": ({"a.parquet": table(text=pyarrow.array(GOOD).dictionary_encode())}, 6),
+    "gzip": ({"a.jsonl.gz": gzip.compress(b"".join(LINES))}, 6),
+    "zstd": ({"a.jsonl.zst": zstd(b"".join(LINES))}, 6),
+    "compressed and not": ({"a.jsonl.gz": gzip.compress(b"".join(LINES)), "b.jsonl": b"".join(LINES)}, 12),
+    "csv with a mark, CRLF and quotes": (
+        {"a.csv": b'\xef\xbb\xbfid,text\r\n1,"one, ""two"",\r\n\r\nthree"\r\n\r\n2,four five six\r\n'},
+        2,
+    ),
+    "semicolons": ({"a.csv": b'id;"text"\n1;one, two, three\n2;four five six\n'}, 2),
+    "tabs": ({"a.tsv": b"id\ttext\n1\tone, two, three\n2\tfour five six"}, 2),
+    "an array of strings": ({"a.json": json.dumps(GOOD).encode()}, 6),
+    "an array of objects": ({"a.json": b"\xef\xbb\xbf [" + b",".join(LINES) + b"] \n"}, 6),
+    "an empty array among others": ({"a.json": b"[]", "b.json": b"[" + b",".join(LINES) + b"]"}, 6),
+    "lines in a .json": ({"a.json": b"".join(LINES)}, 6),
     "large strings": ({"a.parquet": table(text=pyarrow.array(GOOD, pyarrow.large_string()))}, 6),
 }
 

@@ -5,7 +5,7 @@ It is imported to plan, too: what reads and tokenises text, and numpy with it, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from coremill.config.schema import RunConfig
 from coremill.data.packed import PackedData, Progress
 from coremill.plan.types import StepCounts
-from coremill.tasks.base import SmallerStep, Task
+from coremill.tasks.base import ShownRow, SmallerStep, Task
 from coremill.tasks.causal_lm.known_models import MODEL_CLASS, require_causal
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class CausalLm(Task[PackedData]):
         return SmallerStep(
             self.config.model_copy(update={"train": train}),
             f"the text fills {count:,} row{'s' if count != 1 else ''}, fewer than the {asked:,} of a step"
-            f" (train.tokens_per_step {tokens:,}): a step takes each once, {smaller:,} tokens",
+            f" (train.tokens_per_step {tokens:,}): a step takes {'as many' if rows.sources else 'each once'},"
+            f" {smaller:,} tokens",
         )
 
     def check_model(self, config: Mapping[str, Any], *, description: str, where: str, trusted: bool) -> None:
@@ -83,6 +84,12 @@ class CausalLm(Task[PackedData]):
         from coremill.data.tokenise import require_rows_for_ranks
 
         require_rows_for_ranks(rows, world_size)
+
+    def shown_rows(self, rows: PackedData, *, count: int, evaluation: bool) -> Sequence[ShownRow]:
+        """In the order of the run; an evaluation's as it takes them."""
+        from coremill.tasks.causal_lm.shown import packed_rows_shown
+
+        return packed_rows_shown(self.config, rows, count=count, evaluation=evaluation)
 
     @staticmethod
     def rows_from_json(document: Mapping[str, Any]) -> PackedData:

@@ -1,0 +1,36 @@
+"""Packed rows for `coremill data show`: their tokens, where documents begin, and which tokens are learned."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coremill.config.schema import RunConfig
+from coremill.data.loader import evaluation_row_ids
+from coremill.data.packed import PackedData
+from coremill.data.packed_rows import PackedRows, document_starts, learned_tokens, order_of
+from coremill.tasks.base import ShownRow
+
+
+def packed_rows_shown(config: RunConfig, data: PackedData, *, count: int, evaluation: bool) -> list[ShownRow]:
+    """The first `count` rows that a run takes."""
+    rows = PackedRows(data, "evaluation" if evaluation else "train")
+    if evaluation:
+        row_ids = evaluation_row_ids(rows.count, config.evaluation.rows)[:count]
+    else:
+        row_ids = order_of(data, config.train.seed).rows(0, min(count, rows.count))
+    ids = rows.tokens(row_ids)
+    starts = document_starts(ids, data.eos_id, end_begins_next=data.end_begins_next)
+    across = config.data.attention_across_documents
+    learned = learned_tokens(starts, across=across, end_begins_next=data.end_begins_next)
+    held_out = any(source.evaluation_rows for source in data.sources)
+    names = [source.name for source in data.sources] if held_out or not evaluation else []
+    return [
+        ShownRow(
+            row=int(row),
+            ids=tuple(ids[index].tolist()),
+            learned=tuple(learned[index].tolist()),
+            document_starts=tuple(np.flatnonzero(starts[index]).tolist()),
+            source=names[rows.part_of(int(row))] if names else "",
+        )
+        for index, row in enumerate(row_ids)
+    ]
