@@ -76,6 +76,9 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     train["decay_share"] = draw(st.none() | st.floats(1e-12, 1 - (train.get("warmup_share") or 0)))
     train["tokens_per_step"] = data.get("sequence_length", 512) * draw(st.integers(1, 8))
     data |= {"evaluation_split": None, "split": "train", "evaluation_source": None, "evaluation_fraction": 0.25}
+    data["sources"] = draw(st.sampled_from([None, ["a.txt"], [{"source": "a.csv", "column": "x"}, "b.txt"]]))
+    if data["sources"] is not None:
+        data.pop("source", None)
     if model.get("trust_remote_code"):
         model |= {"name": "some/model", "revision": "0" * 40, "config": None}
     if model.get("config") is not None:
