@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Images of containers often have it set: then processes compile anew, each for itself, what one could have kept for all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup hosts-setup demo test test-long check bench chaos soak clean
+.PHONY: setup hosts-setup browser-setup demo test test-long check bench chaos soak clean
 
 setup: $(STAMP)
 
@@ -14,11 +14,14 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[aws,dev,peers]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[aws,tensorboard,wandb,mlflow,dev,peers]'
 	touch $(STAMP)
 
 hosts-setup:                ## what tests/hosts needs besides (Debian, as root); `make test` skips those tests without it
 	apt-get install --yes --no-install-recommends openssh-server openssh-client openmpi-bin mpich iproute2
+
+browser-setup:              ## what tests of the pages need besides (Debian, as root); `make test` skips those tests without it
+	apt-get install --yes --no-install-recommends chromium
 
 demo: setup                 ## train the built-in example: no network, no download
 	$(BIN)/coremill train

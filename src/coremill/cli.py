@@ -11,10 +11,12 @@ import typer
 from rich.console import Console
 
 from coremill import __version__
+from coremill.command_group import Commands
 from coremill.errors import CoremillError
 
 app = typer.Typer(
     name="coremill",
+    cls=Commands,
     help="Train and fine-tune Hugging Face models on CPUs.\n\n"
     "One YAML file describes a run; every key has a default. Start with [bold]coremill doctor[/bold], then "
     "[bold]coremill train[/bold] (the built-in example, no download), then [bold]coremill config schema[/bold].",
@@ -24,10 +26,12 @@ app = typer.Typer(
     add_completion=False,
 )
 config_app = typer.Typer(
-    help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
+    cls=Commands, help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
 )
 app.add_typer(config_app, name="config")
-data_app = typer.Typer(help="Look at the data of a run, before and without training.", no_args_is_help=True)
+data_app = typer.Typer(
+    cls=Commands, help="Look at the data of a run, before and without training.", no_args_is_help=True
+)
 app.add_typer(data_app, name="data")
 
 ConfigPath = Annotated[
@@ -68,6 +72,11 @@ def train(
     interface: Annotated[str | None, typer.Option(help="with --hostfile: network device; left out: found")] = None,
     ssh: Annotated[str, typer.Option(help="with --hostfile: ssh program with its options")] = "ssh",
     mpirun: Annotated[str | None, typer.Option(help="with --via mpirun: the program; left out: found")] = None,
+    page: Annotated[
+        bool,
+        typer.Option("--page", help="a live page of the run for a browser on this machine; its address is printed"),
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="with --page: its port; left out: a free one")] = None,
 ) -> None:
     """Train a model: plan, tokenise, start ranks, watch them, export, report.
 
@@ -93,7 +102,7 @@ def train(
             ssh=ssh,
             mpirun=mpirun,
         )
-        options = Options(dry_run=dry_run, fresh=fresh, force=force)
+        options = Options(dry_run=dry_run, fresh=fresh, force=force, page=page, port=port)
         raise typer.Exit(train_on_hosts(config, settings or [], options, request, environment_snapshot()))
     from coremill.world.stop import REQUESTS
 
@@ -109,7 +118,7 @@ def train(
     from coremill.world.identity import identify, identify_node
     from coremill.world.refusal import refusals_told
 
-    options = Options(dry_run=dry_run, fresh=fresh, force=force)
+    options = Options(dry_run=dry_run, fresh=fresh, force=force, page=page, port=port)
     identity = identify(environ)
     if identity is not None:
         overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]
@@ -264,14 +273,25 @@ def instances(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="run folder", show_default=False)],
+    run: Annotated[list[Path], typer.Argument(help="run folder; several are compared", show_default=False)],
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="write the page to this file", show_default=False)] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="a page that follows the run, for a browser on this machine, until Ctrl-C")
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="with --serve: its port; left out: a free one")] = None,
 ) -> None:
-    """The numbers of a run, finished or still going: plan beside measured, where the time went."""
-    from coremill.report.show import show_report
+    """The numbers of a run, finished or still going: plan beside measured, where the time went.
 
-    show_report(run, as_json=as_json, html=html, console=Console())
+    Of several runs: figures side by side, what differs in their configs, which plan was right; with --html their
+    curves in one chart.
+    """
+    from coremill.report.show import serve_report, show_report
+
+    if serve or port is not None:
+        serve_report(run, serve=serve, port=port, as_json=as_json, html=html, console=Console())
+    else:
+        show_report(run, as_json=as_json, html=html, console=Console())
 
 
 @data_app.command("show")
@@ -303,8 +323,11 @@ def config_show(config: ConfigPath = None, settings: Settings = None, as_json: A
 
     loaded = load_config(config, settings or [])
     with loaded.placing():
-        require_named_code(loaded.config.model)
-    print(json.dumps(loaded.config.model_dump(mode="json"), indent=2) if as_json else show(loaded))
+        require_named_code(loaded.located.model)
+    if as_json:
+        print(json.dumps(loaded.config.model_dump(mode="json"), indent=2))
+    else:
+        print(*(f"# {note}" for note in loaded.places.notes), show(loaded), sep="\n")
 
 
 @config_app.command("schema")

@@ -43,11 +43,11 @@ class InputError(CoremillError):
 
 
 class ConfigError(InputError):
-    """All problems found in one run file."""
+    """All problems found in one run file, or elsewhere in what the user gave."""
 
-    def __init__(self, problems: Sequence[InputError]) -> None:
+    def __init__(self, problems: Sequence[InputError], place: str = "in the config") -> None:
         count = len(problems)
-        super().__init__("1 problem in the config" if count == 1 else f"{count} problems in the config")
+        super().__init__(f"1 problem {place}" if count == 1 else f"{count} problems {place}")
         self.problems = tuple(problems)
 
     def __str__(self) -> str:

@@ -15,6 +15,7 @@ from typing import IO, Any, Literal
 from coremill.errors import StorageError
 
 LOCK_POLL_SECONDS = 0.1
+CACHE_ADVICE = "make it writable, or set COREMILL_CACHE to a folder that you may write"
 # Some shared filesystems have no locks: Lustre mounted without flock, file systems in user space.
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 

@@ -5,12 +5,15 @@ Nothing that was sent is ever told: it may hold a token. `huggingface_hub` is im
 
 from __future__ import annotations
 
+import errno
 import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from coremill.errors import InputError
+from coremill.nearby import PATH_ADVICE, nearest_path, what_is_in
 from coremill.redaction import BLOT, redact
 
 # A dead network answers at once, a silent one not at all; bad input has to be reported within 30 s.
@@ -18,9 +21,11 @@ REQUEST_SECONDS = 10.0
 DEADLINE_SECONDS = 20.0  # name resolution has no time-out of its own
 
 Kind = Literal["model", "dataset"]
-Fault = Literal["bad name", "gated", "no revision", "not found", "no access", "unreachable", "refused"]
+Fault = Literal["bad name", "gated", "no revision", "not found", "no access", "unreachable", "refused", "cache"]
 T = TypeVar("T")
 
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC, errno.EDQUOT)
+_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+(?:/[\w.-]+)?).*|hf://(.+)")
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{4,}|(?<=//)[^/@\s]+(?=@)|(?<=[Bb]earer )\S+")
 # What, why and do of each message.
 _WORDS: dict[tuple[Kind, Fault], tuple[str, str, str]] = {
@@ -42,6 +47,16 @@ _WORDS: dict[tuple[Kind, Fault], tuple[str, str, str]] = {
         "check the network or proxy, or give the path of a folder that has the model",
     ),
     ("model", "refused"): ("cannot download {name} from the hub", "{reason}", "try again later"),
+    ("model", "cache"): (
+        "the hub's cache on this machine cannot be written",
+        "{plain}",
+        "make it writable, or set HF_HOME to a folder that you may write, on a disk with room",
+    ),
+    ("dataset", "cache"): (
+        "the hub's cache on this machine cannot be written",
+        "{plain}",
+        "make it writable, or set HF_HOME to a folder that you may write, on a disk with room",
+    ),
     ("dataset", "bad name"): ("'{name}' cannot be the name of a dataset", "{plain}", ""),
     ("dataset", "gated"): (
         "the dataset {name} is gated",
@@ -110,8 +125,26 @@ def explain(error: Exception, kind: Kind, name: str, revision: str | None, where
                 for text in _WORDS[kind, fault]
             )
             setting = f"{where}.revision" if (kind, fault) == ("model", "no revision") else where
+            if kind == "model" and fault in ("bad name", "not found", "unreachable"):
+                on_hub = why if fault == "not found" else "nor could it be found on the hub"
+                what, why, do = _perhaps_a_folder(name, where, on_hub) or (what, why, do)
             return InputError(what, where=setting, why=why or None, do=do or None)
     return None
+
+
+def _perhaps_a_folder(name: str, setting: str, on_hub: str) -> tuple[str, str, str] | None:
+    """For a name that is no model: what, why and do where an address or a folder of this machine was meant."""
+    if address := _ADDRESS.fullmatch(name):
+        return (
+            f"{name} is an address, not a hub id",
+            "a model is named owner/name",
+            f"set {setting}: {address[1] or address[2]}",
+        )
+    near = nearest_path(name, Path.is_dir)
+    if near is None and not ("/" in name and Path(name).parent.is_dir()):
+        return None
+    do = PATH_ADVICE if near is None else f"did you mean {near}?"
+    return f"there is no folder {name}", f"{what_is_in(name)}; {on_hub}", do
 
 
 def is_unreachable(error: BaseException) -> bool:
@@ -141,6 +174,8 @@ def _model_fault(error: BaseException) -> Fault | None:
         return "not found"
     if is_unreachable(error):
         return "unreachable"
+    if getattr(error, "errno", None) in _NOT_WRITABLE:
+        return "cache"
     return "refused" if status is not None or isinstance(error, OSError) else None
 
 
@@ -149,6 +184,8 @@ def _dataset_fault(error: BaseException) -> Fault | None:
 
     if (answer := _answer_of(error)) is not None:
         return answer
+    if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+        return "cache"
     status = _status_of(error)
     if not isinstance(error, errors.HfHubHTTPError) or status is None or not 400 <= status < 500:
         return None

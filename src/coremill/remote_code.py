@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import CoremillError, InputError
+from coremill.files import CACHE_ADVICE
 
 # The files in which a model says what classes of its own it has.
 DOCUMENTS = ("config.json", "tokenizer_config.json")
@@ -47,10 +48,10 @@ class PinProblem:
 
 
 def is_folder(name: str) -> bool:
-    """Whether a model's name means a folder: one that exists, or one that can only be a path."""
+    """Whether a model's name means a folder: a path that exists, or one that can only be a path."""
     path = Path(name).expanduser()
-    looks_like_path = name.startswith(("/", "./", "../", "~")) or name in (".", "..") or name.count("/") > 1
-    return path.is_dir() or looks_like_path
+    only_a_path = name.startswith(("/", ".", "~")) or name.endswith("/") or (name.count("/") > 1 and "://" not in name)
+    return path.is_dir() or only_a_path or (path.suffix != "" and path.is_file())
 
 
 def is_code(file: str) -> bool:
@@ -214,7 +215,8 @@ def _make_ours(root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = {folder: folder.stat() for folder in (root.parent, root)}
     except OSError as error:
-        raise InputError(f"cannot write the model's code to the cache: {error.strerror}", where=str(root)) from None
+        what = f"cannot write the model's code to the cache: {error.strerror}"
+        raise InputError(what, where=str(root), do=CACHE_ADVICE) from None
     for folder, status in found.items():
         if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
             raise InputError(

@@ -12,7 +12,8 @@ from house import ROOT, sources
 
 PROBE = Path(__file__).with_name("torch_free_probe.py")
 
-# These modules compute, packages with all they hold. Every other one is importable without the heavy libraries.
+# These modules compute, or live in a tracker's own process; packages with all they hold. Every other one is importable
+# without the heavy libraries.
 COMPUTING = (
     "coremill.checkpoint.committing",
     "coremill.checkpoint.export",
@@ -49,6 +50,9 @@ COMPUTING = (
     "coremill.model.slices",
     "coremill.model.small_copy",
     "coremill.model.tied_lookup",
+    "coremill.report.readers.trackers.to_mlflow",
+    "coremill.report.readers.trackers.to_tensorboard",
+    "coremill.report.readers.trackers.to_wandb",
     "coremill.tasks.causal_lm.loss_path",
     "coremill.tasks.causal_lm.training",
     "coremill.train.loop",

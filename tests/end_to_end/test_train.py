@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from end_to_end.scene import Ended, Scene
+from end_to_end.scene import SOURCE, Ended, Scene
 
 PYTHON = sys.executable
 SHARD = ("--set", "parallel.engine=shard")
@@ -280,6 +280,38 @@ def test_fresh_starts_anew_and_crowding_is_said(scene: Scene, two: Finished) -> 
     assert [ending.name for ending in (run.folder / "logs").glob("template-*")] == []
     for number in ("loss_first", "loss_last"):
         assert run.report[number] == two.report[number]
+
+
+def test_trackers_that_hang_or_break_change_no_bit(scene: Scene, one: Finished) -> None:
+    """TensorBoard beside a W&B that never answers and an MLflow that cannot be imported; all of it ends in time."""
+    hung, broken = scene.path("libraries/wandb"), scene.path("libraries/mlflow")
+    for folder, text in (
+        (hung, "import time\ntime.sleep(1e6)\n"),
+        (broken, "raise RuntimeError('a broken install')\n"),
+    ):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(text)
+    words = ("train", "run.yaml", "--set", "run.folder=tracked", "--set", "run.trackers=[tensorboard, wandb, mlflow]")
+    paths = {"PYTHONPATH": f"{SOURCE}{os.pathsep}{hung.parent}"}
+    run = finished(scene, "tracked", scene.coremill(*words, environ=paths))
+    assert losses_of(run) == losses_of(one)
+    logs, kept = run.folder / "logs", f"all numbers are in {run.folder / 'events'}"
+    ended = f"mlflow has ended, see {logs / 'tracker-mlflow.log'}; the run goes on without it"
+    for line in (ended, f"to look: tensorboard --logdir {run.folder / 'trackers' / 'tensorboard'}"):
+        assert run.screen.count(line) == 1, run.screen
+    for name in ("wandb was not done after 30 s and was ended", "mlflow did not end well"):
+        assert f"{name}: 8 steps up to 8 did not get there; {kept}" in run.screen, run.screen
+    assert "a broken install" in (logs / "tracker-mlflow.log").read_text()
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    found = accumulator(str(run.folder / "trackers" / "tensorboard")).Reload().Scalars("train/loss")
+    assert [(one.step, one.value) for one in found] == [
+        (step, pytest.approx(loss, rel=1e-6)) for step, loss in enumerate(losses_of(one), 1)
+    ]
+
+
+def losses_of(run: Finished) -> list[float]:
+    events = [json.loads(line) for line in (run.folder / "events" / "rank-00000.jsonl").read_text().splitlines()]
+    return [event["loss"] for event in events if event["kind"] == "step"]
 
 
 def one_core_cache(scene: Scene, cpu: str) -> str:

@@ -36,7 +36,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
     "numerics": ("on_non_finite", "skip_budget"),
     "evaluation": ("every_steps", "rows"),
     "sample": ("prompt", "tokens"),
-    "run": ("folder", "export"),
+    "run": ("folder", "export", "trackers"),
 }
 
 FIXED: Mapping[str, tuple[str, ...]] = {

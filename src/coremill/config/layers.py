@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from coremill.config.document import Flaw, KeyPath, dotted_key, read_document
 from coremill.config.keys import TOP, keys, names_in, sections
-from coremill.config.unknown_keys import explain_unknown_key
+from coremill.config.unknown_keys import explain_unknown_key, is_known_elsewhere, plain_name, unknown_section
 from coremill.errors import InputError
 
 
@@ -61,8 +61,10 @@ class Settings:
     values: dict[KeyPath, Any] = field(default_factory=dict)
     origins: dict[KeyPath, Origin] = field(default_factory=dict)  # also of sections and mappings
     problems: list[Problem] = field(default_factory=list)
+    given: dict[str, Any] = field(default_factory=dict)  # by name alone: what unknown keys mean together
 
     def add_file(self, tree: Mapping[Any, Any], file: str, lines: Mapping[KeyPath, int]) -> None:
+        self.given |= _by_name(tree)
         for name, value in tree.items():
             self._settle((name,), value, lambda path: Origin("file", file, lines.get(path)))
 
@@ -90,6 +92,7 @@ class Settings:
                 doubtful=tuple(key for key in keys() if within(key, dotted_key(path))),
             )
             return
+        self.given |= _by_name({path[-1]: value})
         self._settle(path, value, lambda _: origin)
 
     def origin_of(self, key: str) -> Origin:
@@ -130,8 +133,7 @@ class Settings:
             parent, own = TOP, path[:1]
         known = dotted_key(own)
         if own[-1] not in names_in(parent):
-            unknown = explain_unknown_key(parent, str(own[-1]))
-            self._report(unknown.what, origin_of(own), known, why=unknown.why, do=unknown.do, doubtful=unknown.targets)
+            self._settle_unknown(parent, own, value if path == own else {}, origin_of)
         elif len(path) > len(own) and "object" not in keys()[known].kinds:
             self._report(
                 f"unknown key {dotted_key(path)}",
@@ -143,6 +145,24 @@ class Settings:
             )
         else:
             self._assign(path, value, origin_of)
+
+    def _settle_unknown(self, parent: str, own: KeyPath, value: Any, origin_of: Callable[[KeyPath], Origin]) -> None:
+        """Say what was meant by the key, and in a section of another tool by those inside it."""
+        unknown = explain_unknown_key(parent, str(own[-1]), value, self.given)
+        meant = {own: unknown}
+        if isinstance(value, Mapping) and unknown.may_be_section:
+            mistyped = unknown.targets and not unknown.is_single  # what is ours in it is fine, once it is moved
+            meant |= {
+                (*own, name): explain_unknown_key(dotted_key(own), str(name), one, self.given)
+                for name, one in value.items()
+                if is_known_elsewhere(str(name), ours=not mistyped)
+            }
+            if len(meant) > 1 and not mistyped:
+                meant[own] = unknown_section(dotted_key(own))
+        for path, found in meant.items():
+            self._report(
+                found.what, origin_of(path), dotted_key(path), why=found.why, do=found.do, doubtful=found.targets
+            )
 
     def _settle_section(self, section: str, value: Any, origin_of: Callable[[KeyPath], Origin]) -> None:
         self.origins[(section,)] = origin_of((section,))
@@ -205,6 +225,16 @@ class Settings:
         doubtful: tuple[str, ...] = (),
     ) -> None:
         self.problems.append(Problem(InputError(what, where=origin.where(key), why=why, do=do), origin, doubtful))
+
+
+def _by_name(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """All settings of a tree by their last names."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found[plain_name(name)] = value
+        if isinstance(value, Mapping):
+            found |= _by_name(value)
+    return found
 
 
 def within(key: str, prefix: str) -> bool:

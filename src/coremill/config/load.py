@@ -20,14 +20,15 @@ from pydantic import ValidationError
 from coremill.config.document import Flaw, dotted_key, read_document
 from coremill.config.keys import keys
 from coremill.config.layers import DEFAULT, Origin, Problem, Settings, said, within
-from coremill.config.rules import Breach, breaches_of
+from coremill.config.places import Places, find_places, meant_beside, relative_paths, with_paths
+from coremill.config.rule import Breach
+from coremill.config.rules import breaches_of
+from coremill.config.run_files import read_run_file
 from coremill.config.schema import BUILT_IN, RunConfig
-from coremill.config.unknown_keys import nearest
 from coremill.config.wrong_items import explain_items
 from coremill.config.wrong_values import explain_value
 from coremill.errors import ConfigError, InputError
 
-_NEARBY_SHOWN = 8
 COMMAND_LINE = "command line"
 _NAMES_A_RUN = (("model", "name"), ("model", "config"), ("data", "source"), ("data", "sources"))
 
@@ -42,6 +43,12 @@ class LoadedConfig:
     path: Path | None
     text: str
     without_file: str | None = None  # in words, where there is no run file: what the values start from
+    places: Places = Places()
+
+    @property
+    def located(self) -> RunConfig:
+        """The config for those who open models and data: paths as they were found, not as they were written."""
+        return with_paths(self.config, self.places.paths)
 
     def where(self, key: str) -> str:
         """The place of a key, for the message of an error found later."""
@@ -54,6 +61,12 @@ class LoadedConfig:
             yield
         except InputError as error:
             key, colon, value = (error.where or "").partition(": ")
+            full_name = "model.name" if key == "model" else key
+            near = meant_beside(self.config, full_name, self.path)
+            if near is not None and "did you mean" not in (error.do or ""):
+                error.what = f"there is no {relative_paths(self.config)[full_name]}"
+                error.why = "it is neither in the current folder nor beside the run file"
+                error.do = f"did you mean {near}, beside the run file?"
             origin = self.origins.get(key) or self.origins.get(f"{key}.name", DEFAULT)
             if origin is not DEFAULT:  # --set shows the value already
                 error.where = origin.where(key) + (f"{colon}{value}" if origin.file is not None else "")
@@ -67,7 +80,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), *, nproc: int 
     """
     named = _named_by(overrides) if path is None else []
     if path is not None:
-        text, file = _read_text(path), str(path)
+        text, file = read_run_file(path), str(path)
     elif named:
         text, file = "", COMMAND_LINE
     else:
@@ -91,13 +104,15 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), *, nproc: int 
         settings.add_override(f"parallel.ranks_per_node={nproc}", option=f"--nproc {nproc}")
 
     config, problems = _validate(settings)
+    places = find_places(config, path)
     doubtful = frozenset(key for problem in problems for key in problem.doubtful)
-    problems += [_breach_problem(breach, settings, file) for breach in breaches_of(config, doubtful)]
+    breaches = breaches_of(with_paths(config, places.paths), doubtful)
+    problems += [_breach_problem(breach, settings, file) for breach in breaches]
     if problems:
         raise ConfigError([problem.error for problem in sorted(problems, key=lambda problem: problem.place)])
     origins = _all_origins(settings)
     if path is not None:
-        return LoadedConfig(config, origins, path.stem, path, text)
+        return LoadedConfig(config, origins, path.stem, path, text, places=places)
     if named:
         words = f"no run file: {' and '.join(named)} by --set, every other key has its default"
         return LoadedConfig(config, origins, _name_of(config), path, text, words)
@@ -181,53 +196,3 @@ def _all_origins(settings: Settings) -> dict[str, Origin]:
     inside = [path for path in settings.values if len(path) > 2]
     inside += [path for path in settings.origins if len(path) > 1 and str(path[1]).endswith("]")]
     return origins | {dotted_key(path): settings.origins[path] for path in inside}
-
-
-def _read_text(path: Path) -> str:
-    """The text of the file; a missing or unreadable one is a ConfigError that says what is there instead."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        what = f"there is no file {path}"
-        why, do = _why_missing(path)
-    except IsADirectoryError:
-        what, why = f"{path} is a folder, not a run file", "a run is described by one file"
-        found = _yaml_files(path)
-        do = f"name a file in it: {_listed(found)}" if found else "name a .yaml file; there is none in this folder"
-    except UnicodeDecodeError as error:
-        what, why = f"{path} is not a text file", f"byte {error.start} is not UTF-8 text"
-        do = "save the file as UTF-8, or name another one"
-    except OSError as error:
-        what, why = f"{path} cannot be read", (error.strerror or str(error)).lower()
-        do = "check the name, and the permissions of the file and its folders"
-    raise ConfigError([InputError(what, where=str(path), why=why, do=do)])
-
-
-def _why_missing(path: Path) -> tuple[str, str]:
-    """Why there may be no such file, and what to name instead."""
-    folder = path.parent
-    if "=" in path.name:
-        return "it looks like key=value, not like a file", f"a single value is changed with --set {path}"
-    found = _yaml_files(folder if folder.is_dir() else Path("."))
-    if not folder.is_dir():
-        why = f"there is no folder {folder}"
-    else:
-        why = f"the folder {folder.resolve()} has " + ("no such file" if found else "no .yaml file at all")
-    close = nearest(path.name, (file.name for file in found))
-    if close:
-        return why, f"did you mean {next(file for file in found if file.name == close)}?"
-    if found:
-        return why, f"name one of {_listed(found)}"
-    return why, "name a run file; without one, `coremill train` runs the built-in example"
-
-
-def _yaml_files(folder: Path) -> list[Path]:
-    try:
-        return sorted(file for file in folder.iterdir() if file.suffix in (".yaml", ".yml"))
-    except OSError:
-        return []
-
-
-def _listed(files: Sequence[Path]) -> str:
-    shown = ", ".join(str(file) for file in files[:_NEARBY_SHOWN])
-    return shown if len(files) <= _NEARBY_SHOWN else f"{shown} and {len(files) - _NEARBY_SHOWN} more"

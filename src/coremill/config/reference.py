@@ -24,7 +24,12 @@ This page is made from the schema: `python -m coremill.config.reference > docs/c
   resolved config, each value with its origin; the output is itself a run file.
 - **`--set key=value`** takes the dotted name and a YAML value: `--set train.steps=50`, `--set train.clip_norm=null`,
   `--set 'data={source: data/*.txt, sequence_length: 256}'`. Text needs no quotes. The last one wins.
-- **Mistakes** come all at once, each with its line, the reason and what to do. An unknown key is an error.
+- **Relative paths** (`model`, `tokenizer`, `data.source`, `data.evaluation_source`) are looked for in the current
+  folder, then beside the run file; a `note:` says where one was taken that is not where you are. A run that goes on
+  takes them from where it began. `run.folder` and `checkpoint.folder` start at the current folder.
+- **Mistakes** come all at once, each with its line, the reason and what to do. An unknown key is an error. Names and
+  values of other tools (`num_train_epochs`, `bf16: true`, `optim: adamw_torch`) are answered with ours, on the command
+  line too (`--per_device_train_batch_size 4`).
 - **Editors:** after `coremill config schema > coremill.schema.json`, the first line
   `# yaml-language-server: $schema=coremill.schema.json` gives completion and checks while typing.
 - **Going on:** the same command continues a run from its newest checkpoint. Keys with a yes under *may change* may have

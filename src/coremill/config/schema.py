@@ -304,10 +304,15 @@ class SampleSection(Section):
 
 
 class RunSection(Section):
-    """Where the run leaves its folder."""
+    """Where the run leaves its folder, and who else follows it."""
 
     folder: str | None = Field(None, description="left out: runs/<name of the config file>")
     export: bool = Field(True, description="leave a Hugging Face folder in RUN/export")
+    trackers: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(
+        [],
+        description="who else gets the numbers while it runs; each is an extra of pip: coremill[wandb]",
+        json_schema_extra={"x-form": "a list of tensorboard, wandb and mlflow, in brackets"},
+    )
 
 
 def _name_only(value: Any) -> Any:

@@ -1,49 +1,77 @@
 """Keys that are not in the schema: what was probably meant.
 
 In this order: the key exists in another section; it belongs to a later release; it is another tool's name for one of
-ours; it is close to a key here, or elsewhere. A key that nobody reads would train with the default in silence, so all
-are refused.
+ours, with our value where it can be told; it is close to a key here, or elsewhere. A key that nobody reads would train
+with the default in silence, so all are refused.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from coremill.config.foreign import LATER_KEYS, foreign_keys
+from coremill.config.foreign import FOREIGN_VALUES, LATER_KEYS, foreign_keys
 from coremill.config.keys import TOP, keys, names_in, sections
-
-_CLOSE_ENOUGH = 0.7  # difflib's ratio: lets through `stepz`, `learning_rte`, `sequence_len`; not `foo` for `rows`
+from coremill.config.translate import accepts, as_written
+from coremill.nearby import nearest
 
 
 @dataclass(frozen=True)
 class UnknownKey:
-    """What to say about an unknown key; `targets` are our keys that the user may have meant."""
+    """What to say about an unknown key; `targets` are our keys that the user may have meant.
+
+    `settings` is the cure where it is known to the last digit: what to set instead, or nothing, if it is to be removed.
+    """
 
     what: str
     why: str
     do: str
     targets: tuple[str, ...] = ()
+    settings: Mapping[str, Any] | None = None
+    note: str = ""  # said after the settings
+    is_guess: bool = False  # nobody knows the name; at most it is like one
+    is_single: bool = False  # a key of ours that holds one value
+
+    @property
+    def may_be_section(self) -> bool:
+        """Whether a section of another tool may be behind it, whose keys say more."""
+        return self.is_guess or self.is_single
 
 
-def explain_unknown_key(section: str, name: str) -> UnknownKey:
-    """What to say about `name`, unknown in `section` (`TOP` for the top level)."""
+def explain_unknown_key(
+    section: str, name: str, value: Any = None, given: Mapping[str, Any] | None = None
+) -> UnknownKey:
+    """What to say about `name`, unknown in `section` (`TOP` for the top level).
+
+    `given` are all settings beside it, by name as `plain_name` makes it: some mean something together only.
+    """
     dotted = f"{section}.{name}" if section else name
-    word = name.strip().lower().replace("-", "_")
+    word = plain_name(name)
     return (
         _joined_by_a_dot(section, dotted, word)
-        or _at_home_elsewhere(section, dotted, word)
+        or _at_home_elsewhere(section, dotted, word, value)
         or _of_a_later_release(section, dotted, word)
-        or _of_another_tool(dotted, word)
+        or _of_another_tool(dotted, word, value, given or {word: value})
         or _misspelt(section, dotted, word)
     )
 
 
-def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate most like `word`, where one is close enough to be a slip of the fingers."""
-    found = difflib.get_close_matches(word, list(candidates), n=1, cutoff=_CLOSE_ENOUGH)
-    return found[0] if found else None
+def unknown_section(dotted: str) -> UnknownKey:
+    """A section of another tool: its keys are explained one by one."""
+    why = f"the sections of a run file are {', '.join(name for name in sections() if name)}"
+    return UnknownKey(f"unknown section {dotted}", why, "remove it, and give its keys their places here (below)")
+
+
+def is_known_elsewhere(name: str, *, ours: bool) -> bool:
+    """Whether a name says what was meant, whatever section it stands in; `ours`: also where it is one of our own."""
+    word = plain_name(name)
+    return word in foreign_keys() or (ours and any(key.name == word for key in keys().values()))
+
+
+def plain_name(name: object) -> str:
+    """A name as the tables have it: lower case, underscores."""
+    return str(name).strip().lower().replace("-", "_")
 
 
 def _joined_by_a_dot(section: str, dotted: str, word: str) -> UnknownKey | None:
@@ -54,7 +82,7 @@ def _joined_by_a_dot(section: str, dotted: str, word: str) -> UnknownKey | None:
     return UnknownKey(f"unknown key {dotted}", why, f"write {inner}: indented under {home}:", (word,))
 
 
-def _at_home_elsewhere(section: str, dotted: str, word: str) -> UnknownKey | None:
+def _at_home_elsewhere(section: str, dotted: str, word: str, value: Any) -> UnknownKey | None:
     what = f"unknown key {dotted}"
     if word in names_in(section):  # right place, wrong spelling: Learning-Rate
         return None
@@ -70,7 +98,14 @@ def _at_home_elsewhere(section: str, dotted: str, word: str) -> UnknownKey | Non
         why = f"{word} belongs at the top level"
         return UnknownKey(what, why, f"write {word}: without indentation, outside {section}:", (home.dotted,))
     why = f"{word} belongs in the section {home.section}"
-    return UnknownKey(what, why, f"move it under {home.section}: (its full name is {home.dotted})", (home.dotted,))
+    do = f"move it under {home.section}: (its full name is {home.dotted})"
+    ours = FOREIGN_VALUES.get(home.dotted, {}).get(str(value).lower())
+    if ours is not None:
+        do = f"{do}, as {home.name}: {ours}"
+    settings = next(
+        ({home.dotted: one} for one in (ours, value) if one is not None and accepts(home.dotted, one)), None
+    )
+    return UnknownKey(what, why, do, (home.dotted,), settings, is_single=True)
 
 
 def _of_a_later_release(section: str, dotted: str, word: str) -> UnknownKey | None:
@@ -78,11 +113,18 @@ def _of_a_later_release(section: str, dotted: str, word: str) -> UnknownKey | No
     return UnknownKey(f"{dotted} is not in this release", why, "remove it") if why else None
 
 
-def _of_another_tool(dotted: str, word: str) -> UnknownKey | None:
+def _of_another_tool(dotted: str, word: str, value: Any, given: Mapping[str, Any]) -> UnknownKey | None:
     foreign = foreign_keys().get(word)
     if foreign is None:
         return None
-    return UnknownKey(f"unknown key {dotted}: another tool's setting", foreign.why, foreign.do, foreign.targets)
+    cure = None if value is None or foreign.translate is None else foreign.translate(value, given)
+    what = f"unknown key {dotted}: another tool's setting"
+    if cure is None:
+        what = f"{dotted} is not in this release" if foreign.later else what
+        return UnknownKey(what, foreign.why, foreign.do, foreign.targets)
+    ours = " and ".join(f"{key.removesuffix('.name')}: {as_written(one)}" for key, one in cure.settings.items())
+    do = (f"set {ours}" if ours else "remove it") + cure.note
+    return UnknownKey(what, cure.why or foreign.why, do, foreign.targets, cure.settings, cure.note)
 
 
 def _misspelt(section: str, dotted: str, word: str) -> UnknownKey:
@@ -92,9 +134,11 @@ def _misspelt(section: str, dotted: str, word: str) -> UnknownKey:
     if close:
         meant = f"{section}.{close}" if section else close
         inside = tuple(key.dotted for key in keys().values() if section == TOP and key.section == close)
-        return UnknownKey(what, why, f"did you mean {meant}?", (meant, *inside))
+        return UnknownKey(what, why, f"did you mean {meant}?", (meant, *inside), is_guess=True)
     by_name = {key.name: key.dotted for key in keys().values()}
     close = nearest(word, by_name)
     if close:
-        return UnknownKey(what, why, f"did you mean {by_name[close]}, in another section?", (by_name[close],))
-    return UnknownKey(what, why, "remove it; `coremill config schema` has all keys")
+        return UnknownKey(
+            what, why, f"did you mean {by_name[close]}, in another section?", (by_name[close],), is_guess=True
+        )
+    return UnknownKey(what, why, "remove it; `coremill config schema` has all keys", is_guess=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from coremill.config.keys import Key
 from coremill.config.layers import Settings, said
-from coremill.config.unknown_keys import nearest
 from coremill.config.wrong_values import explain_value
 from coremill.errors import InputError
+from coremill.nearby import nearest
 
 
 def explain_items(

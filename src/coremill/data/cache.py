@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from coremill.errors import InputError, StorageError
-from coremill.files import locked, sync_folder
+from coremill.files import CACHE_ADVICE, locked, sync_folder
 
 _IN_USE: dict[Path, IO[bytes]] = {}  # locks that this process holds until it ends
 
@@ -100,6 +100,6 @@ def _remove_leftovers(final: Path) -> None:
 def _storage_problem(error: OSError, final: Path) -> InputError | StorageError:
     where = str(error.filename or final.parent)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-        do = "make it writable, or choose another cache folder"
-        return InputError("the cache folder cannot be written", where=where, why=error.strerror, do=do)
-    return StorageError("the cache folder failed", where=where, why=error.strerror, do="check the disk")
+        return InputError("the cache folder cannot be written", where=where, why=error.strerror, do=CACHE_ADVICE)
+    do = "check the disk, or set COREMILL_CACHE to a folder on another one"
+    return StorageError("the cache folder failed", where=where, why=error.strerror, do=do)

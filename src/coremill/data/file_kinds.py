@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from coremill.data.compressed import COMPRESSIONS, UNREAD_COMPRESSIONS
+from coremill.data.hub_datasets import PREFIX
 from coremill.errors import InputError
+from coremill.nearby import PATH_ADVICE, nearest_path, what_is_in
 
 FileKind = Literal["txt", "jsonl", "json", "csv", "tsv", "parquet"]
 KIND_OF_SUFFIX: dict[str, FileKind] = {
@@ -27,6 +30,7 @@ KIND_OF_SUFFIX: dict[str, FileKind] = {
 }
 READ_KINDS = ".txt, .jsonl, .json, .csv, .tsv and .parquet, each also as .gz or .zst"
 NEARBY_NAMES = 8
+_HUB_NAME = re.compile(r"[\w-]+(/[\w-]+)?")  # a file would have an ending
 
 
 def kind_of_name(name: str) -> FileKind | None:
@@ -52,8 +56,8 @@ def find_files(pattern: str, setting: str) -> tuple[FileKind, tuple[str, ...]]:
         raise InputError(
             "no file matches" if glob.has_magic(expanded) else "there is no such file",
             where=f"{setting}: {pattern}",
-            why=_what_is_nearby(expanded),
-            do="correct the path (relative paths start at the folder coremill was started in); quote globs",
+            why=what_is_in(expanded),
+            do=_what_was_meant(pattern),
         )
     for file in found:
         if kind_of_name(file) is None:
@@ -137,14 +141,11 @@ def _not_read(file: str, pattern: str, setting: str) -> InputError:
     )
 
 
-def _what_is_nearby(pattern: str) -> str:
-    folder = Path(pattern).absolute()
-    while not folder.is_dir():
-        folder = folder.parent
-    names = sorted(
-        path.name + ("/" if path.is_dir() else "") for path in folder.iterdir() if not path.name.startswith(".")
-    )
-    if not names:
-        return f"{folder} is empty"
-    more = len(names) - NEARBY_NAMES
-    return f"{folder} holds: {', '.join(names[:NEARBY_NAMES])}" + (f" and {more} more" if more > 0 else "")
+def _what_was_meant(pattern: str) -> str:
+    """The nearest path that is there; for what has no ending, perhaps a dataset of the hub."""
+    near = nearest_path(pattern)
+    if near is not None:
+        return f"did you mean {near}?"
+    if _HUB_NAME.fullmatch(pattern):
+        return f"{PATH_ADVICE}; a dataset of the hub is written {PREFIX}{pattern}"
+    return f"{PATH_ADVICE}; quote globs"

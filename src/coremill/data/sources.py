@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import sysconfig
 import tempfile
@@ -32,6 +33,7 @@ from coremill.data.pieces import Piece
 from coremill.errors import InputError
 
 HASH_BLOCK_BYTES = 1 << 22
+_DATASET_ADDRESS = re.compile(r"https?://(?:huggingface\.co|hf\.co)/datasets/([\w.-]+(?:/[\w.-]+)?)")
 # Not in the built-in corpus: installed packages, tests (17 MB of one kind) and IDLE.
 LEFT_OUT_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "__pycache__"})
 
@@ -84,10 +86,13 @@ def resolve_source(
         dataset = resolve_dataset(name, split=split, setting=setting)
         return TextSource(kind="hub", dataset=dataset, **how)
     if "://" in name:
+        address = _DATASET_ADDRESS.match(name)
         raise InputError(
             f"'{name.split('://')[0]}://' is not a source coremill can read",
             where=f"{setting}: {name}",
-            do="use hf://[owner/]name[:config][@revision], local files (a path, glob or folder), or built-in",
+            do=f"write {PREFIX}{address[1]}"
+            if address
+            else "use hf://[owner/]name[:config][@revision], local files (a path, glob or folder), or built-in",
         )
     kind, files = find_files(name, setting)
     return TextSource(kind=kind, files=files, **how)

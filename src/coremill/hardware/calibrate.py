@@ -23,7 +23,7 @@ from typing import Any
 
 import coremill
 from coremill.errors import CoremillError, StorageError
-from coremill.files import locked, write_atomically
+from coremill.files import CACHE_ADVICE, locked, write_atomically
 from coremill.hardware.calibrate_child import COPY_BYTES
 from coremill.hardware.facts import Calibration, NodeFacts, Observation
 from coremill.hardware.probe import environment_snapshot
@@ -112,7 +112,8 @@ def remember(node: NodeFacts, cache_folder: Path, observation: Observation) -> P
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(documents, indent=1))
     except OSError as error:
-        raise StorageError(f"what was learned cannot be kept: {error.strerror or error}", where=str(file)) from error
+        what = f"what was learned cannot be kept: {error.strerror or error}"
+        raise StorageError(what, where=str(file), do=CACHE_ADVICE) from error
     return file
 
 
@@ -293,7 +294,7 @@ def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, 
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(document, indent=1))
     except OSError as error:
-        say(f"the measurement could not be kept for next time in {file.parent}: {error.strerror}")
+        say(f"the measurement could not be kept for next time in {file.parent}: {error.strerror}; {CACHE_ADVICE}")
 
 
 @contextlib.contextmanager

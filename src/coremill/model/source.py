@@ -18,8 +18,9 @@ from coremill.data.built_in_tokenizer import built_in_tokenizer
 from coremill.data.packed import Progress
 from coremill.data.tokenizer_files import TOKENIZER_FILES
 from coremill.errors import InputError
-from coremill.files import write_atomically
+from coremill.files import CACHE_ADVICE, write_atomically
 from coremill.model.hub_models import download
+from coremill.nearby import missing_folder
 from coremill.plan.card import read_config
 from coremill.plan.headers import read_headers
 from coremill.remote_code import is_folder, pin_problem, require_checked_code
@@ -134,9 +135,14 @@ def resolve_tokenizer(
         raise InputError(what, where=str(model.folder), do=do)
     if is_folder(name):
         folder = Path(name).expanduser()
+        if not folder.is_dir():
+            raise missing_folder(folder, "tokenizer", f"no tokenizer in {folder}: there is no such folder")
         if not has_tokenizer(folder):
             raise InputError(
-                f"no tokenizer in {folder}", where="tokenizer", why=f"none of {', '.join(TOKENIZER_FILES[:3])} is there"
+                f"no tokenizer in {folder}",
+                where="tokenizer",
+                why=f"none of {', '.join(TOKENIZER_FILES[:3])} is there",
+                do="name a folder that has them, a hub id, or built-in",
             )
         return folder
     folder = download(name, revision=None, weights=False, progress=progress, setting="tokenizer")
@@ -163,5 +169,6 @@ def _write_config(config: dict[str, Any], cache: Path, name: str) -> Path:
         if not (folder / "config.json").is_file():
             write_atomically(folder / "config.json", text)
     except OSError as error:
-        raise InputError(f"cannot write the model's config to the cache: {error.strerror}", where=str(folder)) from None
+        what = f"cannot write the model's config to the cache: {error.strerror}"
+        raise InputError(what, where=str(folder), do=CACHE_ADVICE) from None
     return folder

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
+from coremill.nearby import missing_folder
 from coremill.plan.attention import unread_windows
 from coremill.plan.headers import TensorHeader, read_headers
 from coremill.plan.shape import BlockShape, ModelShape, Tensor, shape_of, tensors_of, text_config
@@ -207,14 +208,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a model folder, which says at least what kind of model it is."""
     path = folder / "config.json"
     if not folder.is_dir():
-        raise InputError(f"no such model folder: {folder}", where="model", do="check the path")
+        raise missing_folder(folder, "model", f"no such model folder: {folder}")
     if not path.is_file():
-        raise InputError(
-            "no config.json in the model folder",
-            where=str(folder),
-            why="it says what shape the model has",
-            do="give a Hugging Face model folder (config.json and model.safetensors)",
-        )
+        raise _no_config(folder)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -223,6 +219,20 @@ def read_config(folder: Path) -> dict[str, Any]:
         advice = "use the config.json of a transformers model"
         raise InputError("config.json has no model_type", where=str(path), do=advice)
     return config
+
+
+def _no_config(folder: Path) -> InputError:
+    """A folder around models, an adapter, or something else."""
+    why, do = "it says what shape the model has", "give a Hugging Face model folder (config.json and model.safetensors)"
+    inside = sorted(path.parent for path in folder.glob("*/config.json"))
+    if (folder / "adapter_config.json").is_file():
+        why, do = (
+            "it holds an adapter, not a whole model",
+            "merge the adapter into its model first, and name that folder",
+        )
+    elif inside:
+        do = f"did you mean {inside[-1]}?" if len(inside) == 1 else f"name one of {', '.join(map(str, inside[:8]))}"
+    return InputError("no config.json in the model folder", where=str(folder), why=why, do=do)
 
 
 def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | None, *, name: str) -> ModelCard:

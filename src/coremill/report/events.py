@@ -156,11 +156,15 @@ class EventFollower:
 
     run_folder: Path
     since: float = 0.0  # unix seconds; what was said before, by an earlier attempt, is passed over
+    most_bytes: int | None = None  # of a file at one look; None: all there is
+    begun_anew: bool = False  # a file that was read before is another one now, or gone: what it said is void
     _positions: dict[Path, _Position] = field(default_factory=dict)
 
     def poll(self) -> list[Event]:
         """New whole lines of all ranks, by time."""
-        events = [event for path in _event_files(self.run_folder) for event in self._read_new(path)]
+        files = _event_files(self.run_folder)
+        self.begun_anew = self.begun_anew or bool(self._positions.keys() - set(files))
+        events = [event for path in files for event in self._read_new(path)]
         return sorted((event for event in events if event.time >= self.since), key=_by_time)
 
     def _read_new(self, path: Path) -> Iterator[Event]:
@@ -170,12 +174,15 @@ class EventFollower:
             return
         position = self._positions.get(path)
         if position is None or position.inode != status.st_ino or status.st_size < position.offset:
+            self.begun_anew = self.begun_anew or position is not None
             position = self._positions[path] = _Position(status.st_ino)  # new, or a new attempt began
         if status.st_size == position.offset:
             return
         with path.open("rb") as file:
             file.seek(position.offset)
-            data = file.read()
+            data = file.read(-1 if self.most_bytes is None else self.most_bytes)
+            if b"\n" not in data:
+                data += file.read()  # one line longer than that
         whole = data[: data.rfind(b"\n") + 1]  # a line still being written is left for the next look
         position.offset += len(whole)
         for line in whole.splitlines():

@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 WINDOW_STEPS = 48
@@ -37,14 +37,19 @@ class Spike:
         return f"loss spike at {steps}: {self.loss:.4g}, where {self.usual:.4g} was usual"
 
 
-def loss_spikes(losses: Iterable[tuple[int, float | None]]) -> list[Spike]:
-    """All spikes of a run; steps in order, those without a finite loss are passed over."""
-    recent: deque[float] = deque()
-    ordered: list[float] = []  # the same, by size
-    spikes: list[Spike] = []
-    for step, loss in losses:
+@dataclass
+class SpikeFinder:
+    """Takes a run step by step; of it only the last losses are held, and the spikes."""
+
+    spikes: list[Spike] = field(default_factory=list)
+    _recent: deque[float] = field(default_factory=deque)
+    _ordered: list[float] = field(default_factory=list)  # the same, by size
+
+    def add(self, step: int, loss: float | None) -> None:
+        """The next step; one without a finite loss is passed over."""
         if loss is None or not math.isfinite(loss):
-            continue
+            return
+        recent, ordered, spikes = self._recent, self._ordered, self.spikes
         if len(recent) >= LEARNED_STEPS:
             middle = median(ordered)
             # Most steps lie below the median plus a tenth: the deviation is worked out for the others only.
@@ -60,4 +65,11 @@ def loss_spikes(losses: Iterable[tuple[int, float | None]]) -> list[Spike]:
             del ordered[bisect_left(ordered, recent.popleft())]
         recent.append(loss)
         insort(ordered, loss)
-    return spikes
+
+
+def loss_spikes(losses: Iterable[tuple[int, float | None]]) -> list[Spike]:
+    """All spikes of a run; steps in order, those without a finite loss are passed over."""
+    finder = SpikeFinder()
+    for step, loss in losses:
+        finder.add(step, loss)
+    return finder.spikes

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
 from coremill.redaction import redact
 from coremill.report.events import Event, events_folder, iter_events
+from coremill.report.history import SERIES_POINTS, Point, point_of, thinned
+from coremill.report.marks import marks_of
 from coremill.report.metrics import metric_names
 from coremill.report.sources import source_figures
-from coremill.report.spikes import loss_spikes
 from coremill.report.state import state_of
+from coremill.report.subject import subject_of
 from coremill.report.tally import COLLECTIVE_FIGURES, SPLIT, RankTally, RunTally
 from coremill.report.timeline import timeline
 from coremill.report.weights import weight_findings
@@ -34,7 +37,6 @@ DATA_COUNTS = (
     *("documents", "evaluation_documents", "train_rows", "evaluation_rows", "tokens", "dropped_tokens"),
     "evaluation_words",
 )
-SERIES_POINTS = 400  # more than a chart 1,000 pixels wide can show apart
 
 
 def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[str, Any]:
@@ -43,6 +45,14 @@ def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[s
     `state` and `exit_code` of the summary are one finding: 0 goes with finished, and with nothing else.
     """
     folder = Path(run_folder)
+    tally = RunTally(read_plan(folder))
+    for event in iter_events(folder):
+        tally.add(event)
+    return summary_of(folder, tally, exit_code=exit_code)
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """What was planned for the run in this folder; a folder without a run is refused."""
     if not folder.is_dir():
         raise InputError(f"no such run folder: {folder}", do="name the folder a run left, for example runs/built-in")
     plan = _read_json(folder / "plan.json")
@@ -52,28 +62,34 @@ def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[s
             why="it holds neither plan.json nor events/",
             do="name the folder a run left",
         )
-    tally = RunTally(plan)
-    for event in iter_events(folder):
-        tally.add(event)
+    return plan
+
+
+def summary_of(folder: Path, tally: RunTally, *, exit_code: int | None = None) -> dict[str, Any]:
+    """The same of a run whose events were counted."""
+    config, orders = _read_text(folder / "config.yaml"), _read_json(folder / "orders.json")
+    faults = timeline(tally.faults, tally.restarts, tally.first_time)
     document = {
         "run": str(folder),
+        "subject": subject_of(redact(config or ""), orders),
         **state_of(tally, exit_code),
         **_figures(tally),
-        "plan": _planned(plan),
+        "plan": _planned(tally.plan),
         "measured": _measured(tally),
         "data": None if tally.data is None else {name: tally.data.get(name) for name in DATA_COUNTS},
         "sources": _sources(tally),
         "evaluations": [_evaluation(tally.evaluations[step]) for step in sorted(tally.evaluations)],
         "sample": _sample(tally),
         "export": None if tally.export is None else {k: tally.export.get(k) for k in ("folder", "bytes", "seconds")},
-        "faults": timeline(tally.faults, tally.restarts, tally.first_time),
+        "faults": faults,
+        "marks": marks_of(tally, faults),
         "choices": _choices(tally),
         **_findings(tally),
         "ranks": [_rank_row(tally, rank) for rank in range(tally.world_size)],
         "wall_seconds_split": _wall_split(tally),
         "environment": _environment(tally),
         "series": _series(tally),
-        "config": redact(_read_text(folder / "config.yaml") or "") or None,
+        "config": redact(config or "") or None,
     }
     cleaned: dict[str, Any] = _json_ready(document)
     return cleaned
@@ -84,13 +100,14 @@ def _figures(tally: RunTally) -> dict[str, Any]:
     rate = tally.tokens_per_second()
     ranks = [tally.ranks.get(rank) for rank in range(tally.world_size)]
     loads = [rank.load if rank is not None else None for rank in ranks]
-    losses = [tally.steps[step].loss for step in sorted(tally.steps) if not tally.steps[step].skipped]
+    losses = [tally.past.first_loss] if tally.past.has_first_loss else []
+    losses += [tally.steps[step].loss for step in sorted(tally.steps) if not tally.steps[step].skipped]
     return {
         "steps": tally.last_step,
         "steps_planned": tally.plan.get("steps"),
         "seconds": tally.wall_seconds,
         "goodput": tally.goodput,
-        "tokens": sum(int(record.tokens) for record in tally.steps.values()),
+        "tokens": tally.past.tokens + sum(int(record.tokens) for record in tally.steps.values()),
         "tokens_per_second": rate,
         "padding_fraction": tally.padding_fraction,
         "model_flops_per_second": tally.model_flops_per_second(rate),
@@ -130,7 +147,7 @@ def _sample(tally: RunTally) -> dict[str, Any] | None:
 
 def _findings(tally: RunTally) -> dict[str, Any]:
     """What a reader should look at: numbers that were none, losses far above the usual; `findings` in words."""
-    spikes = loss_spikes((step, tally.steps[step].loss) for step in sorted(tally.steps))
+    spikes = tally.past.spikes((step, tally.steps[step].loss) for step in sorted(tally.steps))
     told = [tally.non_finite[key] for key in sorted(tally.non_finite)]
     lines = [f"{event.get('text')}: {'left out' if event.get('skipped') else 'the run ended here'}" for event in told]
     bad_rows = None if tally.data is None else int(tally.data.number("bad_rows"))
@@ -144,7 +161,7 @@ def _findings(tally: RunTally) -> dict[str, Any]:
         "weights_drawn": list(files.get("initialised") or ()),
         "weights_unused": list(files.get("unexpected") or ()),
         "bad_rows": bad_rows,
-        "skipped_steps": [step for step in sorted(tally.steps) if tally.steps[step].skipped],
+        "skipped_steps": tally.past.skipped + [step for step in sorted(tally.steps) if tally.steps[step].skipped],
         "non_finite": [{key: event.get(key) for key in ("step", "text", "skipped", "culprits")} for event in told],
         "loss_spikes": [asdict(spike) for spike in spikes],
         "findings": [*lines, *(str(spike) for spike in spikes)],
@@ -267,7 +284,7 @@ def _wall_split(tally: RunTally) -> dict[str, float]:
         "data": slowest("data"),
         "build": slowest("build"),
         "load": max(slowest("load"), load),
-        "steps": math.fsum(record.seconds for record in tally.steps.values()),
+        "steps": tally.past.seconds + math.fsum(record.seconds for record in tally.steps.values()),
         "evaluation": max(slowest("evaluate"), evaluated),
         "export": max(slowest("export"), exported),
         "sample": slowest("sample"),
@@ -292,23 +309,19 @@ def _environment(tally: RunTally) -> dict[str, Any]:
 
 
 def _series(tally: RunTally) -> dict[str, list[Any]]:
-    """Curves over steps; a long run is thinned to buckets of neighbours, first and last step stay as they are."""
-    steps = sorted(tally.steps)
-    size = max(1, math.ceil((len(steps) - 2) / (SERIES_POINTS - 2)))
-    inner = steps[1:-1]
-    buckets = [steps[:1]] + [inner[at : at + size] for at in range(0, len(inner), size)] + [steps[1:][-1:]]
+    """Curves over steps; a long run is thinned to buckets of neighbours, first and last step stay as they are.
+
+    `tokens` are those of the run up to there, `elapsed_seconds` its time.
+    """
+    points = [*tally.past.curve(), *(point_of(step, tally.steps[step]) for step in sorted(tally.steps))]
+    shown = list(thinned(points, SERIES_POINTS))
     names = ("step", "time", "loss", "tokens_per_second", "gradient_norm", "learning_rate")
-    series: dict[str, list[Any]] = {name: [] for name in names}
-    for bucket in filter(None, buckets):
-        records = [tally.steps[step] for step in bucket]
-        seconds = sum(record.seconds for record in records)
-        series["step"].append(bucket[-1])
-        series["time"].append(records[-1].time)
-        series["loss"].append(_mean(record.loss for record in records))
-        series["gradient_norm"].append(_mean(record.gradient_norm for record in records))
-        series["learning_rate"].append(records[-1].learning_rate)
-        series["tokens_per_second"].append(sum(record.tokens for record in records) / seconds if seconds > 0 else None)
-    return series
+    series: dict[str, list[Any]] = {name: [getattr(point, name) for point in shown] for name in names}
+    return {**series, "tokens": list(accumulate(point.tokens for point in shown)), **_elapsed(tally, shown)}
+
+
+def _elapsed(tally: RunTally, points: Sequence[Point]) -> dict[str, list[float]]:
+    return {"elapsed_seconds": [point.time - (tally.first_time or point.time) for point in points]}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -3,7 +3,8 @@
 Events of different ranks may arrive in any order (the console follows files, the summary reads them one after the
 other); events of one rank arrive as written. What is global (loss, tokens) is taken from the lowest rank seen.
 The first step of an attempt is left out of every rate: it allocates, and is slower than the rest.
-A screen that lives as long as its run keeps the most recent of each list (`keep`); the report keeps all.
+A screen that lives as long as its run keeps the most recent of each list (`keep`), a live page also what older steps
+amount to (`remembers`); the report keeps all.
 """
 
 from __future__ import annotations
@@ -13,44 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coremill.report.events import Event
+from coremill.report.history import PastSteps
+from coremill.report.records import Mean, StepRecord
 
 PHASES = ("join", "data", "build", "load", "first_step")  # before the steady steps, in this order
 SPLIT = ("data", "compute", "communication", "optimizer")
+REMEMBERED_AT_ONCE = 200  # steps: to look for the oldest at each would cost more than all else
 COLLECTIVE_FIGURES = ("bytes", "shared_bytes", "seconds", "exposed_seconds")
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One global step, by the clock of the rank that told it."""
-
-    rank: int
-    time: float
-    loss: float | None
-    learning_rate: float
-    gradient_norm: float | None
-    tokens: float  # real ones, of all ranks
-    padding_tokens: float
-    seconds: float
-    warming_up: bool  # the first step of an attempt
-    skipped: bool = False  # its numbers were none
-
-
-@dataclass(slots=True)
-class Mean:
-    """A running mean."""
-
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, value: float) -> None:
-        """Take one more value in."""
-        self.total += value
-        self.count += 1
-
-    @property
-    def value(self) -> float | None:
-        """None where nothing came in."""
-        return self.total / self.count if self.count else None
 
 
 @dataclass
@@ -115,11 +85,14 @@ class RunTally:
     keep: int | None = None  # so many steps, evaluations, faults and the like; None: all
     ranks: dict[int, RankTally] = field(default_factory=dict)
     steps: dict[int, StepRecord] = field(default_factory=dict)
+    remembers: bool = False  # steps that are no longer kept are counted in `past`
+    past: PastSteps = field(default_factory=PastSteps)
     evaluations: dict[int, Event] = field(default_factory=dict)
     choices: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)  # (name, value, reason) -> ranks
     errors: list[Event] = field(default_factory=list)
     faults: list[Event] = field(default_factory=list)
     restarts: list[Event] = field(default_factory=list)
+    moments: list[tuple[Event, int]] = field(default_factory=list)  # saves, ends, new beginnings; the rank's last step
     non_finite: dict[tuple[int, str], Event] = field(default_factory=dict)  # (step, text) -> by the lowest rank
     data: Event | None = None
     files_load: Event | None = None  # the first load: of the model's files; later ones are of checkpoints
@@ -150,12 +123,18 @@ class RunTally:
         """Let the oldest go where only so many are kept."""
         if self.keep is None:
             return
-        stepwise: tuple[dict[Any, Any], ...] = (self.steps, self.evaluations, self.non_finite)
+        if len(self.steps) > self.keep + (REMEMBERED_AT_ONCE if self.remembers else 0):
+            for step in sorted(self.steps)[: -self.keep]:
+                record = self.steps.pop(step)
+                if self.remembers:
+                    self.past.take(step, record)
+        stepwise: tuple[dict[Any, Any], ...] = (self.evaluations, self.non_finite)
         for by_step in stepwise:
             while len(by_step) > self.keep:
                 del by_step[min(by_step)]
         for events in (self.errors, self.faults, self.restarts):
             del events[: -self.keep]
+        del self.moments[: -self.keep]
 
     def _start(self, rank: RankTally, event: Event) -> None:
         rank.start = event.fields
@@ -198,7 +177,7 @@ class RunTally:
                 mean.add(event.number(f"{name}_seconds"))
             rank.saw_collectives(event.get("collectives") or {})
         known = self.steps.get(step)
-        if known is None or rank.rank <= known.rank:
+        if step > self.past.last_step and (known is None or rank.rank <= known.rank):
             self.steps[step] = StepRecord(
                 rank=rank.rank,
                 time=event.time,
@@ -236,6 +215,10 @@ class RunTally:
 
     def _error(self, rank: RankTally, event: Event) -> None:
         self.errors.append(event)
+        self._moment(rank, event)
+
+    def _moment(self, rank: RankTally, event: Event) -> None:
+        self.moments.append((event, rank.last_step))
 
     def _fault(self, rank: RankTally, event: Event) -> None:
         self.faults.append(event)
@@ -281,14 +264,17 @@ class RunTally:
 
     def tokens_per_second(self, last: int | None = None) -> float | None:
         """Real tokens by the seconds of their steps, first step left out; evaluation and saving lie outside steps."""
-        records = self.steady_steps(last)
-        seconds = sum(record.seconds for record in records)
-        return sum(record.tokens for record in records) / seconds if seconds > 0 else None
+        records, past = self.steady_steps(last), self.past if last is None else PastSteps()
+        seconds = past.steady_seconds + sum(record.seconds for record in records)
+        tokens = past.steady_tokens + sum(record.tokens for record in records)
+        return tokens / seconds if seconds > 0 else None
 
     def step_seconds(self, last: int | None = None) -> float | None:
         """Mean wall time of a step, first step left out."""
-        records = self.steady_steps(last)
-        return sum(record.seconds for record in records) / len(records) if records else None
+        records, past = self.steady_steps(last), self.past if last is None else PastSteps()
+        seconds = past.steady_seconds + sum(record.seconds for record in records)
+        count = past.steady_count + len(records)
+        return seconds / count if count else None
 
     def remaining_seconds(self, total_steps: int | None, last: int = 20) -> float | None:
         """Time to the last step at the pace of the most recent ones."""
@@ -308,8 +294,8 @@ class RunTally:
     @property
     def padding_fraction(self) -> float | None:
         """Share of the computed tokens that are filler."""
-        real = sum(record.tokens for record in self.steps.values())
-        padding = sum(record.padding_tokens for record in self.steps.values())
+        real = self.past.tokens + sum(record.tokens for record in self.steps.values())
+        padding = self.past.padding_tokens + sum(record.padding_tokens for record in self.steps.values())
         return padding / (real + padding) if real + padding > 0 else None
 
     @property
@@ -326,7 +312,8 @@ class RunTally:
     def goodput(self) -> float | None:
         """Share of the wall time that went into steps; each step counts once, however often it was repeated."""
         wall = self.wall_seconds
-        return sum(record.seconds for record in self.steps.values()) / wall if wall > 0 and self.steps else None
+        in_steps = self.past.seconds + sum(record.seconds for record in self.steps.values())
+        return in_steps / wall if wall > 0 and self.steps else None
 
     @property
     def finished(self) -> bool:
@@ -382,6 +369,8 @@ _HANDLERS: dict[str, Callable[[RunTally, RankTally, Event], None]] = {
     "sample": RunTally._sample,
     "export": RunTally._export,
     "error": RunTally._error,
+    "save": RunTally._moment,
+    "resume": RunTally._moment,
     "fault": RunTally._fault,
     "restart": RunTally._restart,
     "end": RunTally._end,

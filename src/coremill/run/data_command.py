@@ -109,7 +109,9 @@ def show_data(
 def _prepare(loaded: LoadedConfig, console: Console) -> tuple[Rows, TokenText]:
     """The rows of a run and what reads them; of a model on the hub nothing is fetched but its small files."""
     with loaded.placing(), Bars(console) as bars:
-        config = loaded.config
+        for note in loaded.places.notes:
+            say(console, note)
+        config = loaded.located
         cache = cache_folder(environment_snapshot())
         task = make_task(config)
         section = config.model

@@ -1,6 +1,6 @@
 """The folder a run leaves: what lies where, and whether it may be written.
 
-RUN/  config.yaml  plan.json  orders.json  events/  logs/  checkpoints/  export/  report.json  report.html
+RUN/  config.yaml  plan.json  orders.json  events/  logs/  checkpoints/  export/  trackers/  report.json  report.html
 """
 
 from __future__ import annotations
@@ -94,12 +94,13 @@ class RunFolder:
             ) from error
 
     def clear(self, *, keep_events: bool = False, keep_logs: bool = False) -> None:
-        """Remove what an earlier run left, and nothing else that may lie there; a run that goes on keeps its events.
+        """Remove what an earlier run left, and nothing else that may lie there; a run that goes on keeps its events,
+        and what trackers know of it.
 
         Other machines may have opened their logs already.
         """
-        kept = {"events"} if keep_events else set()
-        for name in {"events", "logs", "export"} - kept - ({"logs"} if keep_logs else set()):
+        kept = {"events", "trackers"} if keep_events else set()
+        for name in {"events", "logs", "export", "trackers"} - kept - ({"logs"} if keep_logs else set()):
             shutil.rmtree(self.path / name, ignore_errors=True)
         for name in ("config.yaml", "plan.json", "orders.json", "report.json", "report.html"):
             (self.path / name).unlink(missing_ok=True)

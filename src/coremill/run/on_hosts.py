@@ -37,7 +37,7 @@ def train_on_hosts(
     settings = [*settings, f"parallel.ranks_per_node={hosts[0].ranks}"]
     if via_of(request, hosts) == "local":
         return run_as_launcher(load_config(config, settings), options, None, Console())
-    run_config = load_config(config, settings).config
+    run_config = load_config(config, settings).located
     fleet = fleet_of_hosts(request.hostfile, say, busy_seconds=0)
     plan = make_plan(run_config, fleet, card_without_weights(run_config))
     refuse_what_does_not_fit(plan, force=options.force)
@@ -48,7 +48,8 @@ def train_on_hosts(
         min_nodes=run_config.fleet.min_nodes,
     )
     check_policy(policy, len(hosts))
-    flags = [f"--{name}" for name in ("dry-run", "fresh", "force") if getattr(options, name.replace("-", "_"))]
+    flags = [f"--{name}" for name in ("dry-run", "fresh", "force", "page") if getattr(options, name.replace("-", "_"))]
+    flags += [f"--port={options.port}"] if options.port is not None else []
     return launch_script(
         replace(
             request,

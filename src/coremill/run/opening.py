@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,11 +25,13 @@ from coremill.checkpoint.continuation import (
     written_config,
 )
 from coremill.config.load import LoadedConfig, load_config
+from coremill.config.places import places_recorded, places_to_record
 from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
 from coremill.errors import InputError
 from coremill.files import write_whole
 from coremill.hardware.probe import environment_snapshot, probe_node
+from coremill.redaction import redact
 from coremill.report.events import reset_events
 from coremill.report.summary import summarise
 from coremill.run.folder import RunFolder
@@ -46,6 +52,21 @@ class Options:
     dry_run: bool = False
     fresh: bool = False
     force: bool = False
+    page: bool = False  # a live page, at this port
+    port: int | None = None
+
+
+def listen_for_page(options: Options) -> socket.socket | None:
+    """Take the port of the live page before anything is started; None where there is to be no page."""
+    if options.port is not None and not options.page:
+        raise InputError(
+            "--port is for the live page", where=f"--port {options.port}", do="add --page, or leave it out"
+        )
+    if not options.page or options.dry_run:
+        return None
+    from coremill.report.page.server import listen
+
+    return listen(options.port or 0)
 
 
 def folder_of(loaded: LoadedConfig) -> RunFolder:
@@ -67,9 +88,20 @@ def own_run(loaded: LoadedConfig, folder: RunFolder, console: Console, node: Nod
 
 
 def say_basis(loaded: LoadedConfig, console: Console) -> None:
-    """Where there is no run file: what the values start from."""
+    """Where there is no run file: what the values start from; where there is one: which paths were taken."""
     if loaded.without_file is not None:
         say(console, f"{loaded.without_file}; coremill config show prints it, with the same --set")
+    for note in loaded.places.notes:
+        say(console, note)
+
+
+def with_paths_of_run(loaded: LoadedConfig, folder: RunFolder, node_rank: int = 0) -> LoadedConfig:
+    """Where the folder holds an earlier run: relative paths mean what they meant there, whatever folder is current."""
+    try:
+        record = json.loads(folder.orders_of(node_rank).read_text(encoding="utf-8"))["paths"]
+        return replace(loaded, places=places_recorded(loaded.config, loaded.places, record))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return loaded  # none, or of a release that did not write them down
 
 
 def place_of(loaded: LoadedConfig, node: NodeIdentity | None, console: Console) -> Place:
@@ -158,7 +190,17 @@ def write_orders(
     if leads:
         write_whole(folder.plan, json.dumps(orders.plan.to_json(), indent=2) + "\n")
     node_rank = 0 if node is None else node.node_rank
-    write_whole(folder.orders_of(node_rank), json.dumps(orders.to_json(), indent=2) + "\n")
+    paths = places_to_record(loaded.config, loaded.places)
+    document = {**orders.to_json(), "command": command_line(sys.argv), "paths": paths}
+    write_whole(folder.orders_of(node_rank), json.dumps(document, indent=2) + "\n")
+
+
+def command_line(argv: Sequence[str]) -> str | None:
+    """What the user typed, for the report; None where coremill was called from a program."""
+    program = Path(argv[0])
+    if program.name != "coremill" and (program.name, program.parent.name) != ("__main__.py", "coremill"):
+        return None
+    return redact(shlex.join(["coremill", *argv[1:]]))
 
 
 def say_dry_run(orders: Orders, folder: RunFolder, console: Console) -> None:

@@ -34,7 +34,15 @@ from coremill.plan.stored import plan_from_json
 from coremill.plan.time import LINK_SHARE
 from coremill.run.folder import RunFolder
 from coremill.run.machines import Place, measured_fleet
-from coremill.run.opening import Options, already_finished, own_run, say_basis, say_dry_run, write_orders
+from coremill.run.opening import (
+    Options,
+    already_finished,
+    own_run,
+    say_basis,
+    say_dry_run,
+    with_paths_of_run,
+    write_orders,
+)
 from coremill.run.prepare import Orders, card_for, plan_for_rows, prepare_run, say
 from coremill.world.group import World
 from coremill.world.run_lock import OWNED
@@ -65,6 +73,8 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
 
     None where there is nothing to train: a dry run, or a run that is finished already.
     """
+    if not options.fresh:
+        loaded = with_paths_of_run(loaded, folder)
     # Before anything that all ranks do together or not at all, as the run file says.
     flags = {"--dry-run": Fact("given" if options.dry_run else "not given")}
     require_alike(world, {**facts_of_versions(), **facts_of_settings(loaded.config.model_dump(mode="json")), **flags})

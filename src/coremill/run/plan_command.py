@@ -24,8 +24,9 @@ from coremill.plan.types import Arrangement, Plan, StepSeconds
 from coremill.report.plan_screen import render_plan
 from coremill.report.summary import summarise
 from coremill.report.terminal import format_bytes, format_rate, format_seconds, format_usd, print_heading, print_rows
+from coremill.run.folder import RunFolder
 from coremill.run.machines import Place, find_fleet, measured_fleet
-from coremill.run.opening import say_basis
+from coremill.run.opening import say_basis, with_paths_of_run
 from coremill.run.prepare import card_without_weights
 
 
@@ -34,7 +35,7 @@ def plan_once(
 ) -> None:
     """One run on one fleet."""
     loaded = load_config(path, settings)
-    config = loaded.config
+    config = loaded.located
     with loaded.placing():
         card = card_without_weights(config)
     plan = make_plan(config, find_fleet(config, fleet), card)
@@ -50,8 +51,9 @@ def plan_on_fleets(
 ) -> None:
     """The same run on several fleets, ranked by cost and by time."""
     loaded = load_config(path, settings)
-    config = loaded.config
-    card = card_without_weights(config)
+    config = loaded.located
+    with loaded.placing():
+        card = card_without_weights(config)
     comparison = compare_fleets(config, [find_fleet(config, fleet) for fleet in fleets], card)
     if as_json:
         ranked = {"by_cost": comparison.by_cost, "by_time": comparison.by_time}
@@ -81,7 +83,7 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
     """Feed the measured rates of a finished run back: later plans on this machine go by them."""
     if not (run / "plan.json").is_file() or not (run / "config.yaml").is_file():
         raise InputError(f"{run} is not the folder of a run", do="name a folder that coremill train left")
-    config = load_config(run / "config.yaml").config
+    config = with_paths_of_run(load_config(run / "config.yaml"), RunFolder(run)).located
     plan = plan_from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
     summary = summarise(run)
     measured = summary["measured"]

@@ -45,6 +45,7 @@ from coremill.plan.types import Choice, Plan
 from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan_short
 from coremill.report.progress import AmountProgress
+from coremill.report.readers.trackers import require_libraries
 from coremill.report.sources import words_of_data
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
@@ -75,6 +76,8 @@ class Orders:
     steps: int
     plan: Plan
     facts: Facts  # what has to be the same on all hosts; none where there is one host
+    parameters: int | None = None  # of the model, for the report; likewise those that are trained
+    trainable_parameters: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for orders.json and for sending between ranks."""
@@ -86,6 +89,8 @@ class Orders:
             "steps": self.steps,
             "plan": self.plan.to_json(),
             "facts": facts_to_json(self.facts),
+            "parameters": self.parameters,
+            "trainable_parameters": self.trainable_parameters,
         }
 
     @staticmethod
@@ -99,6 +104,8 @@ class Orders:
             steps=document["steps"],
             plan=plan_from_json(document["plan"]),
             facts=facts_from_json(document["facts"]),
+            parameters=document.get("parameters"),
+            trainable_parameters=document.get("trainable_parameters"),
         )
 
     @staticmethod
@@ -154,12 +161,13 @@ def prepare_run(
     is shown, and refused where it does not fit, before the data is touched.
     """
     with loaded.placing(), Bars(console) as bars:
-        config = place.settle(loaded.config)
+        config = place.settle(loaded.located)
         cache = cache_folder(environment_snapshot())
 
         def on_model(text: str) -> None:
             say(console, text)
 
+        require_libraries(config.run.trackers)
         task = make_task(config)
         model = resolve_model(config.model, task, cache=cache, progress=on_model)
         card = card_for(config, model, on_model)
@@ -200,6 +208,8 @@ def prepare_run(
         steps=steps,
         plan=replace(plan, steps=steps),
         facts=facts,
+        parameters=card.parameters,
+        trainable_parameters=card.trainable_parameters,
     )
 
 

@@ -31,10 +31,12 @@ from coremill.run.opening import (
     Options,
     already_finished,
     folder_of,
+    listen_for_page,
     own_run,
     place_of,
     say_basis,
     say_dry_run,
+    with_paths_of_run,
     write_orders,
 )
 from coremill.run.orders import load_together, orders_of_launcher, prepare_together
@@ -62,6 +64,9 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
     folder, environ, leads = folder_of(loaded), environment_snapshot(), node is None or node.node_rank == 0
     if not leads and HEAD in environ:
         console = Console(quiet=True)  # the first node speaks for all
+    if not options.fresh:
+        loaded = with_paths_of_run(loaded, folder, 0 if node is None else node.node_rank)
+    page = listen_for_page(options) if leads else None
     with contextlib.ExitStack() as ownership:
         if not options.dry_run:
             ownership.callback(OWNED.release)
@@ -81,7 +86,8 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             return 0
 
         write_orders(folder, loaded, orders, console, fresh=options.fresh, node=node)
-        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console)
+        trackers = loaded.config.run.trackers if leads else ()
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, page=page, trackers=trackers)
         run = NodeRun(config=loaded.config, orders=orders, folder=folder, environ=environ, node=node, readers=readers)
         ending = watch_ranks(run)  # model, engine, train, export: in the ranks
         return close_launcher(run, ending, console)
@@ -89,6 +95,7 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
 
 def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: RankIdentity, options: Options) -> int:
     """Join the others, get orders, train; any failure is written as an event before the process ends with its code."""
+    page = listen_for_page(options) if identity.rank == 0 else None
     with join_world(identity) as world:
         loaded = load_together(config_path, overrides, world)
         folder = folder_of(loaded)
@@ -99,7 +106,8 @@ def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: Ra
         if orders is None:  # a dry run, or finished earlier
             return 0
         # Of rank 0 under somebody else's launcher; off the terminal, for its output travels through pipes.
-        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), Console(force_terminal=False))
+        console, trackers = Console(force_terminal=False), loaded.config.run.trackers
+        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, page=page, trackers=trackers)
         with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
             with without_launcher(world, loaded, orders, folder, events, readers) as show:
                 train_rank(RankRun(loaded.config, orders, world, folder, events), show)

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -28,7 +28,10 @@ def adopt_orphans() -> None:
 
 @contextlib.contextmanager
 def without_strays() -> Iterator[None]:
-    """What is started below this process within the block is gone after it, also what left its parent's session."""
+    """What is started below this process within the block is gone after it, also what left its parent's session.
+
+    Processes that were there before stay, with all that they start.
+    """
     if sys.platform != "linux":
         yield
         return
@@ -40,7 +43,7 @@ def without_strays() -> Iterator[None]:
         yield
     finally:
         deadline = time.monotonic() + _STRAYS_SECONDS
-        while (strays := set(descendants(os.getpid())) - known) and time.monotonic() < deadline:
+        while (strays := descendants(os.getpid(), but=known)) and time.monotonic() < deadline:
             for pid in strays:
                 _signal(pid, signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
@@ -50,8 +53,8 @@ def without_strays() -> Iterator[None]:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
-def descendants(pid: int) -> list[int]:
-    """All living processes below one, children before grandchildren."""
+def descendants(pid: int, *, but: Container[int] = ()) -> list[int]:
+    """All living processes below one, children before grandchildren; without some and what is below these."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -61,7 +64,7 @@ def descendants(pid: int) -> list[int]:
     found: list[int] = []
     level = [pid]
     while level:
-        level = [child for parent in level for child in children.get(parent, [])]
+        level = [child for parent in level for child in children.get(parent, []) if child not in but]
         found += level
     return found
 

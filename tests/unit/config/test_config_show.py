@@ -39,6 +39,7 @@ trees = st.recursive(
 
 
 FORMS = {"model.code_sha256": ["0" * 64, "0a1b" * 16]}
+ITEMS = {"run.trackers": st.sampled_from(["tensorboard", "wandb", "mlflow"])}
 
 
 def values_for(key: Key) -> st.SearchStrategy[Any]:
@@ -50,7 +51,7 @@ def values_for(key: Key) -> st.SearchStrategy[Any]:
         "number": st.floats(1e-12, 0.999) if "exclusiveMaximum" in key.bounds else numbers,
         "boolean": st.booleans(),
         "string": texts if key.form is None else st.sampled_from(FORMS.get(key.dotted, ["30s", "10m", "1.5h"])),
-        "array": st.lists(texts.filter(bool), max_size=3),
+        "array": st.lists(ITEMS.get(key.dotted, texts.filter(bool)), max_size=3),
         "object": st.dictionaries(texts, trees, max_size=3).map(lambda shape: {**shape, "model_type": "llama"}),
         "null": st.none(),
     }
@@ -76,9 +77,7 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     train["decay_share"] = draw(st.none() | st.floats(1e-12, 1 - (train.get("warmup_share") or 0)))
     train["tokens_per_step"] = data.get("sequence_length", 512) * draw(st.integers(1, 8))
     data |= {"evaluation_split": None, "split": "train", "evaluation_source": None, "evaluation_fraction": 0.25}
-    data["sources"] = draw(st.sampled_from([None, ["a.txt"], [{"source": "a.csv", "column": "x"}, "b.txt"]]))
-    if data["sources"] is not None:
-        data.pop("source", None)
+    data["sources"] = None  # its items are mappings, with rules of their own
     if model.get("trust_remote_code"):
         model |= {"name": "some/model", "revision": "0" * 40, "config": None}
     if model.get("config") is not None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from coremill.report.events import EventWriter
 from coremill.report.metrics import format_metric, model_class_of
-from coremill.report.readers.page import render_page
+from coremill.report.page.run_page import render_page
 from coremill.report.summary import summarise
 from coremill.report.summary_screen import render_summary
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from coremill.report.charts import line_chart, nice_ticks, show_tick
-from coremill.report.readers.page import render_page, show_cpus
+from coremill.report.page.charts import Curve, line_chart, nice_ticks, show_tick
+from coremill.report.page.document import show_cpus
+from coremill.report.page.run_page import render_page
 from coremill.report.summary import summarise
 from unit.report.fake_run import fake_plan, make_fake_run, write_line, write_report
 
@@ -102,7 +103,7 @@ def test_ticks_are_round_and_cover_the_range() -> None:
 
 
 def test_a_gap_in_a_curve_lifts_the_pen() -> None:
-    chart = line_chart(name="n", title="t", description="d", x=[1, 2, 3, 4], y=[1.0, None, 2.0, 3.0], show=str)
+    chart = line_chart(title="t", description="d", curves=[Curve("n", [1, 2, 3, 4], [1.0, None, 2.0, 3.0])], show=str)
     path = re.search(r' d="([^"]*)"', chart)
     assert path is not None and path.group(1).count("M") == 2 and path.group(1).count("L") == 1
 
@@ -110,3 +111,13 @@ def test_a_gap_in_a_curve_lifts_the_pen() -> None:
 def test_cpus_as_ranges() -> None:
     assert show_cpus([0, 1, 2, 8, 10, 11]) == "0-2, 8, 10-11"
     assert show_cpus(None) == "-"
+
+
+def test_what_other_parts_of_a_summary_say_is_shown(tmp_path: Path) -> None:
+    summary = summarise(make_fake_run(tmp_path, steps=120))
+    source = {"name": "a.jsonl", "documents": 5, "tokens": 7000, "share_asked": 0.7, "share_got": 0.701, "passes": 1.25}
+    more = {"best": {"step": 100, "metrics": {"loss": 1.0}}, "sources": [source], "pause_seconds": 75.0}
+    page = render_page({**summary, **more})
+    check(page)
+    assert "100, best" in page and "paused for 75.0 s" in page
+    assert "a.jsonl" in page and "70 %" in page and "1.25" in page

@@ -12,7 +12,7 @@ from rich.console import Console
 from coremill.errors import InputError
 from coremill.report import summary as summary_module
 from coremill.report.events import EventWriter
-from coremill.report.readers.page import render_page
+from coremill.report.page.run_page import render_page
 from coremill.report.summary import summarise
 from coremill.report.summary_screen import render_summary
 from coremill.report.terminal import format_bytes, format_seconds

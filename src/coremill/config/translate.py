@@ -1,0 +1,211 @@
+"""Values of other tools' settings -> ours, where they can be computed: `bf16: true` -> `parallel.dtype: bf16`.
+
+Each function takes the value and all that was given beside it, by name in lower case with underscores, and returns
+the cure, or None where the value does not say enough. The table of names that uses them is foreign.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from coremill.config.schema import AUTO, RunConfig
+
+Given = Mapping[str, Any]
+_FILE = re.compile(r"(^[./~])|[*?]|\.(txt|jsonl?|parquet|csv|tsv)(\.gz|\.zst)?$")
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_LISTED = ("json", "text", "csv", "parquet")  # builders of datasets: what they read is named elsewhere
+
+ROWS = "per_device_train_batch_size train_micro_batch_size_per_gpu micro_batch_size local_batch_size batch_size"
+ACCUMULATION = "gradient_accumulation_steps grad_accum_steps"
+GLOBAL_ROWS = "train_batch_size global_batch_size total_batch_size"
+LENGTH = (
+    "max_length max_seq_length max_seq_len seq_length seq_len sequence_len cutoff_len block_size context_length"
+    " model_max_length"
+)
+DEVICES = "num_processes nproc_per_node nproc world_size num_gpus gpus devices"
+CONFIGS = "dataset_config_name dataset_config subset"
+
+
+def words(*lines: str) -> dict[str, str]:
+    """`theirs theirs -> ours` as a mapping, theirs in lower case."""
+    halves = [line.split(" -> ") for line in lines]
+    return {theirs: ours for names, ours in halves for theirs in names.split()}
+
+
+DTYPES = words(
+    "bfloat16 torch.bfloat16 bf16-mixed bf16-true -> bf16", "float32 torch.float32 float 32 32-true no -> fp32"
+)
+
+
+@dataclass(frozen=True)
+class Cure:
+    """Our settings for what was written; none of them: it is to be left out."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""  # said after them
+    why: str | None = None  # instead of the reason that holds for other values
+
+
+Translate = Callable[[Any, Given], Cure | None]
+
+
+def accepts(key: str, value: Any) -> bool:
+    """Whether the schema takes a value under one of our keys."""
+    section, _, name = key.partition(".")
+    listed, in_list, inner = re.sub(r"\[\d*\]\.", "[].", name).partition("[].")
+    inside = {listed: [{inner: value}]} if in_list else {name: value}
+    try:
+        RunConfig.model_validate({section: inside if name else value})
+    except ValidationError as error:  # an entry of a list may lack other keys
+        return bool(in_list) and not any(inner in detail["loc"] for detail in error.errors())
+    return True
+
+
+def same(target: str) -> Translate:
+    """The same value under our name."""
+    return lambda value, _: Cure({target: value}) if value is not None and accepts(target, value) else None
+
+
+def by_words(target: str, theirs: Mapping[str, Any]) -> Translate:
+    """Our word for another tool's, or the same word."""
+
+    def translate(value: Any, given: Given) -> Cure | None:
+        ours = theirs.get(str(value).lower())
+        return same(target)(value, given) if ours is None else Cure({target: ours})
+
+    return translate
+
+
+def switch(target: str, on: Any, off: Any = None, note: str = "") -> Translate:
+    """True: our setting; false: the other one, or nothing."""
+
+    def translate(value: Any, _: Given) -> Cure | None:
+        chosen = on if value is True else off if value is False else None
+        return None if not isinstance(value, bool) else Cure({} if chosen is None else {target: chosen}, note)
+
+    return translate
+
+
+def save_interval(value: Any, _: Given) -> Cure | None:
+    """`save_steps: 500`; the words of save_strategy say no number."""
+    if isinstance(value, int) and value > 0:
+        return Cure({"checkpoint.every": f"{value}steps"})
+    return Cure({"checkpoint.every": "never"}) if value in ("no", False) else None
+
+
+def evaluation_interval(value: Any, given: Given) -> Cure | None:
+    """`eval_steps: 50`, with something to evaluate on."""
+    if not accepts("evaluation.every_steps", value):
+        return None
+    named = "val_set_size val_size test_size validation_file eval_file eval_files eval_dataset eval_split test_file"
+    named += " evaluation_fraction evaluation_source evaluation_split"
+    rows = {} if any(name in given for name in named.split()) else {"data.evaluation_fraction": 0.05}
+    return Cure({"evaluation.every_steps": value, **rows})
+
+
+def steps_or_none(value: Any, given: Given) -> Cure | None:
+    """`max_steps: -1` means by epochs."""
+    return Cure(note="; -1 means by epochs") if value == -1 else same("train.steps")(value, given)
+
+
+def tokens_per_step(_: Any, given: Given) -> Cure | None:
+    """Rows x accumulation x tokens of a row, of one device, and of all where their number is given."""
+    length = _number(given, LENGTH, "sequence_length") or RunConfig().data.sequence_length
+    of_all = _number(given, GLOBAL_ROWS)
+    rows = of_all or _number(given, ROWS)
+    if rows is None:
+        return None
+    factors = [f"{rows} rows"]
+    passes = None if of_all else _number(given, ACCUMULATION)
+    devices = None if of_all else _number(given, DEVICES)
+    if passes is not None:
+        factors.append(f"{passes} accumulation steps")
+    if devices is not None:
+        factors.append(f"{devices} devices")
+    total = rows * (passes or 1) * (devices or 1) * length
+    note = f" ({' x '.join([*factors, f'{length} tokens of a row'])})"
+    if of_all is None and devices is None:
+        note += ", times the number of devices you had"
+    return Cure({"train.tokens_per_step": total}, note)
+
+
+def warmup_ratio(value: Any, given: Given) -> Cure | None:
+    """0 is no warm-up, which is the default."""
+    return Cure() if value == 0 and not isinstance(value, bool) else same("train.warmup_share")(value, given)
+
+
+def minimum_rate(value: Any, given: Given) -> Cure | None:
+    """A share of the peak as a rate."""
+    peak = next((given[name] for name in ("learning_rate", "lr") if isinstance(given.get(name), int | float)), None)
+    if peak is None or not isinstance(value, int | float) or not 0 <= value <= 1:
+        return None
+    return Cure({"train.minimum_learning_rate": float(f"{value * peak:.6g}")}, f" ({value:g} of {peak:g})")
+
+
+def dtype_of(value: Any, _: Given) -> Cure | None:
+    """bf16: true, torch_dtype: bfloat16, DeepSpeed's {enabled: true}."""
+    if isinstance(value, Mapping):
+        value = value.get("enabled")
+    ours = {"true": "bf16", "bf16": "bf16", "fp32": "fp32", "auto": AUTO, **DTYPES}.get(str(value).lower())
+    if ours == "bf16":
+        return Cure({"parallel.dtype": ours}, ", or leave it out: auto takes bf16 where this CPU is fast at it")
+    return Cure() if value is False or ours == AUTO else Cure({"parallel.dtype": ours}) if ours else None
+
+
+def fp16_of(value: Any, given: Given) -> Cure | None:
+    return Cure() if value is False else None
+
+
+def dataset_source(value: Any, given: Given) -> Cure | None:
+    """A name of the hub with its config, or files."""
+    if isinstance(value, list | tuple):
+        return dataset_source(value[0], given) if len(value) == 1 else _several(value)
+    if isinstance(value, Mapping):
+        named = value.get("path") or value.get("source") or value.get("dataset")
+        if named in _LISTED:
+            named = value.get("data_files")
+        config = value.get("name") or value.get("subset")
+        return dataset_source(named, {"subset": config} if config else {}) if isinstance(named, str) else None
+    if not isinstance(value, str) or not value:
+        return None
+    if _FILE.search(value):
+        return Cure({"data.source": value})
+    if not _HUB_NAME.fullmatch(value):
+        return None
+    config = next((given[name] for name in CONFIGS.split() if isinstance(given.get(name), str)), None)
+    return Cure({"data.source": f"hf://{value}" + (f":{config}" if config else "")}, ", if it is one of the hub")
+
+
+def _several(values: Sequence[Any]) -> Cure | None:
+    found = [dataset_source(value, {}) for value in values]
+    named = [cure.settings["data.source"] for cure in found if cure is not None]
+    return Cure({"data.sources": named}) if named and len(named) == len(values) else None
+
+
+def held_out(value: Any, _: Given) -> Cure | None:
+    """val_set_size: a share, or a number of rows, which we do not have."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return Cure() if value == 0 else Cure({"data.evaluation_fraction": float(value)}) if value < 1 else None
+
+
+def as_written(value: Any) -> str:
+    """A value as a run file has it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_written, value))}]"
+    return str(value)
+
+
+def _number(given: Given, *names: str) -> int | None:
+    """The first whole number given under one of the names."""
+    found = (given.get(name) for words in names for name in words.split())
+    return next(
+        (value for value in found if isinstance(value, int) and not isinstance(value, bool) and value > 0), None
+    )

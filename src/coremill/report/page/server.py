@@ -1,0 +1,300 @@
+"""The live page: a server on loopback that gives one page and its stream of changes, and nothing else.
+
+    GET /          the page as it is now
+    GET /events    server-sent events: `parts`, the parts of the page that changed; `end`, when there will be no more
+
+It only reads the run folder. Whoever looks is given what changed since the version he has; who is slow skips versions,
+and who takes nothing for seconds is let go. Without anybody looking nothing is read. A page takes at most a twentieth
+of a core, however long its run. Requests must name this machine in their Host header: a page of another site whose name
+was made to point here (DNS rebinding) gets nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from coremill.errors import CoremillError, InputError
+from coremill.report.page.live_run import LiveRun
+from coremill.report.page.run_page import render_page, render_parts
+
+LOOPBACK = "127.0.0.1"
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+MOST_VISITORS = 32
+LOOK_EVERY_SECONDS = 0.5
+SHARE_OF_TIME = 20  # a look that took a second is followed by so many without one,
+MOST_PAUSE_SECONDS = 30.0  # but not by more than this
+STATE_EVERY_SECONDS = 5.0  # a run that was killed says nothing: its processes are looked for
+SLOW_SECONDS = 10.0  # to take what was sent, or to ask
+KEEP_ALIVE_SECONDS = 15.0
+FAREWELL_SECONDS = 2.0
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+_WHY = {errno.EADDRINUSE: "another program listens there", errno.EACCES: "ports below 1024 are the system's"}
+
+
+def listen(port: int) -> socket.socket:
+    """A listening socket on loopback; 0: any free port. One that is taken is refused."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port just left; not one that is listened on
+        listener.bind((LOOPBACK, port))
+        listener.listen(16)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise InputError(
+            f"port {port} on {LOOPBACK} cannot be used for the page: {getattr(error, 'strerror', None) or error}",
+            where=f"--port {port}",
+            why=_WHY.get(error.errno or 0) if isinstance(error, OSError) else None,
+            do="name another port, or leave --port out: a free one is taken and printed",
+        ) from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """What to open in a browser of this machine."""
+    return f"http://{LOOPBACK}:{listener.getsockname()[1]}/"
+
+
+class Changes:
+    """The page in its newest version, and which version each part changed in; one look at the run at a time."""
+
+    def __init__(self, run: LiveRun) -> None:
+        self._run = run
+        self._boot = uuid.uuid4().hex[:8]  # versions of another server, or of this one before it was started anew
+        self._changed = threading.Condition()
+        self._looking = threading.Lock()
+        self._parts: dict[str, tuple[int, str]] = {}
+        self._version = 0
+        self._summary: dict[str, Any] = {}
+        self._looked_at = self._summed_at = float("-inf")
+        self._took_seconds = 0.0
+        self.has_ended = False
+
+    def page(self) -> str:
+        """The whole page."""
+        self.look()
+        with self._changed:
+            return render_page(self._summary, live=f"{self._boot}-{self._version}")
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Bring the page up to date, unless that was done a moment ago."""
+        with self._looking:
+            pause = min(MOST_PAUSE_SECONDS, max(LOOK_EVERY_SECONDS, SHARE_OF_TIME * self._took_seconds))
+            began = time.monotonic()
+            if not at_once and began - self._looked_at < pause:
+                return
+            changed = self._run.look()
+            stale = self._summary.get("state") == "running" and began - self._summed_at > STATE_EVERY_SECONDS
+            if changed or stale or not self._summary:
+                self._take(self._run.summary())
+                self._summed_at = began
+            is_first, self._looked_at = self._looked_at == float("-inf"), time.monotonic()
+            self._took_seconds = 0.0 if is_first else self._looked_at - began  # the first one reads all there is
+
+    def _take(self, summary: dict[str, Any]) -> None:
+        parts = render_parts(summary)
+        with self._changed:
+            fresh = {name: text for name, text in parts.items() if self._parts.get(name, (0, ""))[1] != text}
+            self._summary = summary
+            if fresh:
+                self._version += 1
+                self._parts |= {name: (self._version, text) for name, text in fresh.items()}
+                self._changed.notify_all()
+
+    def since(self, seen: str, *, seconds: float) -> tuple[str, dict[str, str]]:
+        """What changed since that version, and the version it leads to; waits so long for anything."""
+        boot, _, number = seen.partition("-")
+        known = int(number) if boot == self._boot and number.isdigit() else -1
+        with self._changed:
+            self._changed.wait_for(lambda: self._version > known or self.has_ended, timeout=seconds)
+            parts = {name: text for name, (version, text) in self._parts.items() if version > known}
+            return f"{self._boot}-{self._version}", parts
+
+    def end(self) -> None:
+        """Nothing will change any more: visitors are told."""
+        with contextlib.suppress(Exception):  # the run folder may be gone
+            self.look(at_once=True)
+        with self._changed:
+            self.has_ended = True
+            self._changed.notify_all()
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves one run until it is closed."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listener: socket.socket, run: Path) -> None:
+        super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.changes = Changes(LiveRun(run))
+        self._visitors = threading.BoundedSemaphore(MOST_VISITORS)
+        self._streams = 0
+        self._waiting = threading.Condition()
+        threading.Thread(target=self._follow, daemon=True, name="coremill-follow").start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own; one visitor too many is sent away."""
+        if not self._visitors.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Whatever becomes of a visitor, the next one finds a place."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._visitors.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A visitor that went away is none; anything else goes to the log, and the server goes on."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+    @contextlib.contextmanager
+    def streaming(self) -> Any:
+        """While somebody looks, the run is followed."""
+        with self._waiting:
+            self._streams += 1
+            self._waiting.notify_all()
+        try:
+            yield
+        finally:
+            with self._waiting:
+                self._streams -= 1
+                self._waiting.notify_all()
+
+    def finish(self) -> None:
+        """Show the last state, and tell visitors that there will be no other."""
+        self.changes.end()
+        with self._waiting:
+            self._waiting.wait_for(lambda: not self._streams, timeout=FAREWELL_SECONDS)
+
+    def _follow(self) -> None:
+        while not self.changes.has_ended:
+            with self._waiting:
+                self._waiting.wait_for(lambda: self._streams > 0)
+            with contextlib.suppress(
+                CoremillError, OSError, ValueError, KeyError
+            ):  # a file is being replaced: look again
+                self.changes.look()
+            time.sleep(LOOK_EVERY_SECONDS)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    timeout = SLOW_SECONDS
+    server_version, sys_version = "coremill", ""
+
+    def do_GET(self) -> None:
+        """The page, its stream, or nothing."""
+        self.close_connection = True
+        if (self.headers.get("Host") or "").rpartition(":")[0] not in HOSTS and self.headers.get("Host") not in HOSTS:
+            self._refuse(
+                HTTPStatus.FORBIDDEN, "this page is for a browser on its own machine, under the name localhost"
+            )
+            return
+        wanted = urlsplit(self.path)
+        if wanted.path == "/":
+            self._send_page()
+        elif wanted.path == "/events":
+            self._stream(self.headers.get("Last-Event-ID") or "".join(parse_qs(wanted.query).get("since", [])))
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "there is only one page here: /")
+
+    def _only_get(self) -> None:
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "this page can only be read")
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _only_get
+
+    def _send_page(self) -> None:
+        try:
+            page = self.server.changes.page().encode()
+        except (CoremillError, OSError) as error:  # the run folder was removed meanwhile
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+            return
+        self._begin(HTTPStatus.OK, "text/html; charset=utf-8", len(page))
+        self.wfile.write(page)
+
+    def _stream(self, seen: str) -> None:
+        self._begin(HTTPStatus.OK, "text/event-stream; charset=utf-8")
+        self.wfile.write(b"retry: 2000\n\n")
+        changes = self.server.changes
+        with self.server.streaming():
+            while True:
+                now, parts = changes.since(seen, seconds=KEEP_ALIVE_SECONDS)
+                data = json.dumps(parts, ensure_ascii=False)
+                text = f"id: {now}\nevent: parts\ndata: {data}\n\n" if parts else ": still here\n\n"
+                self.wfile.write(text.encode("utf-8", errors="replace"))
+                seen = now
+                if changes.has_ended:
+                    self.wfile.write(b"event: end\ndata:\n\n")
+                    return
+
+    def _begin(self, status: HTTPStatus, content_type: str, length: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Connection", "close")
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        self.close_connection = True
+        text = f"{why}\n".encode()
+        self._begin(status, "text/plain; charset=utf-8", len(text))
+        if self.command != "HEAD":
+            self.wfile.write(text)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not worth a line."""
+
+
+def serve_until_interrupted(listener: socket.socket, run: Path, on_ready: Callable[[], None]) -> None:
+    """Until Ctrl-C; the run may end, go on or begin anew meanwhile."""
+    with PageServer(listener, run) as server:
+        on_ready()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            server.finish()
+
+
+def _main(descriptor: int, run: Path) -> None:
+    """For a launcher: until its end of a pipe on standard input is closed, by its own will or with its life."""
+    with contextlib.suppress(OSError):
+        os.nice(10)  # the run goes first
+    with PageServer(socket.socket(fileno=descriptor), run) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        sys.stdin.buffer.read()
+        server.finish()
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), Path(sys.argv[2]))

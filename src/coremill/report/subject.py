@@ -1,0 +1,58 @@
+"""What a run is about, for people and for report.json: model, parameters, data, learning rate, command.
+
+Taken from the resolved config.yaml and from orders.json. A run folder of an older coremill, or one that was edited, may
+lack any of it: then it is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+
+def subject_of(config_text: str | None, orders: Mapping[str, Any]) -> dict[str, Any]:
+    """The key `subject` of report.json."""
+    config = config_values(config_text)
+    model, data, train = (_section(config, name) for name in ("model", "data", "train"))
+    sources = [one.get("source") for one in data.get("sources") or () if isinstance(one, Mapping)]
+    return {
+        "model": _model_name(config.get("model")),
+        "weights": model.get("weights"),
+        "parameters": orders.get("parameters"),
+        "trainable_parameters": orders.get("trainable_parameters"),
+        "task": config.get("task"),
+        "data": [str(source) for source in sources] or ([str(data["source"])] if data.get("source") else []),
+        "sequence_length": data.get("sequence_length"),
+        "tokens_per_step": train.get("tokens_per_step"),
+        "epochs": train.get("epochs"),
+        "learning_rate": train.get("learning_rate"),
+        "schedule": train.get("schedule"),
+        "warmup_steps": train.get("warmup_steps"),
+        "command": orders.get("command"),
+    }
+
+
+def _model_name(model: Any) -> str | None:
+    """The hub id or folder; of a shape that the run file itself gives its family."""
+    if not isinstance(model, Mapping):
+        return model if isinstance(model, str) else None
+    if isinstance(model.get("config"), Mapping):
+        return f"{model['config'].get('model_type', 'a')} shape of the run file"
+    return model.get("name")
+
+
+def config_values(text: str | None) -> dict[str, Any]:
+    """A resolved config as plain values; empty where it is none."""
+    try:
+        values = YAML(typ="safe", pure=True).load(text or "")
+    except (YAMLError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}
