@@ -134,7 +134,7 @@ def test_stopped_killed_and_damaged_the_run_ends_with_the_same_bits(scene: Scene
     assert "evaluation.rows: 64 -> 7" in done.out and "parallel.engine: auto -> shard" in done.out
     rates = {event["step"]: event["learning_rate"] for event in events(peace) if event["kind"] == "step"}
     assert (rates[steps], rates[steps + 1]) == (0.01, 0.005)
-    assert [event["tokens"] for event in events(peace) if event["kind"] == "evaluation"][-1] == 7 * 31
+    assert [event["tokens"] for event in events(peace) if event["kind"] == "evaluation"][-1] == 7 * 32
     assert sorted(losses(peace)) == list(range(1, steps + 6))
     assert json.loads((peace / "report.json").read_text())["state"] == "finished"
     again = scene.run(more)
