@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,12 +49,22 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="override one key, e.g. train.steps=10; repeat as needed", show_default=False
     ),
 ]
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", metavar="M", help="hub id or folder; a first try needs no run file", show_default=False),
+]
+DataSource = Annotated[
+    str | None,
+    typer.Option("--data", metavar="D", help="text to learn from: files or hf://owner/name", show_default=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else")]
 
 
 @app.command()
 def train(
     config: ConfigPath = None,
+    model: ModelName = None,
+    data: DataSource = None,
     settings: Settings = None,
     nproc: Annotated[int | None, typer.Option(help="ranks on this machine; short for parallel.ranks_per_node")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="plan, check and tokenise, but start no rank")] = False,
@@ -80,6 +91,9 @@ def train(
 ) -> None:
     """Train a model: plan, tokenise, start ranks, watch them, export, report.
 
+    A first try needs no run file: coremill train --model gpt2 --data 'notes/*.txt' takes one epoch, unless --set
+    train.steps=N or train.epochs=N says otherwise. Beside a run file --model and --data go over it, as --set does.
+
     Under torchrun, mpirun or in a Kubeflow pod the same command acts as one rank (or starts one node's ranks).
     A run that was stopped or killed goes on from its newest whole checkpoint with the same command; ranks that die or
     hang are started again from there by themselves (section supervise of the run file).
@@ -87,50 +101,47 @@ def train(
     78 bad config or input, 130 ended at once by a second Ctrl-C.
     """
     if hostfile is not None:
+        from coremill.config.first_try import Named
         from coremill.hardware.probe import environment_snapshot
         from coremill.launch.request import Request
         from coremill.run.on_hosts import train_on_hosts
         from coremill.run.opening import Options
 
-        request = Request(
-            script="coremill",
-            is_module=True,
-            hostfile=hostfile,
-            ppn=ppn if ppn is not None else nproc,
-            via=via,
-            interface=interface,
-            ssh=ssh,
-            mpirun=mpirun,
-        )
+        ranks = nproc if ppn is None else ppn
+        request = Request(script="coremill", is_module=True, hostfile=hostfile, ppn=ranks, via=via)
+        request = replace(request, interface=interface, ssh=ssh, mpirun=mpirun)
         options = Options(dry_run=dry_run, fresh=fresh, force=force, page=page, port=port)
-        raise typer.Exit(train_on_hosts(config, settings or [], options, request, environment_snapshot()))
+        named, environ = Named(model, data), environment_snapshot()
+        raise typer.Exit(train_on_hosts(config, settings or [], named, options, request, environ))
     from coremill.world.stop import REQUESTS
 
     REQUESTS.listen()  # before anything slow is imported
-    from coremill.hardware.probe import environment_snapshot
-    from coremill.world.heartbeat import HEARTBEAT
+    from coremill import api
 
-    environ = environment_snapshot()
-    HEARTBEAT.begin(environ)
-    from coremill.config.load import load_config
-    from coremill.run.opening import Options
-    from coremill.run.story import run_as_launcher, run_as_rank
-    from coremill.world.identity import identify, identify_node
-    from coremill.world.refusal import refusals_told
-
-    options = Options(dry_run=dry_run, fresh=fresh, force=force, page=page, port=port)
-    identity = identify(environ)
-    if identity is not None:
-        overrides = [*(settings or []), *([f"parallel.ranks_per_node={nproc}"] if nproc is not None else [])]
-        raise typer.Exit(run_as_rank(config, overrides, identity, options))
-    node = identify_node(environ)
-    with refusals_told(node, environ, dry_run=dry_run):
-        raise typer.Exit(run_as_launcher(load_config(config, settings or [], nproc=nproc), options, node, Console()))
+    try:
+        result = api.train(
+            config,
+            settings or [],
+            model=model,
+            data=data,
+            nproc=nproc,
+            dry_run=dry_run,
+            fresh=fresh,
+            force=force,
+            page=page,
+            port=port,
+            console=Console(),
+        )
+    except api.TrainingInterrupted as interrupted:  # saved, and said
+        result = interrupted.result
+    raise typer.Exit(result.exit_code)
 
 
 @app.command()
 def plan(
     config: ConfigPath = None,
+    model: ModelName = None,
+    data: DataSource = None,
     settings: Settings = None,
     fleet: Annotated[
         list[str] | None,
@@ -148,14 +159,17 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Tell beforehand whether a run fits, how fast it will be, what it will cost, and why. Reads no weights."""
+    from coremill import api
     from coremill.run.plan_command import learn_from, plan_on_fleets, plan_once
 
     if learn is not None:
         learn_from(learn, as_json=as_json, console=Console())
-    elif compare or len(fleet or []) > 1:
-        plan_on_fleets(config, settings or [], fleet or [], as_json=as_json, console=Console())
+        return
+    loaded = api.load_config(config, settings or [], model=model, data=data)
+    if compare or len(fleet or []) > 1:
+        plan_on_fleets(loaded, fleet or [], as_json=as_json, console=Console())
     else:
-        plan_once(config, settings or [], fleet[0] if fleet else None, as_json=as_json, console=Console())
+        plan_once(loaded, fleet[0] if fleet else None, as_json=as_json, console=Console())
 
 
 @app.command()
@@ -315,13 +329,19 @@ def data_show(
 
 
 @config_app.command("show")
-def config_show(config: ConfigPath = None, settings: Settings = None, as_json: AsJson = False) -> None:
+def config_show(
+    config: ConfigPath = None,
+    model: ModelName = None,
+    data: DataSource = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
     """The resolved config, each line with where its value came from."""
-    from coremill.config.load import load_config
+    from coremill import api
     from coremill.config.show import show
     from coremill.model.source import require_named_code
 
-    loaded = load_config(config, settings or [])
+    loaded = api.load_config(config, settings or [], model=model, data=data)
     with loaded.placing():
         require_named_code(loaded.located.model)
     if as_json:

@@ -105,24 +105,36 @@ def headers(workshop: Scene) -> int:
     return sum(8 + int.from_bytes(path.read_bytes()[:8], "little") for path in exported(workshop))
 
 
-def test_the_llama_example_is_planned(tmp_path, monkeypatch, capsys):
-    """Its model is gated: the shape alone stands in for it."""
-    shape = {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 8192,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(shape))
+def plan_of_llama(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *settings: str) -> dict:
+    """By the command in its header, which needs no network: the model is gated, its shape lies beside the example."""
+    (command,) = [
+        line.removeprefix("#")
+        for line in (ROOT / LLAMA).read_text().splitlines()
+        if line.startswith("#   coremill plan ")
+    ]
     monkeypatch.chdir(ROOT)
-    settings = ["--set", f"model.name={tmp_path}", "--set", "model.weights=random"]
-    app(["plan", *header(LLAMA)[2:], *settings, "--json"], standalone_mode=False)
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["fits"]
-    assert plan["engine"]["value"] == "shard"
-    assert plan["nodes"] == 4
-    assert plan["usd"] > 0
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    app([*shlex.split(command)[1:], *settings, "--json"], standalone_mode=False)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_llama_example_is_planned_offline_as_its_comments_say(monkeypatch, capsys):
+    text = (ROOT / LLAMA).read_text()
+    plan = plan_of_llama(monkeypatch, capsys)
+    assert plan["fits"] and plan["engine"]["value"] == "shard" and plan["nodes"] == 4
+    memory, step = plan["memory_bytes_per_rank"], plan["step_seconds"]["total"]
+    size = f"{memory['total'] / 1e9:.1f} GB of {memory['limit'] / 1e9:.1f} GB per rank"
+    speed = f"{plan['tokens_per_second']:.0f} tokens/s, {step:.1f} s a step"
+    cost = f"{plan['steps']} steps in {plan['hours']:.2f} hours for {plan['usd']:.2f} USD"
+    assert f"# It says: {size}, {speed}, {cost}.\n" in text
+
+    kept = plan_of_llama(monkeypatch, capsys, "--set", "train.activation_checkpointing=auto")
+    assert not kept["activation_checkpointing"]["value"]
+    auto = f"{kept['step_seconds']['total']:.1f} s a step, but {kept['memory_bytes_per_rank']['total'] / 1e9:.1f} GB"
+    assert f"auto: {auto} per rank\n" in text
+
+
+def test_the_8_b_states_are_as_its_comment_says(monkeypatch, capsys):
+    memory = plan_of_llama(monkeypatch, capsys)["memory_bytes_per_rank"]
+    states = sum(memory[part] for part in ("parameters", "gradients", "optimizer"))
+    assert f"fp32 AdamW states alone are {states / 1e9:.0f} GB a rank\n" in (ROOT / LLAMA).read_text()

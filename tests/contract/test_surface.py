@@ -6,6 +6,8 @@ A change here is a change of the contract: it belongs in CHANGELOG.md.
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
 import json
 import re
 
@@ -14,17 +16,19 @@ from commands import surface
 from house import PACKAGE, ROOT, sources
 
 import coremill
-from coremill import errors
+from coremill import api, errors
 from coremill.cli import app
 
 COMMANDS = {
     "coremill": ["--version"],
     "coremill train": [
+        "--data",
         "--dry-run",
         "--force",
         "--fresh",
         "--hostfile",
         "--interface",
+        "--model",
         "--mpirun",
         "--nproc",
         "--page",
@@ -35,7 +39,7 @@ COMMANDS = {
         "--via",
         "CONFIG",
     ],
-    "coremill plan": ["--compare", "--fleet", "--json", "--learn", "--set", "CONFIG"],
+    "coremill plan": ["--compare", "--data", "--fleet", "--json", "--learn", "--model", "--set", "CONFIG"],
     "coremill doctor": ["--json", "--self-test/--no-self-test"],
     "coremill launch": [
         "--allocator",
@@ -67,7 +71,7 @@ COMMANDS = {
     "coremill data": [],
     "coremill data show": ["--evaluation", "--json", "--rows", "--set", "CONFIG"],
     "coremill config": [],
-    "coremill config show": ["--json", "--set", "CONFIG"],
+    "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],
     "coremill config schema": [],
 }
 
@@ -134,6 +138,34 @@ def test_exit_codes():
 def test_the_error_tree_is_drawn_as_it_is():
     drawn = dict(re.findall(r"^[ |`-]*(\w+) +(\d+) ", errors.__doc__ or "", flags=re.MULTILINE))
     assert {name: int(code) for name, code in drawn.items()} == EXIT_CODES
+
+
+API = {
+    "load_config": ["path", "settings", "model", "data", "nproc"],
+    "plan": ["config", "settings", "model", "data", "fleet"],
+    "train": [
+        *("config", "settings", "model", "data", "nproc"),
+        *("dry_run", "fresh", "force", "page", "port", "console"),
+    ],
+    "report": ["run"],
+}
+API_TYPES = {
+    "CoremillError": None,
+    "LoadedConfig": ["config", "origins", "name", "path", "text", "without_file", "notes", "places"],
+    "TrainResult": ["state", "exit_code", "folder", "summary"],
+    "TrainingInterrupted": None,
+}
+
+
+def test_public_python_names():
+    assert set(api.__all__) == {*API, *API_TYPES}
+    assert {name: list(inspect.signature(getattr(api, name)).parameters) for name in API} == API
+    for name, fields in API_TYPES.items():
+        if fields is not None:
+            assert [field.name for field in dataclasses.fields(getattr(api, name))] == fields
+    assert all(inspect.getdoc(getattr(api, name)) for name in api.__all__)
+    assert issubclass(api.TrainingInterrupted, KeyboardInterrupt)
+    assert (PACKAGE / "py.typed").is_file()
 
 
 def test_public_names():

@@ -73,6 +73,7 @@ def flip_a_bit(file: Path) -> None:
 
 def run_on(identity: RankIdentity, folders: list[str], settings: list[list[str]], launcher: str) -> dict[str, Any]:
     """`coremill train` as the only rank of a host: how it ended, in whose words."""
+    from coremill.config.load import load_config
     from coremill.run.opening import Options
     from coremill.run.story import run_as_rank
 
@@ -80,7 +81,7 @@ def run_on(identity: RankIdentity, folders: list[str], settings: list[list[str]]
     os.environ["COREMILL_CACHE"] = str(Path(folders[identity.rank]) / "cache")
     here = replace(identity, local_rank=0, local_size=1, node_rank=identity.rank, launcher=launcher)  # type: ignore[arg-type]
     try:
-        code = run_as_rank(Path("run.yaml"), settings[identity.rank], here, Options(fresh=True))
+        code = run_as_rank(lambda: load_config(Path("run.yaml"), settings[identity.rank]), here, Options(fresh=True))
     except CoremillError as error:
         return {"kind": type(error).__name__, "code": error.exit_code, "silent": error.silent, "text": str(error)}
     return {"kind": "", "code": code, "silent": True, "text": ""}

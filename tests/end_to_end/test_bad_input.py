@@ -221,6 +221,15 @@ CASES = {
 }
 
 
+def one_host(scene: Scene) -> None:
+    scene.path("hosts").write_text("localhost slots=2\n")
+
+
+CASES["missing column, by a hostfile"] = Case(
+    "'body'...text", ("data.column=body",), words=("--hostfile", "hosts"), prepare=one_host
+)
+
+
 @pytest.fixture(scope="module")
 def gated_hub() -> Iterator[str]:
     with serve_gated_hub() as address:
@@ -239,6 +248,7 @@ def assert_no_rank_started(scene: Scene, done: Ended) -> None:
     assert not done.left
     assert not list(scene.folder.rglob("rank-*"))
     assert not scene.path("runs").exists()
+    assert not scene.path("run").exists(), list(scene.path("run").rglob("*"))  # the folder of run.yaml
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -274,6 +284,21 @@ def test_under_torchrun_it_is_said_once(scene: Scene, gated_hub: str, name: str)
     assert_no_rank_started(scene, done)
 
 
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here: make hosts-setup")
+def test_under_mpirun_it_is_said_once(scene: Scene, gated_hub: str) -> None:
+    case = CASES["missing column"]
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    oversubscribed = {
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    command = ["mpirun", "-n", "2", sys.executable, "-m", "coremill", *case.arguments]
+    done = scene.run(command, {**environ(case, gated_hub), **root, **oversubscribed})
+    assert done.code == 78, str(done)
+    assert said(done.err, case.message) and done.err.count("coremill: ") == 1, str(done)
+    assert_no_rank_started(scene, done)
+
+
 def test_documents_that_would_see_each_other_are_refused_before_the_first_step(scene: Scene) -> None:
     """Said by a rank: a small copy of the model has to be run."""
     from transformers import BloomConfig, BloomForCausalLM
@@ -286,4 +311,4 @@ def test_documents_that_would_see_each_other_are_refused_before_the_first_step(s
     assert not done.left
     assert said(done.err + done.out, "does not keep the documents of a row apart...attention_across_documents: true")
     assert (done.err + done.out).count("does not keep the documents") == 1, str(done)
-    assert '"kind": "step"' not in scene.path("run/events/rank-00000.jsonl").read_text()
+    assert '"kind":"step"' not in scene.path("run/events/rank-00000.jsonl").read_text()

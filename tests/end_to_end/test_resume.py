@@ -113,6 +113,9 @@ def test_stopped_killed_and_damaged_the_run_ends_with_the_same_bits(scene: Scene
     assert report["state"] == "finished"
     assert (report["steps"], report["loss_last"]) == (steps, undisturbed["loss_last"])
     assert report["tokens"] == undisturbed["tokens"]
+    assert (report["pauses"], undisturbed["pauses"]) == (3, 0) and undisturbed["pause_seconds"] == 0
+    first, last = report["environment"]["started"], report["environment"]["last_word"]
+    assert report["seconds"] + report["pause_seconds"] == pytest.approx(last - first) and report["pause_seconds"] > 0
     assert sum(event["kind"] == "start" for event in events(folder)) == 4
 
     # Finished: it goes on when asked for more, with what may change; what may not says the value it had.
@@ -135,6 +138,10 @@ def test_stopped_killed_and_damaged_the_run_ends_with_the_same_bits(scene: Scene
     rates = {event["step"]: event["learning_rate"] for event in events(peace) if event["kind"] == "step"}
     assert (rates[steps], rates[steps + 1]) == (0.01, 0.005)
     assert [event["tokens"] for event in events(peace) if event["kind"] == "evaluation"][-1] == 7 * 32
+    assert f"run: 5 of {steps + 5:,} steps left, " in done.out
+    plan, report = (json.loads((peace / name).read_text()) for name in ("plan.json", "report.json"))
+    assert (plan["steps"], plan["steps_done"], report["steps_planned"]) == (steps + 5, steps, steps + 5)
+    assert plan["hours"] == pytest.approx(report["plan"]["hours"] * 5 / (steps + 5))
     assert sorted(losses(peace)) == list(range(1, steps + 6))
     assert json.loads((peace / "report.json").read_text())["state"] == "finished"
     again = scene.run(more)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import socket
 import sys
@@ -71,8 +72,12 @@ def either(request: pytest.FixtureRequest) -> Finished:
 def test_the_screen_is_plain_lines(either: Finished) -> None:
     lines = either.screen.splitlines()
     assert "\x1b" not in either.screen and "\r" not in either.screen
-    for start in ("ranks: ", "engine: ", "dtype: ", "memory: ", "speed: ", "step 1/8  loss ", "step 8/8  loss "):
+    said = ("ranks: ", "engine: ", "dtype: ", "memory: ", "speed: ", "training data: ", "run: 8 steps, ", "trained on ")
+    for start in (*said, "step 1/8  loss ", "step 8/8  loss "):
         assert sum(line.startswith(start) for line in lines) == 1, either.screen
+    (last,) = [line for line in lines if line.startswith("step 8/8 ")]
+    assert re.search(r"  lr [\d.e-]+  grad norm [\d.e-]+  epoch \d\.\d\d  ", last), last
+    assert f"trained on 2,048 tokens: {either.report['epochs']:.2f} epochs of " in either.screen
     assert any(line.startswith("evaluation at step 8: loss ") for line in lines)
     assert any(line.startswith("held out for evaluation: 6 of 60 documents, ") for line in lines)
     assert f"exported to {either.export}" in either.screen
@@ -252,6 +257,18 @@ def test_a_dry_run_starts_and_leaves_nothing(scene: Scene) -> None:
     assert dry.code == 0 and not dry.err and not dry.left
     assert dry.out.splitlines()[-1] == f"dry run: 2 ranks would run 8 steps in {scene.path('dry')}"
     assert not scene.path("dry").exists()
+
+
+def test_a_run_of_epochs_is_planned_as_long_as_it_will_be(scene: Scene) -> None:
+    """By plan, without tokenising again what a dry run has tokenised, and by both alike."""
+    words = ("run.yaml", "--set", "train.steps=null", "--set", "train.epochs=2")
+    dry = scene.coremill("train", *words, "--dry-run", "--set", "run.folder=dry")
+    assert dry.code == 0, str(dry)
+    steps = int(re.findall(r"would run (\d+) steps", dry.out)[0])
+    plan = json.loads(scene.coremill("plan", *words, "--json", "--fleet", "c7i.large").out)
+    assert plan["steps"] == steps and not plan["steps_estimated"] and plan["hours"] > 0 and plan["usd"] > 0
+    away = json.loads(scene.coremill("plan", *words, "--json", "--set", "data.source=away.txt").out)
+    assert away["steps"] is None and "no such file" in away["steps_words"]
 
 
 def test_without_a_run_file_a_named_model_is_trained_by_the_defaults(scene: Scene) -> None:

@@ -28,7 +28,9 @@ class Origin:
     option: str | None = None  # as the user wrote it, where that was short for a --set
 
     def __str__(self) -> str:
-        """Short, for the comments of `config show`: `default`, `run.yaml:7`, `--set`."""
+        """Short, for the comments of `config show`: `default`, `run.yaml:7`, `--set`, `--nproc`."""
+        if self.option is not None and self.option.startswith("--"):
+            return self.option.partition(" ")[0]
         return f"{Path(self.file).name}:{self.line}" if self.file is not None else self.kind
 
     def where(self, key: str) -> str:
@@ -94,6 +96,11 @@ class Settings:
             return
         self.given |= _by_name({path[-1]: value})
         self._settle(path, value, lambda _: origin)
+
+    def add_value(self, dotted: str, value: Any, option: str) -> None:
+        """Take in one value as Python or a short option has it: nothing is read as YAML."""
+        origin = Origin("--set", text=f"{dotted}={value}", option=option)
+        self._settle(tuple(dotted.split(".")), value, lambda _: origin)
 
     def origin_of(self, key: str) -> Origin:
         return self.origins.get(tuple(key.split(".")), DEFAULT)

@@ -1,8 +1,9 @@
 """A run file and `--set` options -> one checked config in which every value knows where it came from.
 
-Precedence: default < file < --set. All problems come at once, each as what, where, why and what to do.
-Without a file `--set` changes the built-in example, unless it names a model or data: the example's learning rate and
-tokenizer are the example's, and a run of something else starts from the defaults.
+Precedence: default < file < --set and the options that are short for one. All problems come at once, each as what,
+where, why and what to do. Without a file `--set` changes the built-in example, unless it names a model or data: the
+example's learning rate and tokenizer are the example's, and a run of something else starts from the defaults.
+`--model` and `--data` are in first_try.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from coremill.config.document import Flaw, dotted_key, read_document
+from coremill.config.first_try import Named, add_named, name_of_try, takes_example, words_of_try
 from coremill.config.keys import keys
 from coremill.config.layers import DEFAULT, Origin, Problem, Settings, said, within
 from coremill.config.places import Places, find_places, meant_beside, relative_paths, with_paths
@@ -43,6 +45,7 @@ class LoadedConfig:
     path: Path | None
     text: str
     without_file: str | None = None  # in words, where there is no run file: what the values start from
+    notes: tuple[str, ...] = ()  # in words: what else was done to the values
     places: Places = Places()
 
     @property
@@ -73,15 +76,26 @@ class LoadedConfig:
             raise
 
 
-def load_config(path: Path | None, overrides: Sequence[str] = (), *, nproc: int | None = None) -> LoadedConfig:
+def load_config(
+    path: Path | None,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    nproc: int | None = None,
+    model: str | None = None,
+    data: str | None = None,
+) -> LoadedConfig:
     """Read and check a run file; without one the built-in example, or the defaults where a model or data is named.
 
-    Raises ConfigError with all problems.
+    `overrides` are as on the command line ("train.steps=10"), or values by their keys. Raises ConfigError with all
+    problems.
     """
-    named = _named_by(overrides) if path is None else []
+    given = Named(model, data)
+    above = _add_overrides(Settings(), overrides)
+    named = _named_by(above) if path is None else []
+    from_example = takes_example(given, above)
     if path is not None:
         text, file = read_run_file(path), str(path)
-    elif named:
+    elif (named or given) and not from_example:
         text, file = "", COMMAND_LINE
     else:
         built_in = importlib.resources.files("coremill.config").joinpath("built_in.yaml")
@@ -98,10 +112,10 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), *, nproc: int 
         settings.problems.append(problem)
         for key in problem.doubtful:
             settings.drop(key)
-    for override in overrides:
-        settings.add_override(override)
+    notes = add_named(settings, given, above, file=None if path is None else str(path))
+    _add_overrides(settings, overrides)
     if nproc is not None:
-        settings.add_override(f"parallel.ranks_per_node={nproc}", option=f"--nproc {nproc}")
+        settings.add_value("parallel.ranks_per_node", nproc, f"--nproc {nproc}")
 
     config, problems = _validate(settings)
     places = find_places(config, path)
@@ -112,18 +126,28 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), *, nproc: int 
         raise ConfigError([problem.error for problem in sorted(problems, key=lambda problem: problem.place)])
     origins = _all_origins(settings)
     if path is not None:
-        return LoadedConfig(config, origins, path.stem, path, text, places=places)
+        return LoadedConfig(config, origins, path.stem, path, text, notes=notes, places=places)
+    if given:
+        words = words_of_try(config, from_example=from_example)
+        return LoadedConfig(config, origins, name_of_try(config), path, text, words)
     if named:
         words = f"no run file: {' and '.join(named)} by --set, every other key has its default"
         return LoadedConfig(config, origins, _name_of(config), path, text, words)
     return LoadedConfig(config, origins, BUILT_IN, path, text, "no run file: the built-in example")
 
 
-def _named_by(overrides: Sequence[str]) -> list[str]:
+def _add_overrides(settings: Settings, overrides: Sequence[str] | Mapping[str, Any]) -> Settings:
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            settings.add_value(key, value, f"settings={{{key!r}: {value!r}}}")
+    else:
+        for override in overrides:
+            settings.add_override(override)
+    return settings
+
+
+def _named_by(settings: Settings) -> list[str]:
     """Which of the keys that make a run another one than the built-in example are given."""
-    settings = Settings()
-    for override in overrides:
-        settings.add_override(override)
     given = {path[:2] for path, value in settings.values.items() if value not in (None, BUILT_IN)}
     return [dotted_key(path).removesuffix(".name") for path in _NAMES_A_RUN if path in given]
 

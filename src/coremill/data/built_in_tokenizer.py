@@ -46,6 +46,8 @@ def built_in_tokenizer(
             "destination": str(partial),
         }
         run_in_child(job, progress)
+        if progress is not None:
+            progress(Progress(0, 0, None, 0, "train tokenizer", is_done=True))
 
     def on_wait() -> None:
         if progress is not None:

@@ -75,6 +75,27 @@ def resolve_dataset(name: str, *, split: str, setting: str) -> Dataset:
     return Dataset(repository=repository, config=config, split=split, commit=commit, offline=offline)
 
 
+def bytes_on_card(dataset: Dataset) -> int | None:
+    """How large the split is, all columns together, as the dataset's card has it; None where that cannot be told."""
+    from huggingface_hub import HfApi
+
+    def ask() -> Any:
+        return HfApi().dataset_info(dataset.repository, revision=dataset.commit, timeout=hub.REQUEST_SECONDS).card_data
+
+    try:
+        card = hub.within(hub.DEADLINE_SECONDS, ask)
+        described = (card.to_dict() if card is not None else {}).get("dataset_info") or []
+    except Exception:  # a plan goes without
+        return None
+    entries = described if isinstance(described, list) else [described]
+    named = [entry for entry in entries if entry.get("config_name", "default") == (dataset.config or "default")]
+    found = named or (entries if len(entries) == 1 and dataset.config is None else [])
+    sizes = [
+        part.get("num_bytes") for entry in found for part in entry.get("splits") or () if part["name"] == dataset.split
+    ]
+    return int(sizes[0]) if sizes and sizes[0] else None
+
+
 def open_dataset(dataset: Dataset, *, column: str, where: str, bad: BadRows) -> tuple[Iterator[Piece], int | None]:
     """The rows of a dataset, downloaded where needed; the first call in its process."""
     import datasets

@@ -45,6 +45,7 @@ class Progress:
     bytes_total: int | None
     tokens: int
     stage: Stage
+    is_done: bool = False  # the last word on this stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +188,13 @@ class PackedData:
     def in_words(self) -> str:
         rows = f"{self.train_rows:,} rows to train and {self.evaluation_rows:,} to evaluate on"
         return f"{rows}, {self.documents:,} documents"
+
+    def train_in_words(self) -> str:
+        """How much there is to train on."""
+        documents = max(1, self.documents - self.evaluation_documents)
+        of_documents = "1 document" if documents == 1 else f"{documents:,} documents"
+        tokens = self.train_rows * self.sequence_length
+        return f"{self.train_rows:,} rows of {self.sequence_length:,} tokens ({tokens:,} in all) from {of_documents}"
 
     def explain_change(self, config: RunConfig, earlier: Mapping[str, Any], *, what: str, anew: str) -> InputError:
         """Why a run whose config was `earlier` does not find its rows any more; `anew`: how to begin another one."""

@@ -8,6 +8,7 @@ begin token is the end token, one stands between two documents.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -87,6 +88,15 @@ def _why_empty(empty_documents: int, bad: BadRows) -> str:
     if bad.count:
         return f"{bad.words()}; the first: {bad.listed[0]['where']}"
     return f"its {empty_documents} documents hold no text" if empty_documents else "it holds no documents"
+
+
+def count_tokens(pieces: Iterator[Piece], tokenizer: TextTokenizer, vocabulary_rows: int) -> dict[str, int]:
+    """What documents would become, and how much of the source they are; nothing is kept."""
+    with Path(os.devnull).open("wb") as nowhere:
+        writer = _Writer(nowhere, nowhere, tokenizer, "uint32", vocabulary_rows)
+        for batch in _batches(pieces):
+            writer.add(batch)
+    return {"tokens": writer.tokens, "source_bytes": writer.source_bytes}
 
 
 class _Writer:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from coremill.config.schema import DataSection, RunConfig
 from coremill.data.bad_rows import LISTING_FILE
@@ -61,17 +62,9 @@ def prepare_data(
     started = time.perf_counter()
     section = config.data
     _require_row_length(section, max_positions)
-    packer = _Packer(
-        section.sequence_length,
-        section.special_tokens,
-        tokenizer_folder.absolute(),
-        vocabulary_rows,
-        cache.absolute() / "data",
-        progress or (lambda _: None),
-        code_sha256,
-    )
+    packer = packer_of(section, tokenizer_folder, vocabulary_rows, cache, progress or (lambda _: None), code_sha256)
     training_sources, evaluation_source = sources_of(section)
-    parts = [_part(packer, source, section, config.train.seed) for source in training_sources]
+    parts = [pack_part(packer, source, section, config.train.seed) for source in training_sources]
     evaluation = [part.held_out for part in parts if part.held_out is not None]
     if evaluation_source is not None:
         evaluation = [packer.pack(evaluation_source)]
@@ -126,7 +119,7 @@ def _key_of_data(
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """One source, packed: all of it, what is trained on, what is held out of it."""
 
     name: str
@@ -151,16 +144,17 @@ class _Part:
         )
 
 
-def _part(packer: _Packer, source: TextSource, section: DataSection, seed: int) -> _Part:
+def pack_part(packer: Packer, source: TextSource, section: DataSection, seed: int) -> Part:
+    """Pack one of the sources to train on, and hold out of it what is to be evaluated on."""
     whole = packer.pack(source)
     if not section.evaluation_fraction:
-        return _Part(source.name, whole, whole)
+        return Part(source.name, whole, whole)
     _require_two_rows(whole.manifest.rows, section)
     training, held_out = packer.hold_out(whole, section.evaluation_fraction, seed)
     words = _words_of_held_out(whole, training, held_out)
     if section.sources is not None:
         words = f"{source.name}: {words}"
-    return _Part(source.name, whole, training, held_out, words)
+    return Part(source.name, whole, training, held_out, words)
 
 
 def check_sources(section: DataSection, *, max_positions: int | None) -> None:
@@ -192,7 +186,7 @@ class _Packing:
 
 
 @dataclass(frozen=True)
-class _Packer:
+class Packer:
     """Packs one source after the other with the same tokenizer and length."""
 
     sequence_length: int
@@ -203,16 +197,26 @@ class _Packer:
     progress: Callable[[Progress], None]
     code_sha256: str | None
 
-    def pack(self, source: TextSource) -> _Packing:
-        stamps = stamps_of(source)
-        made_from = (
+    def _made_from(self, source: TextSource, stamps: tuple[tuple[int, int], ...]) -> tuple[object, ...]:
+        return (
             self._identity(source, stamps),
             tokenizer_identity(self.tokenizer_folder),
             self.sequence_length,
             *([source.on_bad_rows] if source.on_bad_rows != "stop" else []),
             *([self.code_sha256] if self.code_sha256 is not None else []),
         )
-        key = _hash(FORMAT_VERSION, *made_from, f"special tokens {self.special_tokens}")
+
+    def _key_of(self, made_from: tuple[object, ...]) -> str:
+        return _hash(FORMAT_VERSION, *made_from, f"special tokens {self.special_tokens}")
+
+    def packed_before(self, source: TextSource) -> PackedManifest | None:
+        """What the cache holds of this text; nothing is made."""
+        return read_manifest(self.cache / self._key_of(self._made_from(source, stamps_of(source))))
+
+    def pack(self, source: TextSource) -> _Packing:
+        stamps = stamps_of(source)
+        made_from = self._made_from(source, stamps)
+        key = self._key_of(made_from)
         final = self.cache / key
         from_cache = build_once(
             final,
@@ -230,15 +234,25 @@ class _Packer:
             added.append("one token between documents")
         return _Packing(final, manifest, from_cache, _hash(TOKENS_VERSION, *made_from, *added))
 
+    def _split_folder(self, whole: PackedManifest, fraction: float, seed: int) -> Path:
+        return self.cache / f"{whole.key}-{_hash(FORMAT_VERSION, whole.key, HELD_OUT, fraction, seed)}"
+
+    def split_before(self, whole: PackedManifest, fraction: float, seed: int) -> PackedManifest | None:
+        """What is left to train on of text that was shared out before; nothing is made."""
+        return read_manifest(self._split_folder(whole, fraction, seed) / "train")
+
     def hold_out(self, whole: _Packing, fraction: float, seed: int) -> tuple[_Packing, _Packing]:
         """The packings to train and to evaluate on, of documents of a whole one."""
         key = _hash(FORMAT_VERSION, whole.manifest.key, HELD_OUT, fraction, seed)
-        final = self.cache / f"{whole.folder.name}-{key}"
+        final = self._split_folder(whole.manifest, fraction, seed)
         keep_in_use(final)
 
         def build(partial: Path) -> None:
             job = {"job": "hold out", "whole": str(whole.folder), "destination": str(partial)}
             counts = run_in_child({**job, "fraction": fraction, "seed": seed}, self.progress)
+            manifest = whole.manifest
+            size = manifest.tokens_bytes
+            self.progress(Progress(manifest.documents, size, size, manifest.all_tokens, "hold out", is_done=True))
             for name in ("train", "evaluation"):
                 replace(whole.manifest, key=key, bad_rows=0, bad_rows_words="", **counts[name]).write(partial / name)
 
@@ -259,20 +273,23 @@ class _Packer:
 
     def _identity(self, source: TextSource, stamps: tuple[tuple[int, int], ...]) -> str:
         total = sum(size for size, _ in stamps)
-        done, last_told = 0, time.perf_counter()
+        done, told, last_told = 0, False, time.perf_counter()
 
         def on_bytes(count: int) -> None:
-            nonlocal done, last_told
+            nonlocal done, told, last_told
             done += count
             if time.perf_counter() - last_told >= HASH_PROGRESS_SECONDS:
-                last_told = time.perf_counter()
+                told, last_told = True, time.perf_counter()
                 self.progress(Progress(0, done, total, 0, "hash"))
 
-        return identity_of(source, on_bytes)
+        identity = identity_of(source, on_bytes)
+        if told:
+            self.progress(Progress(0, total, total, 0, "hash", is_done=True))
+        return identity
 
-    def _tokenise(self, source: TextSource, stamps: tuple[tuple[int, int], ...], key: str, partial: Path) -> None:
-        job = {
-            "job": "tokenise",
+    def job_of(self, source: TextSource) -> dict[str, Any]:
+        """What the process that tokenises needs to know."""
+        return {
             "source": source.to_json(),
             "tokenizer_folder": str(self.tokenizer_folder),
             "special_tokens": self.special_tokens,
@@ -280,9 +297,20 @@ class _Packer:
             "cache": str(self.cache.parent),
             "sequence_length": self.sequence_length,
             "vocabulary_rows": self.vocabulary_rows,
-            "destination": str(partial),
         }
-        counts = run_in_child(job, self.progress)
+
+    def _tokenise(self, source: TextSource, stamps: tuple[tuple[int, int], ...], key: str, partial: Path) -> None:
+        job = {**self.job_of(source), "job": "tokenise", "destination": str(partial)}
+        size = sum(size for size, _ in stamps) or None
+        last = Progress(0, 0, size, 0, "tokenise" if source.dataset is None else "download")
+
+        def on_progress(progress: Progress) -> None:
+            nonlocal last
+            last = progress
+            self.progress(progress)
+
+        self.progress(last)  # from here on it takes time: the process has to start, and the tokenizer to be read
+        counts = run_in_child(job, on_progress)
         if stamps_of(source) != stamps:
             raise InputError(
                 "the files changed while they were read",
@@ -290,6 +318,8 @@ class _Packer:
                 why="what was packed belongs to neither the old nor the new text",
                 do="run again once nothing writes to them",
             )
+        tokens, read = counts["tokens"] + counts["dropped_tokens"], last.bytes_total or last.bytes_done
+        self.progress(Progress(counts["documents"], read, last.bytes_total, tokens, "tokenise", is_done=True))
         PackedManifest(
             version=FORMAT_VERSION,
             key=key,
@@ -298,6 +328,26 @@ class _Packer:
             sequence_length=self.sequence_length,
             **counts,
         ).write(partial)
+
+
+def packer_of(
+    section: DataSection,
+    tokenizer_folder: Path,
+    vocabulary_rows: int,
+    cache: Path,
+    progress: Callable[[Progress], None],
+    code_sha256: str | None,
+) -> Packer:
+    """What packs the text of a run."""
+    return Packer(
+        section.sequence_length,
+        section.special_tokens,
+        tokenizer_folder.absolute(),
+        vocabulary_rows,
+        cache.absolute() / "data",
+        progress,
+        code_sha256,
+    )
 
 
 def _is_whole_source(folder: Path) -> bool:

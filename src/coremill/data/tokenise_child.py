@@ -90,12 +90,16 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
     from coremill.data.tokenizer_files import load_tokenizer
 
     source = TextSource.from_json(job["source"])
-    destination = Path(job["destination"])
     tokenizer = load_tokenizer(
         Path(job["tokenizer_folder"]), job["special_tokens"], code_sha256=job["code_sha256"], cache=Path(job["cache"])
     )
+    if job["job"] == "sample":
+        from coremill.data.counting import sample_of
+        from coremill.data.packing import count_tokens
+
+        return count_tokens(sample_of(source, job["sample_bytes"]), tokenizer, job["vocabulary_rows"])
+    destination = Path(job["destination"])
     if source.dataset is not None:
-        speaker.progress(Progress(0, 0, None, 0, "download"), always=True)
         # datasets takes a folder of the same name for the dataset; here there is none.
         os.chdir(destination)
     return pack_text(

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from coremill.hardware.calibrate import BUSY_FRACTION
 from coremill.hardware.facts import Calibration, NodeFacts
-from coremill.report.terminal import format_bytes, format_flops, format_percent
+from coremill.hardware.load import busy_with_others
+from coremill.report.terminal import format_bytes, format_flops
 
 # Drivers whose "powersave" still follows the load; with others it holds the lowest clock.
 _SELF_MANAGED_DRIVERS = ("intel_pstate", "amd-pstate-epp")
@@ -144,14 +144,8 @@ def _about_cores(node: NodeFacts, surroundings: Surroundings) -> Iterator[Findin
             + (f", {lost:.2g} CPUs of the quota stay unused" if lost >= 0.1 else ""),
             do="give the pod whole CPUs" if lost >= 0.1 else None,
         )
-    if node.busy_fraction > BUSY_FRACTION:
-        yield Finding(
-            level="warning",
-            subject="busy",
-            message=f"other processes keep {format_percent(node.busy_fraction)} of the usable cores busy; "
-            "a step waits for its slowest thread",
-            do="end them, or give coremill fewer cores with taskset",
-        )
+    if (busy := busy_with_others(node)) is not None:
+        yield Finding(level="warning", subject="busy", message=busy.message, do=busy.do)
     governor = surroundings.governor
     if governor in ("powersave", "conservative") and surroundings.clock_driver not in _SELF_MANAGED_DRIVERS:
         yield Finding(

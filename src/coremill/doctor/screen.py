@@ -1,4 +1,4 @@
-"""The doctor's screen: one line per fact on a pipe, one screen on a terminal."""
+"""The doctor's screen: a line per fact, in tables that fit a terminal and are never wrapped on a pipe."""
 
 from __future__ import annotations
 
@@ -50,11 +50,10 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
         print_heading(console, f"Self-test, {format_seconds(diagnosis.self_test.seconds)}")
         for check in diagnosis.self_test.checks:
             mark = Text("ok      ", style="green") if check.passed else Text("FAILED  ", style="bold red")
-            print_line(console, Text.assemble(mark, f"self-test, {check.name}: {check.detail}"))
+            print_line(console, Text.assemble(mark, f"{check.name}: {check.detail}"))
     for problem in diagnosis.problems:
         print_line(console, f"could not be done: {problem}", style="red")
-    if console.is_terminal:
-        console.print()
+    console.print()
     if diagnosis.healthy:
         print_line(console, "ready: coremill train", style="green")
     else:

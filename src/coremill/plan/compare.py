@@ -9,7 +9,7 @@ from coremill.config.schema import RunConfig
 from coremill.hardware.facts import Fleet
 from coremill.plan.card import ModelCard
 from coremill.plan.planner import make_plan
-from coremill.plan.types import Plan
+from coremill.plan.types import Plan, RowCount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,10 @@ def usd_per_million_tokens(plan: Plan) -> float | None:
     return plan.usd_per_hour / 3600 / plan.tokens_per_second * 1e6
 
 
-def compare_fleets(config: RunConfig, fleets: Sequence[Fleet], card: ModelCard) -> Comparison:
-    plans = [make_plan(config, fleet, card) for fleet in fleets]
+def compare_fleets(
+    config: RunConfig, fleets: Sequence[Fleet], card: ModelCard, *, rows: RowCount | None = None
+) -> Comparison:
+    plans = [make_plan(config, fleet, card, rows=rows) for fleet in fleets]
 
     def cost_key(plan: Plan) -> tuple[bool, bool, float, str]:
         price = usd_per_million_tokens(plan)

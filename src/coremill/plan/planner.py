@@ -21,12 +21,13 @@ from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtyp
 from coremill.plan.engine_cost import WORTH_KEEPING, AutoChoice, cost_of, engines_for_auto
 from coremill.plan.layout import Layout, lay_out
 from coremill.plan.learn import factors_of
+from coremill.plan.length import with_epochs_in_steps
 from coremill.plan.memory import MemoryContext, memory_plan
 from coremill.plan.model_choices import activations_choice, attention_choice, logits_choice
 from coremill.plan.saving import plan_save
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
 from coremill.plan.traffic import Traffic
-from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, StepCounts, StepSeconds
+from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, RowCount, StepCounts, StepSeconds
 from coremill.plan.words import plural
 from coremill.registry import find
 
@@ -66,8 +67,10 @@ class Candidate:
         return cost_of(self.arrangement).holds_whole_model and not self.arrangement.activation_checkpointing
 
 
-def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies: bool = True) -> Plan:
-    """Everything decided before the first rank starts."""
+def make_plan(
+    config: RunConfig, fleet: Fleet, card: ModelCard, *, rows: RowCount | None = None, with_remedies: bool = True
+) -> Plan:
+    """Everything decided before the first rank starts; `rows`: of an epoch, where train.epochs is to be priced."""
     _check_inputs(config, card)
     fleet, card, layout, dtype, wire_dtype = settled = _settled(config, fleet, card)
     candidates = list(_candidates(config, *settled))
@@ -113,11 +116,12 @@ def make_plan(config: RunConfig, fleet: Fleet, card: ModelCard, *, with_remedies
         model_flops_per_token=card.flops_per_token(arrangement.sequence_length),
         matmul_flops_per_second=fleet.nodes * matmul_flops_per_second(fleet.calibration, dtype.value),
     )
+    plan = with_epochs_in_steps(plan, config, rows)
     if plan.fits or not with_remedies:
         return plan
     from coremill.plan.remedies import find_remedies
 
-    return replace(plan, remedies=find_remedies(config, fleet, card))
+    return replace(plan, remedies=find_remedies(config, fleet, card, rows))
 
 
 def candidates_of(config: RunConfig, fleet: Fleet, card: ModelCard) -> list[Candidate]:

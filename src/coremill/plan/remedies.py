@@ -11,7 +11,8 @@ from coremill.hardware.instances import Instance, all_instances, fleet_of
 from coremill.plan.card import ModelCard
 from coremill.plan.engine_cost import cost_named
 from coremill.plan.planner import make_plan
-from coremill.plan.types import Plan, Remedy
+from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND
+from coremill.plan.types import Plan, Remedy, RowCount
 from coremill.registry import importable
 
 MOST_NODES = 256
@@ -26,12 +27,12 @@ class _Change:
     fleet: Fleet
 
 
-def find_remedies(config: RunConfig, fleet: Fleet, card: ModelCard) -> tuple[Remedy, ...]:
+def find_remedies(config: RunConfig, fleet: Fleet, card: ModelCard, rows: RowCount | None = None) -> tuple[Remedy, ...]:
     """Single changes that make the run fit; of a ladder (more nodes, shorter rows) the first rung that does."""
     found: list[Remedy] = []
     for ladder in _ladders(config, fleet, card):
         for change in ladder:
-            plan = make_plan(change.config, change.fleet, card, with_remedies=False)
+            plan = make_plan(change.config, change.fleet, card, rows=rows, with_remedies=False)
             if plan.fits:
                 found.append(_remedy(change, plan))
                 break
@@ -82,7 +83,10 @@ def _more_nodes(config: RunConfig, fleet: Fleet) -> Iterator[_Change]:
         price = None if fleet.usd_per_hour is None else fleet.usd_per_hour * nodes / fleet.nodes
         name = f"{nodes} x {fleet.name.removeprefix(f'{fleet.nodes} x ')}"
         larger = replace(fleet, nodes=nodes, name=name, usd_per_hour=price)
-        yield _set(config, larger, f"{nodes} machines instead of {fleet.nodes}", "fleet", "nodes", nodes)
+        words = f"{nodes} machines instead of {fleet.nodes}"
+        if config.fleet.link_gbit_per_second is None and fleet.link_bits_per_second is None:
+            words += f", {DEFAULT_LINK_BITS_PER_SECOND / 1e9:.0f} Gbit/s between them assumed"
+        yield _set(config, larger, words, "fleet", "nodes", nodes)
 
 
 def _bigger_instances(config: RunConfig, fleet: Fleet) -> Iterator[_Change]:

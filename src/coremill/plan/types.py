@@ -28,6 +28,20 @@ class StepCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowCount:
+    """How many rows there are to train on, as far as a plan may know without preparing them."""
+
+    rows: int | None  # of an epoch; None: not known
+    row_tokens: int  # of each
+    is_estimate: bool
+    words: str  # where the number comes from, or why there is none
+
+    def of_length(self, row_tokens: int) -> int | None:
+        """The rows of the same text, cut to another length."""
+        return None if self.rows is None else max(1, self.rows * self.row_tokens // row_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Arrangement:
     """How a run is laid out over ranks: all that memory, traffic and time depend on besides model and machines."""
 
@@ -179,7 +193,10 @@ class Plan:
     step_seconds: StepSeconds
     save: SavePlan | None = None  # None: from a plan.json of 0.1.0
     tokens_per_second: float
-    steps: int | None  # None until epochs are known in rows
+    steps: int | None  # of the whole run; None until epochs are known in rows
+    steps_estimated: bool = False  # from a sample of the text, not counted
+    steps_words: str = ""  # where they come from, where they were not set
+    steps_done: int = 0  # by an earlier attempt, which this one continues: hours and dollars are of what is left
     usd_per_hour: float | None
     fits: bool
     shortfall_bytes: int  # 0 where it fits
@@ -193,7 +210,10 @@ class Plan:
         return self.nodes * self.ranks_per_node.value
 
     def hours(self) -> float | None:
-        return None if self.steps is None else self.steps * self.step_seconds.total / 3600
+        """Of the steps that are left to do."""
+        if self.steps is None:
+            return None
+        return max(0, self.steps - self.steps_done) * self.step_seconds.total / 3600
 
     def usd(self) -> float | None:
         hours = self.hours()

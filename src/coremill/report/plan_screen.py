@@ -12,11 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from coremill.plan.types import Plan
 from coremill.report.summary_screen import memory_bar, render_split
 from coremill.report.terminal import (
     bar,
     format_bytes,
     format_count,
+    format_epochs,
     format_flops,
     format_percent,
     format_rate,
@@ -76,7 +78,7 @@ def _short_lines(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     at_a_time, passes = _many(value["micro_batch_rows"], "row"), _many(value["accumulation_steps"], "pass", "passes")
     speed = [format_rate(plan["tokens_per_second"]), f"{format_seconds(plan['step_seconds']['total'])} a step"]
     if plan.get("steps"):
-        speed.append(f"{format_count(plan['steps'])} steps in {_duration(plan)}")
+        speed.append(_length(plan))
     if plan.get("usd") is not None:
         speed.append(format_usd(plan["usd"]))
     # What is out of the ordinary about the model, and costs memory.
@@ -136,13 +138,13 @@ def _memory(plan: Mapping[str, Any], console: Console) -> None:
     limit, total = memory["limit"], memory["total"]
     parts = [(label, memory.get(name) or 0) for name, label in MEMORY_PARTS.items() if memory.get(name)]
     totals = [(PHASE_NAMES.get(name, name), part["total"]) for name, part in phases.items()]
-    if not console.is_terminal:
-        for label, size in parts:
-            print_line(console, f"memory per rank, {label}: {format_bytes(size)}")
-        for label, size in totals:
-            print_line(console, f"memory per rank, total in {label}: {format_bytes(size)} of {format_bytes(limit)}")
-        return
     print_heading(console, "Memory per rank, in the phase that needs most")
+    by_phase = "by phase: " + ", ".join(f"{label} {format_bytes(size)}" for label, size in totals)
+    if not console.is_terminal:
+        rows = [*parts, ("total", total), ("limit", limit)]
+        print_rows(console, "memory per rank", ("", ""), [(label, format_bytes(size)) for label, size in rows])
+        print_line(console, by_phase)
+        return
     width = max(10, min(40, console.width - 42))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
@@ -155,9 +157,7 @@ def _memory(plan: Mapping[str, Any], console: Console) -> None:
     grid.add_row(Text("total", style="bold"), Text(format_bytes(total), style="bold"), Text(blocks, style=style))
     grid.add_row(Text("limit", style="dim"), Text(format_bytes(limit), style="dim"), "")
     console.print(grid)
-    print_line(
-        console, "by phase: " + ", ".join(f"{label} {format_bytes(size)}" for label, size in totals), style="dim"
-    )
+    print_line(console, by_phase, style="dim")
 
 
 def _time_and_cost(plan: Mapping[str, Any], console: Console) -> None:
@@ -180,16 +180,15 @@ def _time_and_cost(plan: Mapping[str, Any], console: Console) -> None:
         f"speed: {format_rate(plan['tokens_per_second'])}, utilization {format_percent(utilization)}"
         f" of {format_flops(plan['matmul_flops_per_second'])}",
     )
-    steps, duration = plan.get("steps"), _duration(plan)
-    cost = []
-    if steps:
-        cost.append(f"{format_count(steps)} steps in {duration}")
+    cost = [_length(plan)] if plan.get("steps") else []
     if plan.get("usd_per_hour") is not None:
         cost.append(f"{format_usd(plan['usd_per_hour'])} per hour")
     if plan.get("usd") is not None:
         cost.append(f"{format_usd(plan['usd'])} in all")
     if cost:
         print_line(console, "run: " + ", ".join(cost))
+    if words := length_in_words(plan):
+        print_line(console, words, style="yellow" if plan["steps_estimated"] or not plan["steps"] else "")
     if save := plan.get("save"):
         rate = f"an assumed {format_bytes(save['bytes_per_second'])}/s"
         took, grace = format_seconds(save["seconds"]), format_seconds(save["grace_seconds"]["value"])
@@ -211,11 +210,41 @@ def _remedies(plan: Mapping[str, Any], console: Console) -> None:
         memory, speed = format_bytes(remedy["total_bytes_per_rank"]), format_rate(remedy["tokens_per_second"])
         how = " ".join(f"--set {setting}" for setting in remedy["settings"])
         text = f"{remedy['change']}: {memory} per rank, {speed}{price}" + (f" ({how})" if how else "")
-        print_line(console, f"- {text}" if console.is_terminal else f"remedy: {text}")
+        print_line(console, f"- {text}")
 
 
 def _is_choice(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value) == {"value", "reason"}
+
+
+def _length(plan: Mapping[str, Any]) -> str:
+    """800 steps in 3h 05m; of a run that goes on what is left."""
+    return f"{'about ' if plan.get('steps_estimated') else ''}{_steps_left(plan)} in {_duration(plan)}"
+
+
+def _steps_left(plan: Mapping[str, Any]) -> str:
+    steps, done = plan["steps"], plan.get("steps_done") or 0
+    return f"{max(0, steps - done):,} of {steps:,} steps left" if done else f"{steps:,} steps"
+
+
+def length_in_words(plan: Mapping[str, Any]) -> str:
+    """Where the steps of a run come from that gives its length in epochs; empty where they were set."""
+    if not plan.get("steps_words"):
+        return ""
+    steps = plan.get("steps")
+    if not steps:
+        return f"number of steps: {plan['steps_words']}"
+    how = "estimated" if plan.get("steps_estimated") else "counted"
+    return f"number of steps, {how}: {plan['steps_words']}"
+
+
+def run_in_words(plan: Plan, train_rows: int) -> str:
+    """How long a run is once its rows are counted: steps, epochs, time and money."""
+    assert plan.steps is not None
+    epochs, document = format_epochs(plan.steps * plan.rows_per_step / train_rows), plan.to_json()
+    in_epochs = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}{' in all' if plan.steps_done else ''}"
+    cost = f", {format_usd(document['usd'])}" if document["usd"] is not None else ""
+    return f"run: {_steps_left(document)}, {in_epochs}, {_duration(document)} at the planned speed{cost}"
 
 
 def _duration(plan: Mapping[str, Any]) -> str:

@@ -10,11 +10,22 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coremill.data.packed import Progress, Stage
 from coremill.redaction import redact
 from coremill.report.terminal import format_bytes, format_percent, format_seconds, print_line, print_verbatim
 
 PLAIN_EVERY_SECONDS = 5.0  # a log line per step would bury everything else
 REDRAW_EVERY_SECONDS = 0.1
+WORTH_A_LINE_SECONDS = 1.0  # what counts nothing and took less leaves no line
+
+WORDS_OF_STAGE: dict[Stage, str] = {
+    "hash": "reading the text",
+    "wait": "waiting for another process that prepares the same data",
+    "download": "fetching the data from the hub or its cache",
+    "tokenise": "tokenising",
+    "hold out": "holding out documents for evaluation",
+    "train tokenizer": "making the tokenizer",
+}
 
 
 class AmountProgress:
@@ -56,9 +67,12 @@ class AmountProgress:
         if not done:
             return
         self._done = max(self._done, self._total or 0.0)  # the last report may have come before the end
-        seconds = format_seconds(time.monotonic() - self._started)
+        seconds = time.monotonic() - self._started
+        if not self._done and closing_line is None and seconds < WORTH_A_LINE_SECONDS:
+            return
+        amount = format_bytes(self._done) if self._done else "done"
         detail = f", {self._detail}" if self._detail else ""
-        print_line(self.console, closing_line or f"{self.what}: {format_bytes(self._done)}{detail} in {seconds}")
+        print_line(self.console, closing_line or f"{self.what}: {amount}{detail} in {format_seconds(seconds)}")
 
     def _words(self) -> str:
         total = f" of {format_bytes(self._total)}" if self._total else ""
@@ -79,6 +93,41 @@ class AmountProgress:
             Text(f"{share}  ETA {left}" if left else share, style="cyan"),
         )
         return Group(grid, Text(self._words(), style="dim", no_wrap=True, overflow="ellipsis"))
+
+
+class StageProgress:
+    """The stages of making rows, one bar after the other, each from the moment its work begins until it is done."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._stage: Stage | None = None
+        self._bar: AmountProgress | None = None
+
+    def __enter__(self) -> StageProgress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(done=kind is None)
+
+    def show(self, progress: Progress) -> None:
+        """Of the stage under way; a word on the end of one that was never shown is passed over."""
+        if self._stage != progress.stage:
+            if progress.is_done:
+                return
+            self._close()
+            self._stage, self._bar = progress.stage, AmountProgress(WORDS_OF_STAGE[progress.stage], self._console)
+        assert self._bar is not None
+        if progress.bytes_done or not progress.is_done:
+            documents = f"{progress.documents_done:,} documents, " if progress.documents_done else ""
+            counts = f"{documents}{progress.tokens:,} tokens" if progress.tokens else ""
+            self._bar.show(progress.bytes_done, progress.bytes_total, counts)
+        if progress.is_done:
+            self._close()
+
+    def _close(self, *, done: bool = True) -> None:
+        if self._bar is not None:
+            self._bar.close(done=done)
+        self._stage = self._bar = None
 
 
 def show_error(

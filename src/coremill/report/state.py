@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
+from coremill.report.events import Event
 from coremill.report.tally import RunTally
 
 STOPPED_CODES = (75, 130)
@@ -13,7 +14,7 @@ STOPPED_CODES = (75, 130)
 
 def state_of(tally: RunTally, exit_code: int | None) -> dict[str, Any]:
     """running, finished, failed or stopped; the error that made it so; and the exit code that says the same."""
-    cause = tally.cause
+    cause = cause_of(tally)
     # Ranks leave the last step and the export together: where those of the first node, which asks, ended with 0, an end
     # of another host's rank that a shared file system does not show yet changes nothing.
     is_finished = tally.finished if exit_code is None else tally.first_rank_ended
@@ -33,6 +34,27 @@ def state_of(tally: RunTally, exit_code: int | None) -> dict[str, Any]:
             1, "the run ended without a word: none of its processes is left (killed, or the machine restarted)"
         )
     return {"state": "running", "exit_code": None, "error": None}
+
+
+def cause_of(tally: RunTally) -> Event | None:
+    """The error the others followed from: a lost peer (69) or a request to stop is rarely the origin."""
+
+    def order(event: Event) -> tuple[int, float]:
+        if event.get("on_request"):  # by the launcher, which ended the ranks: what they said follows from that
+            return -1, event.time
+        return {69: 2, 75: 1, 130: 1}.get(int(event.number("exit_code")), 0), event.time
+
+    fault = tally.last_restart_fault
+    since = 0.0 if fault is None else fault.time  # what was said before is over: all ranks started again
+    current, attempt = {rank.rank for rank in tally.current_ranks}, tally.attempt
+    errors = [
+        error
+        for error in tally.errors
+        if error.rank < max(1, tally.world_size)
+        and error.time > since
+        and (error.rank in current or error.time >= attempt)  # of one that failed before it said that it starts
+    ]
+    return min(errors, key=order, default=None)
 
 
 def _failed(exit_code: int, message: str) -> dict[str, Any]:

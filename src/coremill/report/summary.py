@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
+from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.redaction import redact
 from coremill.report.events import Event, events_folder, iter_events
 from coremill.report.history import SERIES_POINTS, Point, point_of, thinned
@@ -105,7 +106,10 @@ def _figures(tally: RunTally) -> dict[str, Any]:
     return {
         "steps": tally.last_step,
         "steps_planned": tally.plan.get("steps"),
+        "epochs": tally.epochs(tally.last_step),
         "seconds": tally.wall_seconds,
+        "pauses": len(tally.pauses),
+        "pause_seconds": math.fsum(until - since for since, until in tally.pauses),
         "goodput": tally.goodput,
         "tokens": tally.past.tokens + sum(int(record.tokens) for record in tally.steps.values()),
         "tokens_per_second": rate,
@@ -182,10 +186,16 @@ def _planned(plan: Mapping[str, Any]) -> dict[str, Any]:
         "tokens_per_second": plan.get("tokens_per_second"),
         "wire_bytes_per_step_per_rank": plan.get("wire_bytes_per_step_per_rank"),
         "usd_per_hour": plan.get("usd_per_hour"),
-        "hours": plan.get("hours"),
-        "usd": plan.get("usd"),
+        **_planned_in_all(plan),
         "assumptions": list(plan.get("assumptions") or ()),
     }
+
+
+def _planned_in_all(plan: Mapping[str, Any]) -> dict[str, float | None]:
+    """Hours and dollars of all steps, as `seconds` is of all: a plan of a continuation says them of what was left."""
+    steps, seconds, price = plan.get("steps"), (plan.get("step_seconds") or {}).get("total"), plan.get("usd_per_hour")
+    hours = None if steps is None or seconds is None else steps * seconds / 3600
+    return {"hours": hours, "usd": None if hours is None or price is None else hours * price}
 
 
 def _measured(tally: RunTally) -> dict[str, Any]:
@@ -198,12 +208,18 @@ def _measured(tally: RunTally) -> dict[str, Any]:
             phase: max((rank.phase_peak_bytes.get(name, 0) for rank in ranks), default=0) or None
             for phase, name in MEMORY_PHASES.items()
         },
+        "memory_bytes_per_rank_as_planned": _as_planned(max((rank.own_peak_bytes for rank in ranks), default=0)),
         "mapped_file_bytes_per_rank": max((rank.mapped_file_bytes for rank in ranks), default=0) or None,
         "step_seconds": _split(tally),
         "tokens_per_second": tally.tokens_per_second(),
         "wire_bytes_per_step_per_rank": max(wire, default=None),
         "collectives": _collectives(tally),
     }
+
+
+def _as_planned(own_peak_bytes: int) -> int | None:
+    """The peak with as many pages of files as every plan counts: how many the kernel maps depends on its cache."""
+    return own_peak_bytes + MAPPED_FILE_BYTES if own_peak_bytes else None
 
 
 def _collectives(tally: RunTally) -> dict[str, dict[str, float | None]]:
@@ -321,7 +337,13 @@ def _series(tally: RunTally) -> dict[str, list[Any]]:
 
 
 def _elapsed(tally: RunTally, points: Sequence[Point]) -> dict[str, list[float]]:
-    return {"elapsed_seconds": [point.time - (tally.first_time or point.time) for point in points]}
+    """Since the run began, pauses left out."""
+    pauses = tally.pauses
+
+    def elapsed(time: float) -> float:
+        return time - (tally.first_time or time) - math.fsum(until - since for since, until in pauses if until <= time)
+
+    return {"elapsed_seconds": [elapsed(point.time) for point in points]}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

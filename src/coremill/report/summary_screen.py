@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from coremill.hardware.process_memory import MAPPED_FILE_BYTES
+from coremill.report.loss_plot import render_loss_plot
 from coremill.report.metrics import format_metric, in_words, metric_names, model_class_of
 from coremill.report.terminal import (
     bar,
@@ -54,6 +56,7 @@ def render_summary(summary: Mapping[str, Any], console: Console) -> None:
     _sources(summary, console)
     _evaluations(summary, console)
     _findings(summary, console)
+    render_loss_plot(summary, console)
     _sample(summary, console)
     _next_steps(summary, console)
 
@@ -115,12 +118,29 @@ def _headline(summary: Mapping[str, Any], console: Console) -> None:
         line.append(f", loss {format_loss(summary['loss_first'])} -> ")
         line.append(format_loss(summary["loss_last"]), style="bold")
     print_line(console, line)
+    for text in (_data_line(summary), _pause_line(summary)):
+        if text:
+            print_line(console, text)
     error = summary.get("error")
     if error:
         who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
         for text in str(error.get("message") or "no message").splitlines():
             print_line(console, f"  {who}{text}", style="red" if state == "failed" else "yellow")
             who = ""
+
+
+def _data_line(summary: Mapping[str, Any]) -> str:
+    rows, epochs = (summary.get("data") or {}).get("train_rows"), summary.get("epochs")
+    if not rows or not epochs:
+        return ""
+    return f"trained on {format_count(summary['tokens'])} tokens: {epochs:.2f} epochs of {format_count(rows)} rows"
+
+
+def _pause_line(summary: Mapping[str, Any]) -> str:
+    count, seconds = summary.get("pauses") or 0, format_seconds(summary.get("pause_seconds"))
+    if count < 2:
+        return f"a pause of {seconds} between a stop and its continuation is not counted" if count else ""
+    return f"{count} pauses between a stop and its continuation, {seconds} together, are not counted"
 
 
 def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:
@@ -136,8 +156,13 @@ def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:
         planned, came_out = plan.get(key), measured.get(key)
         if key == "step_seconds":
             planned, came_out = (planned or {}).get("total"), (came_out or {}).get("total")
+        # Pages of libraries are compared apart: the kernel takes them back, and maps as many as its cache suggests.
+        comparable = measured.get("memory_bytes_per_rank_as_planned") if key == "memory_bytes_per_rank" else None
         if planned or came_out:
-            rows.append((label, show(planned), show(came_out), format_difference(came_out, planned)))
+            rows.append((label, show(planned), show(came_out), format_difference(comparable or came_out, planned)))
+        if comparable and planned:
+            mapped = measured.get("mapped_file_bytes_per_rank")
+            rows.append(("of it, pages of libraries", show(MAPPED_FILE_BYTES), show(mapped), "left out above"))
     limit = plan.get("memory_limit_bytes_per_rank")
     if limit:
         rows.append(("memory limit per rank", format_bytes(limit), "", ""))
@@ -148,8 +173,7 @@ def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:
         ("reading weights", _loading(summary)),
     ):
         rows.append((label, "", text, ""))
-    if console.is_terminal:
-        console.print()
+    console.print()
     print_rows(console, "", ("", "plan", "measured", "difference"), rows)
 
 

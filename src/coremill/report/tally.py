@@ -15,6 +15,7 @@ from typing import Any
 
 from coremill.report.events import Event
 from coremill.report.history import PastSteps
+from coremill.report.pauses import Span, pauses_between
 from coremill.report.records import Mean, StepRecord
 
 PHASES = ("join", "data", "build", "load", "first_step")  # before the steady steps, in this order
@@ -39,6 +40,7 @@ class RankTally:
     peak_rss_bytes: int = 0
     rss_bytes: int = 0
     mapped_file_bytes: int = 0  # pages of libraries and other files among them, at most
+    own_peak_bytes: int = 0  # without them
     last_step: int = 0
     ended: bool = False
     step_seconds: Mean = field(default_factory=Mean)
@@ -61,7 +63,9 @@ class RankTally:
         self.rss_bytes = int(event.number("rss_bytes")) or self.rss_bytes
         peak = int(max(event.number("peak_rss_bytes"), event.number("rss_bytes")))
         self.peak_rss_bytes = max(self.peak_rss_bytes, peak)
-        self.mapped_file_bytes = max(self.mapped_file_bytes, int(event.number("mapped_file_bytes")))
+        mapped = int(event.number("mapped_file_bytes"))
+        self.mapped_file_bytes = max(self.mapped_file_bytes, mapped)
+        self.own_peak_bytes = max(self.own_peak_bytes, peak - mapped if mapped else 0)
         if phase is not None and peak:
             self.phase_peak_bytes[phase] = max(self.phase_peak_bytes.get(phase, 0), peak)
 
@@ -101,6 +105,7 @@ class RunTally:
     last_step: int = 0  # the highest step done; 0 before the first
     first_time: float | None = None
     last_time: float | None = None
+    spans: dict[float, Span] = field(default_factory=dict)  # attempt -> its first and last word
 
     def add(self, event: Event) -> None:
         """Take one event in; kinds unknown to this version are passed over."""
@@ -111,6 +116,8 @@ class RunTally:
         if handler is not None:
             handler(self, rank, event)
             self._forget()
+        first, last = self.spans.get(rank.attempt, (event.time, event.time))
+        self.spans[rank.attempt] = min(first, event.time), max(last, event.time)
 
     def host_of(self, rank: int) -> str | None:
         """By name, for people; with the number of its node where several hosts have the same name."""
@@ -303,10 +310,23 @@ class RunTally:
         """The highest of all ranks."""
         return max((rank.peak_rss_bytes for rank in self.ranks.values()), default=0)
 
+    def epochs(self, step: int | None) -> float | None:
+        """Passes over the data up to a step; None where its rows are not known."""
+        rows = 0.0 if self.data is None else self.data.number("train_rows")
+        rows_per_step = self.plan.get("rows_per_step")
+        return step * rows_per_step / rows if step is not None and rows and rows_per_step else None
+
+    @property
+    def pauses(self) -> list[Span]:
+        """Between a stop and the command that went on; the time of a restart is part of the run."""
+        return pauses_between(self.spans.values(), [f.time for f in self.faults if f.get("action") == "restart"])
+
     @property
     def wall_seconds(self) -> float:
-        """From the first word of any rank to the last."""
-        return 0.0 if self.first_time is None or self.last_time is None else self.last_time - self.first_time
+        """From the first word of any rank to the last, pauses left out."""
+        if self.first_time is None or self.last_time is None:
+            return 0.0
+        return self.last_time - self.first_time - sum(until - since for since, until in self.pauses)
 
     @property
     def goodput(self) -> float | None:
@@ -328,27 +348,6 @@ class RunTally:
     def first_rank_ended(self) -> bool:
         """In the last attempt."""
         return any(rank.rank == 0 and rank.ended for rank in self.current_ranks)
-
-    @property
-    def cause(self) -> Event | None:
-        """The error the others followed from: a lost peer (69) or a request to stop is rarely the origin."""
-
-        def order(event: Event) -> tuple[int, float]:
-            if event.get("on_request"):  # by the launcher, which ended the ranks: what they said follows from that
-                return -1, event.time
-            return {69: 2, 75: 1, 130: 1}.get(int(event.number("exit_code")), 0), event.time
-
-        fault = self.last_restart_fault
-        since = 0.0 if fault is None else fault.time  # what was said before is over: all ranks started again
-        current, attempt = {rank.rank for rank in self.current_ranks}, self.attempt
-        errors = [
-            error
-            for error in self.errors
-            if error.rank < max(1, self.world_size)
-            and error.time > since
-            and (error.rank in current or error.time >= attempt)  # of one that failed before it said that it starts
-        ]
-        return min(errors, key=order, default=None)
 
     @property
     def last_restart_fault(self) -> Event | None:

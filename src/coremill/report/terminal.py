@@ -1,13 +1,15 @@
 """Numbers and lines as people read them: one way to write bytes, seconds, rates and dollars on screen and page.
 
 Units are decimal (1 GB = 10^9 bytes) everywhere, as in the plan and in the instance table.
-On a terminal findings are laid out in tables; elsewhere (a pipe, a log) one finding is one line and nothing is wrapped.
+Findings are laid out in tables. Off a terminal (a pipe, a log) these are plain text in aligned columns, one finding is
+one line and nothing is wrapped; on a terminal too narrow for a table each of its rows becomes a sentence, so that no
+value is cut.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
 from rich.console import Console
@@ -15,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 NONE = "-"
+GAP = 2  # blanks between columns
+NARROWEST_SENTENCE = 24  # a column of sentences is wrapped, but not below so many characters
 _SCALE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -90,6 +94,23 @@ def format_loss(loss: float | None) -> str:
     return NONE if loss is None else f"{loss:.4f}"
 
 
+def format_epochs(epochs: float | None) -> str:
+    """Passes over the data: 1, 0.53, 12.4."""
+    if not _known(epochs):
+        return NONE
+    return f"{epochs:,.0f}" if epochs == round(epochs) else _three_digits(epochs)
+
+
+def format_learning_rate(rate: float | None) -> str:
+    """2.00e-05."""
+    return NONE if not _known(rate) else "0" if rate == 0 else f"{rate:.2e}"
+
+
+def format_norm(norm: float | None) -> str:
+    """Three digits: 0.0123, 1.23, 345; nan and inf are shown as such."""
+    return NONE if norm is None else f"{norm:.3g}"
+
+
 def format_difference(measured: float | None, planned: float | None) -> str:
     """How far the measured number is off the planned one: +7 %."""
     if not _known(measured) or not _known(planned) or planned == 0:
@@ -120,10 +141,9 @@ def print_verbatim(console: Console, text: str, style: str = "") -> None:
 
 
 def print_heading(console: Console, text: str) -> None:
-    """Opens a part of a screen; off a terminal the lines below name their part themselves, so none is printed."""
-    if console.is_terminal:
-        console.print()
-        console.print(Text(text, style="bold"))
+    """Opens a part of a screen."""
+    console.print()
+    console.print(Text(text, style="bold"), soft_wrap=True)
 
 
 def print_rows(
@@ -134,28 +154,55 @@ def print_rows(
     *,
     wrapped_column: int | None = None,
 ) -> None:
-    """Rows as a table on a terminal, elsewhere one line per row: "part, row: value column, value column".
+    """Rows as a table; on a terminal too narrow for it as sentences: "part, row: column value, column value".
 
     The first column names the row. Columns hold numbers, aligned right, unless one of them
     is named as the column that holds sentences and may be wrapped.
     """
+    widths = [max(len(row[index]) for row in (columns, *rows)) for index in range(len(columns))]
+    least = sum(widths) + GAP * (len(widths) - 1)
+    if wrapped_column is not None:
+        least += min(NARROWEST_SENTENCE, widths[wrapped_column]) - widths[wrapped_column]
     if not console.is_terminal:
-        for name, *values in rows:
-            pairs = [
-                value if index == wrapped_column or not column else f"{column} {value}"
-                for index, (column, value) in enumerate(zip(columns[1:], values, strict=True), start=1)
-                if value.strip() not in ("", NONE)
-            ]
-            if pairs:
-                print_line(console, f"{part}, {name}: {', '.join(pairs)}" if part else f"{name}: {', '.join(pairs)}")
-        return
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_header=any(columns[1:]), header_style="dim")
+        for line in _aligned(columns, rows, widths, numbers=wrapped_column is None):
+            print_line(console, line)
+    elif least > console.width:
+        for row in rows:
+            if sentence := _as_sentence(part, columns, row, wrapped_column):
+                print_line(console, sentence)
+    else:
+        console.print(_table(columns, rows, wrapped_column))
+
+
+def _aligned(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], *, numbers: bool
+) -> Iterator[str]:
+    for row in (columns, *rows) if any(columns[1:]) else rows:
+        cells = [
+            cell.rjust(width) if numbers and index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield (" " * GAP).join(cells).rstrip()
+
+
+def _as_sentence(part: str, columns: Sequence[str], row: Sequence[str], wrapped_column: int | None) -> str:
+    name, *values = row
+    pairs = [
+        value if index == wrapped_column or not column else f"{column} {value}"
+        for index, (column, value) in enumerate(zip(columns[1:], values, strict=True), start=1)
+        if value.strip() not in ("", NONE)
+    ]
+    return "" if not pairs else f"{part}, {name}: {', '.join(pairs)}" if part else f"{name}: {', '.join(pairs)}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], wrapped_column: int | None) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=any(columns[1:]), header_style="dim")
     for index, column in enumerate(columns):
         words = index == 0 or wrapped_column is not None
         table.add_column(column, justify="left" if words else "right", no_wrap=index != wrapped_column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    return table
 
 
 def _known(value: float | None) -> TypeGuard[float]:

@@ -62,4 +62,4 @@ def render_timeline(entries: Sequence[Mapping[str, Any]], console: Console) -> N
     title = "1 fault" if len(entries) == 1 else f"{len(entries)} faults"
     print_heading(console, f"Faults and restarts ({title})")
     rows = [(format_seconds(one["after_seconds"]), str(one["text"]), outcome_of(one)) for one in entries[-MOST_SHOWN:]]
-    print_rows(console, "fault after", ("", "what", "then"), rows)
+    print_rows(console, "fault after", ("after", "what", "then"), rows, wrapped_column=1)

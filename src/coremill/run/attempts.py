@@ -7,12 +7,11 @@ are started again from the newest whole checkpoint. No torch.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,11 +24,12 @@ from coremill.plan.types import Plan
 from coremill.report.events import Event, EventFollower, EventWriter, read_events
 from coremill.report.readers.base import Readers
 from coremill.report.terminal import format_bytes
+from coremill.run.early_imports import EarlyImports
 from coremill.run.folder import RunFolder
 from coremill.run.prepare import Orders
-from coremill.supervise.fork_client import ForkServer, why_no_fork_server
+from coremill.supervise.fork_client import ForkServer
 from coremill.supervise.hang_detector import HangDetector
-from coremill.supervise.rank_environment import Setting, fork_server_environment, node_of_launcher, shared_settings
+from coremill.supervise.rank_environment import Setting, node_of_launcher, shared_settings
 from coremill.supervise.rank_process import memory_note
 from coremill.supervise.ranks import Outcome, run_local_ranks
 from coremill.supervise.restarts import Decision, RestartBudget, cause_of, is_worth_a_restart, supervise
@@ -77,7 +77,7 @@ class Ending:
     since: float  # unix seconds: what was said before is of an earlier attempt
 
 
-def watch_ranks(run: NodeRun) -> Ending:
+def watch_ranks(run: NodeRun, imports: EarlyImports) -> Ending:
     """Start this node's ranks, show their events until they end, and start them again where that is worth it."""
     wanted, plan = run.config.supervise, run.orders.plan
     budget = RestartBudget(
@@ -87,36 +87,17 @@ def watch_ranks(run: NodeRun) -> Ending:
         committed_step=run.committed_step(),
     )
     settings = shared_settings(plan, run.environ, node_of_launcher(plan, run.node, port=0))
+    log_file = run.folder.logs / f"fork-server-{run.node_rank:05d}.log"
     with (
         HeartbeatBoard(plan.ranks_per_node.value) as board,
         run.readers,
-        _fork_server(run, settings) as fork_server,
+        imports.for_ranks(plan, run.orders.model, log_file, run.readers.note) as fork_server,
     ):
         watched = _Watched(run, settings, fork_server, board)
         with spot_notices(run.config.checkpoint.spot_notices, run.environ, watched.on_notice):
             outcome = supervise(watched, budget, run.committed_step, watched.on_fault)
         watched.show_events()
     return Ending(outcome, watched.since)
-
-
-@contextlib.contextmanager
-def _fork_server(run: NodeRun, settings: tuple[Setting, ...]) -> Iterator[ForkServer | None]:
-    """What this node's ranks are forked from, already importing; None where they are to be started afresh."""
-    reason = why_no_fork_server(run.environ)
-    if reason is not None and run.config.supervise.fork_ranks:
-        run.readers.note(f"{reason}: ranks are started afresh, and a restart takes seconds longer")
-    if reason is not None or not run.config.supervise.fork_ranks:
-        yield None
-        return
-    needs = [str(run.orders.model.config["model_type"]), run.orders.task, run.orders.plan.engine.value]
-    with ForkServer(
-        [sys.executable, "-m", "coremill.forked_rank", *needs],
-        fork_server_environment(run.environ, settings),
-        run.folder.logs / f"fork-server-{run.node_rank:05d}.log",
-        run.readers.note,
-    ) as fork_server:
-        fork_server.start()
-        yield fork_server
 
 
 def committed_step(config: RunConfig, run_folder: Path) -> int:

@@ -36,6 +36,8 @@ def leave_report(
     OWNED.check_now()  # what follows is written over another run's, where one has begun here
     if exit_code == 0 and config.run.export:
         environ, code_sha256 = environment_snapshot(), orders.model.code_sha256
+        if config.sample.prompt is not None:
+            readers.note("the exported model is loaded with transformers and asked for a sample")
         sample = make_task(config).sample(folder.export, orders.data, environ, code_sha256=code_sha256)
         if sample is not None:
             with EventWriter(folder.path, 0) as events:

@@ -25,10 +25,11 @@ from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.model.source import resolve_model, resolve_tokenizer
 from coremill.model.tokenizer_fit import require_fitting_tokenizer
 from coremill.remote_code import is_folder
+from coremill.report.progress import StageProgress
 from coremill.report.sources import COUNTS
 from coremill.report.terminal import format_share, print_line, print_rows
 from coremill.run.opening import say_basis
-from coremill.run.prepare import Bars, card_for, say
+from coremill.run.prepare import card_for, say
 from coremill.tasks.base import Rows, ShownRow, make_task
 
 LEARNED, NOT_LEARNED, SPECIAL, BORDER = "green", "bright_black", "bold magenta", "cyan"
@@ -108,7 +109,7 @@ def show_data(
 
 def _prepare(loaded: LoadedConfig, console: Console) -> tuple[Rows, TokenText]:
     """The rows of a run and what reads them; of a model on the hub nothing is fetched but its small files."""
-    with loaded.placing(), Bars(console) as bars:
+    with loaded.placing(), StageProgress(console) as bars:
         for note in loaded.places.notes:
             say(console, note)
         config = loaded.located

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coremill.config.durations import seconds_of
+from coremill.config.first_try import Named
 from coremill.config.load import load_config
 from coremill.config.schema import AUTO
 from coremill.hardware.probe import probe_node
@@ -27,7 +28,12 @@ from coremill.run.story import run_as_launcher
 
 
 def train_on_hosts(
-    config: Path | None, settings: Sequence[str], options: Options, request: Request, environ: Mapping[str, str]
+    config: Path | None,
+    settings: Sequence[str],
+    named: Named,
+    options: Options,
+    request: Request,
+    environ: Mapping[str, str],
 ) -> int:
     """Bad config, too little memory and hosts that are not ready are told here, before any rank starts."""
     check_request(request)
@@ -35,9 +41,10 @@ def train_on_hosts(
     node = probe_node(busy_seconds=0)
     hosts = hosts_of(request, node)
     settings = [*settings, f"parallel.ranks_per_node={hosts[0].ranks}"]
+    loaded = load_config(config, settings, model=named.model, data=named.data)
     if via_of(request, hosts) == "local":
-        return run_as_launcher(load_config(config, settings), options, None, Console())
-    run_config = load_config(config, settings).located
+        return run_as_launcher(loaded, options, None, Console())
+    run_config = loaded.located
     fleet = fleet_of_hosts(request.hostfile, say, busy_seconds=0)
     plan = make_plan(run_config, fleet, card_without_weights(run_config))
     refuse_what_does_not_fit(plan, force=options.force)
@@ -56,6 +63,7 @@ def train_on_hosts(
             arguments=(
                 "train",
                 *([str(config)] if config is not None else []),
+                *(word for option, _, value in named.options() for word in (option, value)),
                 *(word for setting in settings for word in ("--set", setting)),
                 *flags,
             ),

@@ -87,12 +87,14 @@ def own_run(loaded: LoadedConfig, folder: RunFolder, console: Console, node: Nod
     )
 
 
-def say_basis(loaded: LoadedConfig, console: Console) -> None:
-    """Where there is no run file: what the values start from; where there is one: which paths were taken."""
+def say_basis(loaded: LoadedConfig, console: Console, folder: RunFolder | None = None) -> None:
+    """Where there is no run file: what the values start from; with one: what was taken from it, and which paths."""
     if loaded.without_file is not None:
-        say(console, f"{loaded.without_file}; coremill config show prints it, with the same --set")
-    for note in loaded.places.notes:
+        say(console, f"{loaded.without_file}; coremill config show prints it, with the same options")
+    for note in (*loaded.notes, *loaded.places.notes):
         say(console, note)
+    if folder is not None and loaded.path is None:
+        say(console, f"the run folder is {folder.path}; --set run.folder=... takes another one")
 
 
 def with_paths_of_run(loaded: LoadedConfig, folder: RunFolder, node_rank: int = 0) -> LoadedConfig:
@@ -153,6 +155,12 @@ def already_finished(config: RunConfig, folder: RunFolder, console: Console, *, 
     return False
 
 
+def steps_done(config: RunConfig, folder: RunFolder, *, fresh: bool) -> int:
+    """By the run that this one goes on with, as far as this host can tell."""
+    checkpoint = None if fresh else newest_checkpoint(config, folder.path)
+    return 0 if checkpoint is None else checkpoint.step
+
+
 def write_orders(
     folder: RunFolder,
     loaded: LoadedConfig,
@@ -206,7 +214,9 @@ def command_line(argv: Sequence[str]) -> str | None:
 def say_dry_run(orders: Orders, folder: RunFolder, console: Console) -> None:
     """The last line where no rank is started."""
     ranks = "1 rank" if orders.plan.world_size == 1 else f"{orders.plan.world_size} ranks"
-    say(console, f"dry run: {ranks} would run {orders.steps:,} steps in {folder.path}")
+    plan = orders.plan
+    steps = f"{orders.steps:,} steps" if not plan.steps_done else f"steps {plan.steps_done + 1:,} to {orders.steps:,}"
+    say(console, f"dry run: {ranks} would run {steps} in {folder.path}")
 
 
 def stop_run(run: Path, console: Console) -> None:

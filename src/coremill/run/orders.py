@@ -8,15 +8,14 @@ from __future__ import annotations
 import atexit
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from coremill.config.load import LoadedConfig, load_config
+from coremill.config.load import LoadedConfig
 from coremill.engines import engine_kind
 from coremill.errors import InputError
 from coremill.files import write_whole
@@ -40,6 +39,7 @@ from coremill.run.opening import (
     own_run,
     say_basis,
     say_dry_run,
+    steps_done,
     with_paths_of_run,
     write_orders,
 )
@@ -49,14 +49,14 @@ from coremill.world.run_lock import OWNED
 from coremill.world.stop import forget_request
 
 
-def load_together(config_path: Path | None, overrides: Sequence[str], world: World) -> LoadedConfig:
+def load_together(load: Callable[[], LoadedConfig], world: World) -> LoadedConfig:
     """The run file; a bad one is said once, by the first rank of a node, before the others look at it."""
 
     def check() -> None:
-        load_config(config_path, overrides)
+        load()
 
     world.once_per_node(check)
-    return load_config(config_path, overrides)
+    return load()
 
 
 def orders_of_launcher(loaded: LoadedConfig, folder: RunFolder, world: World) -> Orders:
@@ -82,7 +82,7 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
     # One rank speaks for the run; off the terminal, for its output travels through the launcher's pipes.
     console = Console(force_terminal=False, quiet=world.rank != 0)
     asks = world.rank == 0 and not options.dry_run
-    say_basis(loaded, console)
+    say_basis(loaded, console, folder)
 
     def is_finished() -> bool:
         if asks:
@@ -100,10 +100,8 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
         with folder.writable(loaded.where("run.folder")) if asks else nullcontext():
             if asks:
                 forget_request(folder.path)
-            orders = prepare_run(loaded, place, console, force=options.force)
-        if asks:
-            write_orders(folder, loaded, orders, console, fresh=options.fresh)
-        return orders.to_json()
+            done = steps_done(loaded.config, folder, fresh=options.fresh)
+            return prepare_run(loaded, place, console, force=options.force, steps_done=done).to_json()
 
     document = world.once_per_node(prepare_node)
     require_alike(world, facts_from_json(document["facts"]))
@@ -112,6 +110,12 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
     if options.dry_run:
         say_dry_run(orders, folder, console)
         return None
+
+    def leave_orders() -> None:  # not before all hosts agree: what is refused leaves no folder
+        if asks:
+            write_orders(folder, loaded, orders, console, fresh=options.fresh)
+
+    world.once_per_node(leave_orders)
     return with_cpus_told(orders, folder, world)
 
 
@@ -186,7 +190,7 @@ def _with_one_plan(loaded: LoadedConfig, orders: Orders, folder: RunFolder, worl
         config = place.settle(loaded.config)
         fleet = measured_fleet(place, lambda text: say(console, text), busy_seconds=0)
         plan = plan_for_rows(config, fleet, card_for(config, orders.model), orders.data)
-        plan = replace(plan, steps=orders.steps)
+        plan = replace(plan, steps=orders.steps, steps_done=orders.plan.steps_done)
         write_whole(folder.plan, json.dumps(plan.to_json(), indent=2) + "\n")
     plan = plan_from_json(world.broadcast(plan.to_json()))
     own = orders.plan

@@ -9,36 +9,53 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coremill.config.load import load_config
+from coremill.config.load import LoadedConfig, load_config
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.calibrate import remember
 from coremill.hardware.instances import find_instances, live_instances, table
+from coremill.hardware.load import busy_with_others
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
+from coremill.plan.card import ModelCard
 from coremill.plan.compare import compare_fleets, usd_per_million_tokens
 from coremill.plan.learn import observe, without_learning
 from coremill.plan.planner import make_plan, price, step_counts
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Arrangement, Plan, StepSeconds
-from coremill.report.plan_screen import render_plan
+from coremill.report.plan_screen import length_in_words, render_plan
 from coremill.report.summary import summarise
-from coremill.report.terminal import format_bytes, format_rate, format_seconds, format_usd, print_heading, print_rows
+from coremill.report.terminal import (
+    format_bytes,
+    format_rate,
+    format_seconds,
+    format_usd,
+    print_heading,
+    print_line,
+    print_rows,
+)
 from coremill.run.folder import RunFolder
 from coremill.run.machines import Place, find_fleet, measured_fleet
 from coremill.run.opening import say_basis, with_paths_of_run
 from coremill.run.prepare import card_without_weights
+from coremill.run.row_count import count_rows
 
 
-def plan_once(
-    path: Path | None, settings: Sequence[str], fleet: str | None, *, as_json: bool, console: Console
-) -> None:
-    """One run on one fleet."""
-    loaded = load_config(path, settings)
+def plan_and_card(loaded: LoadedConfig, fleet: str | None) -> tuple[Plan, ModelCard]:
+    """One run on one fleet, and the model as the plan sees it."""
     config = loaded.located
     with loaded.placing():
         card = card_without_weights(config)
-    plan = make_plan(config, find_fleet(config, fleet), card)
+    machines, rows = find_fleet(config, fleet), count_rows(config, card, Console(stderr=True))
+    plan = make_plan(config, machines, card, rows=rows)
+    if (busy := busy_with_others(machines.node)) is not None:
+        print_line(Console(stderr=True), str(busy))
+    return plan, card
+
+
+def plan_once(loaded: LoadedConfig, fleet: str | None, *, as_json: bool, console: Console) -> None:
+    """Show one run on one fleet."""
+    plan, card = plan_and_card(loaded, fleet)
     if as_json:
         print(json.dumps({**plan.to_json(), "model": asdict(card)}, indent=2))
     else:
@@ -46,24 +63,26 @@ def plan_once(
         render_plan(plan.to_json(), asdict(card), console)
 
 
-def plan_on_fleets(
-    path: Path | None, settings: Sequence[str], fleets: Sequence[str], *, as_json: bool, console: Console
-) -> None:
+def plan_on_fleets(loaded: LoadedConfig, fleets: Sequence[str], *, as_json: bool, console: Console) -> None:
     """The same run on several fleets, ranked by cost and by time."""
-    loaded = load_config(path, settings)
     config = loaded.located
     with loaded.placing():
         card = card_without_weights(config)
-    comparison = compare_fleets(config, [find_fleet(config, fleet) for fleet in fleets], card)
+    machines, rows = [find_fleet(config, fleet) for fleet in fleets], count_rows(config, card, Console(stderr=True))
+    comparison = compare_fleets(config, machines, card, rows=rows)
     if as_json:
         ranked = {"by_cost": comparison.by_cost, "by_time": comparison.by_time}
         print(json.dumps({order: [plan.to_json() for plan in plans] for order, plans in ranked.items()}, indent=2))
         return
     say_basis(loaded, console)
-    columns = ("fleet", "fits", "memory/limit", "speed", "time", "$ per run", "$ per M tokens")
+    columns = ("fleet", "fits", "memory/limit", "tokens/s", "time", "$/run", "$/M tokens")
     for heading, plans in (("Cheapest first", comparison.by_cost), ("Quickest first", comparison.by_time)):
         print_heading(console, heading)
         print_rows(console, heading.lower(), columns, [_row(plan) for plan in plans])
+    for words in dict.fromkeys(length_in_words(plan.to_json()) for plan in comparison.by_cost):
+        if words:
+            console.print()
+            print_line(console, words)
 
 
 def _row(plan: Plan) -> tuple[str, ...]:
@@ -72,7 +91,7 @@ def _row(plan: Plan) -> tuple[str, ...]:
         plan.fleet,
         "yes" if plan.fits else "no",
         f"{format_bytes(plan.memory.peak.total)} / {format_bytes(plan.memory.limit)}",
-        format_rate(plan.tokens_per_second),
+        format_rate(plan.tokens_per_second, ""),
         format_seconds(None if hours is None else hours * 3600),
         format_usd(plan.usd()),
         format_usd(usd_per_million_tokens(plan)),

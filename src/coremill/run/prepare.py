@@ -18,10 +18,10 @@ from rich.console import Console
 
 from coremill.config.load import LoadedConfig
 from coremill.config.schema import BUILT_IN, RunConfig
-from coremill.data.packed import Progress
 from coremill.data.tokenizer_files import tokenizer_identity
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
+from coremill.hardware.load import busy_with_others
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.hosts.fingerprint import (
     Fact,
@@ -38,15 +38,17 @@ from coremill.model.source import ModelFolder, Say, resolve_model, resolve_token
 from coremill.model.tokenizer_fit import require_fitting_tokenizer
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.headers import weight_files
+from coremill.plan.length import steps_of_epochs
 from coremill.plan.planner import make_plan
 from coremill.plan.stored import plan_from_json
 from coremill.plan.trained import frozen_by, named_by, with_frozen, words_of_frozen
 from coremill.plan.types import Choice, Plan
 from coremill.remote_code import is_folder
-from coremill.report.plan_screen import render_plan_short
-from coremill.report.progress import AmountProgress
+from coremill.report.plan_screen import render_plan_short, run_in_words
+from coremill.report.progress import StageProgress
 from coremill.report.readers.trackers import require_libraries
 from coremill.report.sources import words_of_data
+from coremill.report.terminal import print_line
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
 from coremill.tasks.base import Rows, make_task, rows_from_json
@@ -54,15 +56,6 @@ from coremill.train.schedule import describe_schedule
 
 # In a config.json, and of no consequence: who saved it, and under which name.
 WRITTEN_BY_TRANSFORMERS = ("transformers_version", "_name_or_path", "_commit_hash")
-
-WORDS_OF_STAGE = {
-    "hash": "reading the text",
-    "wait": "waiting for another process that prepares the same data",
-    "download": "downloading the data",
-    "tokenise": "tokenising",
-    "hold out": "holding out documents for evaluation",
-    "train tokenizer": "making the tokenizer",
-}
 
 
 @dataclass(frozen=True)
@@ -154,13 +147,16 @@ def prepare_run(
     console: Console,
     *,
     force: bool = False,
+    on_plan: Callable[[Plan, ModelFolder], None] | None = None,
+    steps_done: int = 0,
 ) -> Orders:
     """Model, machines, plan and rows, in that order; bars appear where there is work, bad input ends here.
 
     The machine may have to be measured, for 20 s or more: what is wrong with the files is said before that. The plan
-    is shown, and refused where it does not fit, before the data is touched.
+    is shown, and refused where it does not fit, before the data is touched; `on_plan` hears of it then. A run that goes
+    on from `steps_done` plans what is left.
     """
-    with loaded.placing(), Bars(console) as bars:
+    with loaded.placing(), StageProgress(console) as bars:
         config = place.settle(loaded.located)
         cache = cache_folder(environment_snapshot())
 
@@ -173,11 +169,15 @@ def prepare_run(
         card = card_for(config, model, on_model)
         task.check_data(max_positions=card.max_positions)
         fleet = measured_fleet(place, on_model)
-        plan = make_plan(config, fleet, card)
+        if (busy := busy_with_others(fleet.node)) is not None:
+            say(console, str(busy))
+        plan = replace(make_plan(config, fleet, card), steps_done=steps_done)
         render_plan_short(plan.to_json(), console)
         if (cost_of_crowding := oversubscription_note(plan)) is not None:
             say(console, cost_of_crowding)
         refuse_what_does_not_fit(plan, force=force)
+        if on_plan is not None:
+            on_plan(plan, model)
         tokenizer = resolve_tokenizer(config, model, cache=cache, progress=on_model, training_progress=bars.show)
         doubt = require_fitting_tokenizer(config.tokenizer, tokenizer, model, card.vocabulary_rows)
         if doubt is not None:
@@ -192,12 +192,13 @@ def prepare_run(
         )
         task.check_rows(data, world_size=plan.world_size)
         if data.train_rows < plan.rows_per_step:
-            plan = plan_for_rows(config, fleet, card, data)
+            plan = replace(plan_for_rows(config, fleet, card, data), steps_done=steps_done)
         steps = count_steps(config, data, plan)
+        plan = replace(plan, steps=steps)
         facts = facts_of(config, model, tokenizer, data, steps) if plan.nodes > 1 else {}
-    spoken = [data.bad_rows_words, data.evaluation_words, words_of_smaller_step(config, data)]
-    spoken.append(words_of_schedule(config, steps))
-    for words in (*spoken, *words_of_data(data.counts(), steps * plan.rows_per_step)):
+    spoken = [f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words]
+    spoken += [words_of_smaller_step(config, data), *words_of_data(data.counts(), steps * plan.rows_per_step)]
+    for words in (*spoken, words_of_schedule(config, steps), run_in_words(plan, data.train_rows)):
         if words:
             say(console, words)
     return Orders(
@@ -206,42 +207,16 @@ def prepare_run(
         tokenizer=tokenizer,
         data=data,
         steps=steps,
-        plan=replace(plan, steps=steps),
+        plan=plan,
         facts=facts,
         parameters=card.parameters,
         trainable_parameters=card.trainable_parameters,
     )
 
 
-class Bars:
-    """One bar a stage of the data, each on the screen from the moment there is work until the next one begins."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._words = ""
-        self._bar: AmountProgress | None = None
-
-    def __enter__(self) -> Bars:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close(done=kind is None)
-
-    def show(self, progress: Progress) -> None:
-        """Of the stage under way."""
-        words = WORDS_OF_STAGE[progress.stage]
-        if self._bar is None or words != self._words:
-            if self._bar is not None:
-                self._bar.close()
-            self._words, self._bar = words, AmountProgress(words, self._console)
-        counts = f"{progress.documents_done:,} documents, {progress.tokens:,} tokens" if progress.tokens else ""
-        self._bar.show(progress.bytes_done, progress.bytes_total, counts)
-
-
 def say(console: Console, text: str) -> None:
-    """One finding, one line."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    """One finding, one line; on a terminal wrapped at words."""
+    print_line(console, text)
 
 
 def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Rows, steps: int) -> Facts:
@@ -297,7 +272,7 @@ def count_steps(config: RunConfig, data: Rows, plan: Plan) -> int:
         return config.train.steps
     epochs, warmup = config.train.epochs, config.train.warmup_steps
     assert epochs is not None
-    steps = max(1, int(epochs * data.train_rows / plan.rows_per_step))
+    steps = steps_of_epochs(epochs, data.train_rows, plan.rows_per_step)
     if warmup >= steps:  # of train.steps the rules of the run file say it
         raise InputError(
             f"train.warmup_steps ({warmup}) is not below the {steps:,} steps of the run",

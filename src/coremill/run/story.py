@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -26,6 +25,7 @@ from coremill.report.phases import phase
 from coremill.report.readers import make_readers
 from coremill.run.attempts import NodeRun, watch_ranks
 from coremill.run.closing import close_launcher, close_rank
+from coremill.run.early_imports import EarlyImports
 from coremill.run.folder import RunFolder
 from coremill.run.opening import (
     Options,
@@ -36,6 +36,7 @@ from coremill.run.opening import (
     place_of,
     say_basis,
     say_dry_run,
+    steps_done,
     with_paths_of_run,
     write_orders,
 )
@@ -67,11 +68,12 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
     if not options.fresh:
         loaded = with_paths_of_run(loaded, folder, 0 if node is None else node.node_rank)
     page = listen_for_page(options) if leads else None
-    with contextlib.ExitStack() as ownership:
+    imports = EarlyImports(loaded.config, environ, node, wanted=not options.dry_run)
+    with contextlib.ExitStack() as ownership, imports:
         if not options.dry_run:
             ownership.callback(OWNED.release)
             own_run(loaded, folder, console, node)
-        say_basis(loaded, console)
+        say_basis(loaded, console, folder)
         nodes = 1 if node is None else node.nodes
         if not options.dry_run and not options.fresh and already_finished(loaded.config, folder, console, nodes=nodes):
             return 0
@@ -80,7 +82,10 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             if leads and not options.dry_run:
                 forget_request(folder.path)
             place = place_of(loaded, node, console)
-            orders = prepare_run(loaded, place, console, force=options.force)  # hardware, plan, data
+            done = steps_done(loaded.config, folder, fresh=options.fresh)
+            orders = prepare_run(  # hardware, plan, data
+                loaded, place, console, force=options.force, steps_done=done, on_plan=imports.begin
+            )
         if options.dry_run:
             say_dry_run(orders, folder, console)
             return 0
@@ -89,15 +94,15 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
         trackers = loaded.config.run.trackers if leads else ()
         readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, page=page, trackers=trackers)
         run = NodeRun(config=loaded.config, orders=orders, folder=folder, environ=environ, node=node, readers=readers)
-        ending = watch_ranks(run)  # model, engine, train, export: in the ranks
+        ending = watch_ranks(run, imports)  # model, engine, train, export: in the ranks
         return close_launcher(run, ending, console)
 
 
-def run_as_rank(config_path: Path | None, overrides: Sequence[str], identity: RankIdentity, options: Options) -> int:
+def run_as_rank(load: Callable[[], LoadedConfig], identity: RankIdentity, options: Options) -> int:
     """Join the others, get orders, train; any failure is written as an event before the process ends with its code."""
     page = listen_for_page(options) if identity.rank == 0 else None
     with join_world(identity) as world:
-        loaded = load_together(config_path, overrides, world)
+        loaded = load_together(load, world)
         folder = folder_of(loaded)
         if identity.launcher == "coremill":
             orders: Orders | None = orders_of_launcher(loaded, folder, world)

@@ -28,9 +28,10 @@ def adopt_orphans() -> None:
 
 @contextlib.contextmanager
 def without_strays() -> Iterator[None]:
-    """What is started below this process within the block is gone after it, also what left its parent's session.
+    """What ranks started below this process within the block is gone after it, also what left its parent's session.
 
-    Processes that were there before stay, with all that they start.
+    Processes that were there before stay, with all that they start, and so does what is in our own session: ranks are
+    sessions of their own, so another part of this program started it, a notebook's cell.
     """
     if sys.platform != "linux":
         yield
@@ -38,12 +39,12 @@ def without_strays() -> Iterator[None]:
     libc, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
     libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     adopt_orphans()
-    known = set(descendants(os.getpid()))
+    own_session, known = os.getsid(0), set(descendants(os.getpid()))
     try:
         yield
     finally:
         deadline = time.monotonic() + _STRAYS_SECONDS
-        while (strays := descendants(os.getpid(), but=known)) and time.monotonic() < deadline:
+        while (strays := _outside(own_session, descendants(os.getpid(), but=known))) and time.monotonic() < deadline:
             for pid in strays:
                 _signal(pid, signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
@@ -51,6 +52,15 @@ def without_strays() -> Iterator[None]:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
+def _outside(session: int, pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) != session:
+                found.append(pid)
+    return found
 
 
 def descendants(pid: int, *, but: Container[int] = ()) -> list[int]:

@@ -50,7 +50,7 @@ class ForkServer:
     def __init__(
         self, argv: Sequence[str], environ: Mapping[str, str], log_file: Path, on_loss: Callable[[str], None]
     ) -> None:
-        self._argv, self._environ, self._log_file, self._on_loss = list(argv), environ, log_file, on_loss
+        self._argv, self._environ, self.log_file, self.on_loss = list(argv), environ, log_file, on_loss
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._is_ready = False
@@ -64,8 +64,8 @@ class ForkServer:
     def start(self) -> None:
         """Begin to import; call it from the thread that ranks are to die with."""
         ours, theirs = socket.socketpair()
-        self._log_file.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, self._log_file.open("wb") as log:
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, self.log_file.open("wb") as log:
             self._process = start_process(
                 [*self._argv, str(theirs.fileno())],
                 {**self._environ, **OWN_VARIABLES},
@@ -127,7 +127,7 @@ class ForkServer:
 
     def _lose(self, reason: str) -> None:
         self.close()
-        self._on_loss(f"the fork server {reason}")
+        self.on_loss(f"the fork server {reason}")
 
     def _end(self) -> str:
         """In words; the process has closed its end, or is dead."""
@@ -141,7 +141,7 @@ class ForkServer:
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):
-            lines = self._log_file.read_text(errors="replace").strip().splitlines()
+            lines = self.log_file.read_text(errors="replace").strip().splitlines()
             return f" ({lines[-1].strip()})" if lines else ""
         return ""
 

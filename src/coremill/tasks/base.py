@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
-from coremill.plan.types import Choice, StepCounts
+from coremill.plan.types import Choice, RowCount, StepCounts
 from coremill.registry import find
 
 if TYPE_CHECKING:  # planning asks a task, and waits for no numpy
@@ -126,6 +126,24 @@ class Task(Protocol[RowsT]):
         progress: Callable[[Progress], None] | None,
     ) -> RowsT:
         """Examples to rows; `code_sha256` is of the tokenizer's own code, where that may be run."""
+
+    def count_rows(
+        self,
+        *,
+        tokenizer_folder: Path | None,
+        code_sha256: str | None,
+        vocabulary_rows: int,
+        max_positions: int | None,
+        cache: Path,
+        progress: Callable[[Progress], None],
+    ) -> RowCount:
+        """How many rows an epoch has, for a plan, in seconds; None for a tokenizer: it is not to be had here."""
+        words = f"not known before the data is prepared, as task {type(self).__name__} cannot tell"
+        return RowCount(rows=None, row_tokens=self.step_counts().row_tokens, is_estimate=True, words=words)
+
+    def describe_rows(self, rows: RowsT) -> str:
+        """What there is to train on, in a line for people."""
+        return rows.in_words()
 
     def check_rows(self, rows: RowsT, *, world_size: int) -> None:
         """Refuse rows that so many ranks cannot share."""

@@ -18,7 +18,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -56,6 +56,11 @@ class StopRequests:
         self._noted_only = False
         self._first_time = 0.0
         self._listens = False
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the signals of this process are taken."""
+        return self._listens
 
     def listen(self) -> None:
         """Take SIGTERM and Ctrl-C from now on."""
@@ -99,8 +104,33 @@ class StopRequests:
             do="the same command goes on from the last checkpoint, or from the start where there is none",
         )
 
+    def forget(self) -> None:
+        """For the next training of this process: nobody asked, and nothing is taken."""
+        self.reason, self._noted_only, self._first_time, self._listens = None, False, 0.0, False
+
 
 REQUESTS = StopRequests()
+
+
+@contextlib.contextmanager
+def signals_lent() -> Iterator[None]:
+    """For a training inside somebody else's program: signals are taken while it runs, and handed back afterwards.
+
+    Off the main thread none can be taken.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        REQUESTS.forget()
+        yield
+        return
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    REQUESTS.forget()
+    REQUESTS.listen()
+    try:
+        yield
+    finally:
+        REQUESTS.forget()
+        for number, handler in former.items():
+            signal.signal(number, handler)  # what was ignored to the end is heard again
 
 
 class StopSignals:
@@ -140,6 +170,7 @@ class StopSignals:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         if self.first is not None:
+            REQUESTS.reason = REQUESTS.reason or self.name
             REQUESTS.leave()
 
     def _take(self, number: int, _: FrameType | None) -> None:

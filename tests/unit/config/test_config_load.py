@@ -156,7 +156,7 @@ def test_without_a_file_the_built_in_example(capsys):
     assert (loaded.name, loaded.path) == ("built-in", None)
     assert (loaded.config.model.name, loaded.config.tokenizer, loaded.config.data.source) == ("built-in",) * 3
     assert str(loaded.origins["model.name"]).startswith("built-in:")
-    assert loaded.config.sample.prompt == "def "
+    assert loaded.config.sample.prompt == "    def read(self"
     assert loaded.text.startswith("# coremill train\n")
 
 

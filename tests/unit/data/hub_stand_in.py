@@ -21,6 +21,7 @@ class Hub:
 
     files: dict[str, dict[str, bytes]]  # by dataset, by path: of commit COMMIT
     earlier: dict[str, dict[str, bytes]] = field(default_factory=dict)  # by commit, by path: of any dataset
+    cards: dict[str, dict[str, Any]] = field(default_factory=dict)  # by dataset: the head of its README.md
     gated: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
     address: str = ""
@@ -91,6 +92,7 @@ def serve(hub: Hub) -> Iterator[Hub]:
                     "private": False,
                     "tags": [],
                     "siblings": siblings,
+                    "cardData": hub.cards.get(name),
                 }
                 return self.answer(200, json.dumps(info).encode(), Content_Type="application/json")
             if action == "tree":

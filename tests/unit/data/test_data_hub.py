@@ -6,7 +6,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import hub_stand_in
 import huggingface_hub.constants
@@ -16,7 +18,8 @@ import pytest
 
 from coremill import hub
 from coremill.config.schema import RunConfig
-from coremill.data.hub_datasets import parse_name, resolve_dataset
+from coremill.data.counting import count_rows
+from coremill.data.hub_datasets import bytes_on_card, parse_name, resolve_dataset
 from coremill.data.packed import PackedData, Progress
 from coremill.data.tokenise import prepare_data
 from coremill.errors import InputError
@@ -86,6 +89,30 @@ def test_the_commit_identifies_the_text(stand_in: hub_stand_in.Hub) -> None:
     assert other.identity != dataset.identity
 
 
+def test_the_size_of_a_split_is_read_off_the_card(
+    stand_in: hub_stand_in.Hub, run_config: Callable[..., RunConfig], tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """So that epochs of a dataset that was never fetched have a price; nothing but its card is asked for."""
+    options: dict[str, Any] = {"vocabulary_rows": 300, "cache": tmp_path / "empty"}
+    config = run_config("hf://some/set:small", sequence_length=10)
+    known = resolve_dataset("hf://some/set:small", split="train", setting="data.source")
+    assert bytes_on_card(known) is None
+    found = count_rows(config, tokenizer_folder=tokenizer_folder, progress=lambda _: None, **options)
+    assert found.rows is None and "its card has no size" in found.words
+    stand_in.cards["some/set"] = {
+        "dataset_info": [
+            {"config_name": "large", "splits": [{"name": "train", "num_bytes": 9}]},
+            {
+                "config_name": "small",
+                "splits": [{"name": "test", "num_bytes": 5}, {"name": "train", "num_bytes": 4000}],
+            },
+        ]
+    }
+    assert bytes_on_card(known) == 4000
+    found = count_rows(config, tokenizer_folder=tokenizer_folder, progress=lambda _: None, **options)
+    assert found.rows == 4000 / 4 / 10 and found.is_estimate and "by the dataset's card" in found.words
+
+
 def test_what_the_hub_says_in_our_words(stand_in: hub_stand_in.Hub) -> None:
     message = problem("hf://some/closed")
     assert "some/closed is gated" in message and "hf auth login" in message
@@ -115,7 +142,8 @@ def test_a_dataset_is_packed_and_serves_offline_too(
     source = "hf://some/set:small"
     data = prepared(run_config(source, evaluation_split="test"), tokenizer_folder, tmp_path / "cache", told)
     assert data.documents == 80 and data.evaluation_folder is not None
-    assert [progress.stage for progress in told] == ["download", "tokenise"] * 2
+    assert [stage for stage, _ in groupby(progress.stage for progress in told)] == ["download", "tokenise"] * 2
+    assert [progress.is_done for progress in told if progress.stage == "tokenise"] == [False, True] * 2
     assert told[-1].bytes_done == pytest.approx(told[-1].bytes_total, abs=2)
 
     with monkeypatch.context() as patch:

@@ -28,7 +28,7 @@ CHOICES = re.compile(r"(\| choice \| memory \| step \|\n\|---\|---\|---\|\n).*?(
 
 def screen() -> str:
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=108)
-    plan_once(RUN_FILE, SETTINGS, None, as_json=False, console=console)
+    plan_once(load_config(RUN_FILE, SETTINGS), None, as_json=False, console=console)
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip() + "\n"
 

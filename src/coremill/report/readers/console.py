@@ -28,7 +28,10 @@ from coremill.report.tally import PHASES, RunTally
 from coremill.report.terminal import (
     format_bytes,
     format_count,
+    format_epochs,
+    format_learning_rate,
     format_loss,
+    format_norm,
     format_percent,
     format_rate,
     format_seconds,
@@ -216,7 +219,16 @@ class RunConsole(Reader):
         step = self.tally.last_step
         self._printed_step = step
         record, total = self.tally.steps[step], f"/{self.total_steps}" if self.total_steps else ""
-        parts = [f"step {step}{total}", f"loss {format_loss(record.loss)}", *self._rates()]
+        parts = [
+            f"step {step}{total}",
+            f"loss {format_loss(record.loss)}",
+            f"lr {format_learning_rate(record.learning_rate)}",
+        ]
+        if record.gradient_norm is not None:
+            parts.append(f"grad norm {format_norm(record.gradient_norm)}")
+        if (epochs := self.tally.epochs(step)) is not None:
+            parts.append(f"epoch {epochs:.2f}")
+        parts += self._rates()
         left = self.tally.remaining_seconds(self.total_steps, RECENT_STEPS)
         if left and with_eta:
             parts.append(f"ETA {format_seconds(left)}")
@@ -235,7 +247,7 @@ class RunConsole(Reader):
         return f"memory {format_bytes(self.tally.peak_rss_bytes)}{each}"
 
     def _display(self) -> Group:
-        """What the live display shows now: a bar with two lines, or the phase before the first step."""
+        """What the live display shows now: a bar with lines of figures, or the phase before the first step."""
         elapsed = format_seconds(time.monotonic() - self._started)
         if not self.tally.last_step:
             return Group(*(self._works.rows() or [self._spinning(f"{self._phase()}  {elapsed}")]))
@@ -252,24 +264,38 @@ class RunConsole(Reader):
             f"{step}/{total or '?'}",
             Text(f"ETA {format_seconds(left)}" if left else f"in {elapsed}", style="cyan"),
         )
-        rows: list[Any] = [grid, self._figures()]
+        rows: list[Any] = [grid, self._learning(), self._pace()]
         if total is not None and step >= total:
             rows.append(self._spinning("after the last step: evaluating, exporting"))
         return Group(*rows, *self._works.rows())
 
-    def _figures(self) -> Text:
-        record = self.tally.steps[self.tally.last_step]
+    def _learning(self) -> Text:
+        """What the last step did: loss, learning rate, gradient norm, how often the data was seen."""
+        step, record = self.tally.last_step, self.tally.steps[self.tally.last_step]
+        figures = [("loss", format_loss(record.loss)), ("learning rate", format_learning_rate(record.learning_rate))]
+        if record.gradient_norm is not None:
+            figures.append(("gradient norm", format_norm(record.gradient_norm)))
         line = Text(no_wrap=True, overflow="ellipsis")
-        line.append("loss ", style="dim").append(format_loss(record.loss), style="bold")
+        for name, value in figures:
+            line.append(f"{name} ", style="dim").append(value, style="bold").append("  ")
+        if (epochs := self.tally.epochs(step)) is not None:
+            whole = self.tally.epochs(self.total_steps)
+            line.append("epoch ", style="dim").append(f"{epochs:.2f}", style="bold")
+            line.append(f" of {format_epochs(whole)}" if whole else "", style="dim")
+        return line
+
+    def _pace(self) -> Text:
+        """How fast it goes, and what it takes."""
+        line = Text(no_wrap=True, overflow="ellipsis")
         rate = self.tally.tokens_per_second(RECENT_STEPS)
         utilization = self.tally.utilization(rate)
         if rate is not None:
-            line.append("  ").append(format_rate(rate, ""), style="bold").append(" tokens/s", style="dim")
+            line.append(format_rate(rate, ""), style="bold").append(" tokens/s  ", style="dim")
         if utilization is not None:
-            line.append("  utilization ", style="dim").append(format_percent(utilization), style="bold")
+            line.append("utilization ", style="dim").append(format_percent(utilization), style="bold").append("  ")
         limit = (self.tally.plan.get("memory_bytes_per_rank") or {}).get("limit")
         per_rank = "/rank" if self.tally.world_size > 1 else ""
-        line.append(f"  memory{per_rank} ", style="dim").append(format_bytes(self.tally.peak_rss_bytes), style="bold")
+        line.append(f"memory{per_rank} ", style="dim").append(format_bytes(self.tally.peak_rss_bytes), style="bold")
         if limit:
             line.append(f" of {format_bytes(limit)}", style="dim")
         return line

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from coremill.config.schema import RunConfig
 from coremill.data.packed import PackedData, Progress
-from coremill.plan.types import StepCounts
+from coremill.plan.types import RowCount, StepCounts
 from coremill.tasks.base import ShownRow, SmallerStep, Task
 from coremill.tasks.causal_lm.known_models import MODEL_CLASS, require_causal
 
@@ -79,6 +79,33 @@ class CausalLm(Task[PackedData]):
             cache=cache,
             progress=progress,
         )
+
+    def count_rows(
+        self,
+        *,
+        tokenizer_folder: Path | None,
+        code_sha256: str | None,
+        vocabulary_rows: int,
+        max_positions: int | None,
+        cache: Path,
+        progress: Callable[[Progress], None],
+    ) -> RowCount:
+        """From the cache, from the text itself where it is small, else from a sample of it."""
+        from coremill.data.counting import count_rows
+
+        return count_rows(
+            self.config,
+            tokenizer_folder=tokenizer_folder,
+            code_sha256=code_sha256,
+            vocabulary_rows=vocabulary_rows,
+            cache=cache,
+            progress=progress,
+        )
+
+    def describe_rows(self, rows: PackedData) -> str:
+        """With when they were made: this is what the first run waits for, and a later one does not."""
+        when = "tokenised before, in the cache" if rows.from_cache else "tokenised now"
+        return f"{rows.train_in_words()}; {when}"
 
     def check_rows(self, rows: PackedData, *, world_size: int) -> None:
         from coremill.data.tokenise import require_rows_for_ranks

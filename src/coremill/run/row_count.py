@@ -1,0 +1,48 @@
+"""The rows of an epoch, for `coremill plan`: what is wrong with the data is said, but ends no plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from coremill.config.schema import RunConfig
+from coremill.errors import CoremillError
+from coremill.hardware.probe import cache_folder, environment_snapshot
+from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
+from coremill.plan.card import ModelCard
+from coremill.plan.types import RowCount
+from coremill.report.progress import StageProgress
+from coremill.tasks.base import make_task
+
+
+def count_rows(config: RunConfig, card: ModelCard, console: Console) -> RowCount | None:
+    """None where the run file sets its steps, so that nobody needs to know; bars go to `console`."""
+    if config.train.epochs is None:
+        return None
+    cache = cache_folder(environment_snapshot())
+    try:
+        with StageProgress(console) as bars:
+            model, tokenizer = _tokenizer_of(config, cache, bars)
+            return make_task(config).count_rows(
+                tokenizer_folder=tokenizer,
+                code_sha256=None if model is None or tokenizer != model.folder else model.code_sha256,
+                vocabulary_rows=card.vocabulary_rows,
+                max_positions=card.max_positions,
+                cache=cache,
+                progress=bars.show,
+            )
+    except CoremillError as error:  # the data may lie on another machine than the one that plans
+        where = f" ({error.where})" if error.where else ""
+        words = f"not known, as the data cannot be counted here: {error.what}{where}"
+        return RowCount(rows=None, row_tokens=config.data.sequence_length, is_estimate=True, words=words)
+
+
+def _tokenizer_of(config: RunConfig, cache: Path, bars: StageProgress) -> tuple[ModelFolder | None, Path | None]:
+    """Model and tokenizer without weights; None for what is not to be had here."""
+    section = config.model.model_copy(update={"weights": "random"})
+    try:
+        model = resolve_model(section, make_task(config), cache=cache)
+        return model, resolve_tokenizer(config, model, cache=cache, training_progress=bars.show)
+    except CoremillError:
+        return None, None
