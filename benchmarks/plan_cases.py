@@ -65,6 +65,7 @@ class Case:
     micro_batch_rows: int | str = "auto"
     export: bool = False
     documents_apart: bool = False
+    freeze: tuple[str, ...] = ()
     quick: bool = field(default=False)  # part of --quick
 
     def run_file(self, run: Path, steps: int) -> str:
@@ -84,6 +85,7 @@ class Case:
                 "learning_rate": 1.0e-4,
                 "micro_batch_rows": self.micro_batch_rows,
                 "activation_checkpointing": self.checkpointing,
+                "freeze": list(self.freeze),
             },
             "parallel": {
                 "engine": self.engine,
@@ -129,6 +131,9 @@ M9_CAPPED = Shape(
     family="gemma2",
     keys={"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 256},
 )
+
+LOOKUP = ("model.embed_tokens.*",)
+LOWER_LAYERS = ("model.layers.[0-5].*",)
 
 HERE = (
     Case(name="7M replicate 1", shape=M7, tokens_per_step=2048, export=True, quick=True),
@@ -196,6 +201,13 @@ HERE = (
     Case(name="19M experts, whole logits, shard 2", shape=M19_EXPERTS, ranks=2, engine="shard", tokens_per_step=2048),
     Case(name="19M experts, shard 2", shape=M19_MIXTURE, ranks=2, engine="shard", tokens_per_step=2048),
     Case(name="9M eager, capped, replicate 1", shape=M9_CAPPED, sequence_length=512),
+    Case(name="40M frozen lookup, replicate 2", shape=M40, ranks=2, freeze=LOOKUP),
+    Case(name="40M frozen lookup, shard 2", shape=M40, ranks=2, engine="shard", freeze=LOOKUP),
+    Case(name="27M frozen tied table, shard 2", shape=M27_TIED, ranks=2, engine="shard", freeze=LOOKUP),
+    Case(name="91M lower half frozen, replicate 1", shape=M91, freeze=(*LOOKUP, *LOWER_LAYERS)),
+    Case(name="91M lower half frozen, shard 2", shape=M91, ranks=2, engine="shard", freeze=(*LOOKUP, *LOWER_LAYERS)),
+    Case(name="91M frozen layers above a lookup, replicate 1", shape=M91, freeze=LOWER_LAYERS),
+    Case(name="91M frozen layers above a lookup, shard 2", shape=M91, ranks=2, engine="shard", freeze=LOWER_LAYERS),
 )
 
 B1 = Shape(hidden=2048, intermediate=8192, layers=16, vocabulary=128256, kv_heads=8, tied=True)

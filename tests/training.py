@@ -79,6 +79,8 @@ def train_here(
     through_memory: bool = True,
     threads: int = 1,
     fused: bool = True,
+    freeze: tuple[str, ...] = (),
+    no_decay: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Losses, norms and wire use of a run on this rank."""
     import json
@@ -92,6 +94,7 @@ def train_here(
     from coremill.engines.optimizers import optimizer_of
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
+    from coremill.model.freeze import freeze as freeze_named
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
     from coremill.tasks.causal_lm.training import CausalLmTraining
@@ -113,6 +116,7 @@ def train_here(
     task = CausalLmTraining(DataSection())
     model = build_on_meta(source)
     types = {name: type(module) for name, module in model.named_modules()}
+    freeze_named(model, freeze)
     choices = apply_changes(model, task, RunConfig(model=ModelSection(fused=fused)))
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -123,6 +127,7 @@ def train_here(
         weight_decay=weight_decay,
         adam_epsilon=adam_epsilon,
         clip_norm=clip_norm,
+        no_decay=list(no_decay),
     )
     made = make_engine(
         plan,

@@ -6,11 +6,14 @@ import os
 from typing import Any
 
 import pytest
+import torch
 
 import ranks
 from coremill.engines.shard.cost import table_parameters
+from coremill.model.parameter_list import named_parameters
 from coremill.plan.card import read_card
 from coremill.plan.engine_cost import cost_of
+from coremill.plan.trained import frozen_by, with_frozen
 from coremill.plan.types import Arrangement
 from tiny_models import make_config_folder, tiny_config
 from training import make_packed, train_here
@@ -39,6 +42,21 @@ CASES: dict[str, dict[str, Any]] = {
     "shard-narrow-keep-two-passes": {"engine": "shard", "wire_dtype": "auto", "keep_gathered": True, "passes": 2},
     "shard-bf16-arithmetic": {"engine": "shard", "dtype": "bf16", "wire_dtype": "auto", "through_memory": False},
     "shard-bf16-arithmetic-in-memory": {"engine": "shard", "dtype": "bf16", "wire_dtype": "fp32"},
+    "replicate-frozen-lookup": {"engine": "replicate", "wire_dtype": "fp32", "freeze": ("model.embed_tokens.*",)},
+    "shard-frozen-lookup": {
+        "engine": "shard",
+        "wire_dtype": "fp32",
+        "through_memory": False,
+        "freeze": ("model.embed_tokens.*",),
+    },
+    "shard-frozen-half-two-passes": {
+        "engine": "shard",
+        "wire_dtype": "fp32",
+        "through_memory": False,
+        "passes": 2,
+        "freeze": ("model.embed_tokens.*", "model.layers.[01].*"),
+    },
+    "shard-frozen-layer-in-memory": {"engine": "shard", "wire_dtype": "fp32", "freeze": ("model.layers.1.*",)},
 }
 RUNS = [
     (family, name)
@@ -94,7 +112,15 @@ def _planned(family: str, world_size: int, settings: dict[str, Any]) -> tuple[li
         keep_gathered=settings.get("keep_gathered", False),
         attention="sdpa",
     )
-    card = read_card(config=tiny_config(family.removesuffix("-large-table"), **SHAPES[family]))
+    config = tiny_config(family.removesuffix("-large-table"), **SHAPES[family])
+    card = read_card(config=config)
+    if freeze := settings.get("freeze"):
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+        model.tie_weights()
+        card = with_frozen(card, frozen_by(named_parameters(model), freeze))
     traffic = cost_of(arrangement).traffic(card, arrangement)
     rows = 0
     if settings["engine"] == "replicate":

@@ -71,6 +71,29 @@ def test_every_other_way_to_share_gives_the_same_losses(inputs, family, settings
     _assert_same(_run(inputs, family, **settings), _reference(inputs, family))
 
 
+FROZEN = {
+    "lower half": {"freeze": ("model.embed_tokens.*", "model.layers.0.*"), "no_decay": ("*.mlp.*",)},
+    "layers above the lookup": {"freeze": ("model.layers.*.mlp.*", "model.layers.0.*")},
+}
+
+
+@pytest.mark.parametrize(("family", "frozen"), [("llama", "layers above the lookup"), ("llama-tied", "lower half")])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"world_size": 2, "engine": "replicate"},
+        {"world_size": 2, "engine": "shard", "through_memory": False},
+        {"world_size": 4, "engine": "shard"},
+    ],
+    ids=lambda settings: "-".join(f"{key}={value}" for key, value in settings.items()),
+)
+def test_what_is_frozen_is_frozen_on_every_rank(inputs, frozen, family, settings):
+    """Also at two passes a step, and by one name of a tied weight."""
+    reference = _reference(inputs, family, **FROZEN[frozen])
+    assert reference["losses"][-1] != pytest.approx(_reference(inputs, family)["losses"][-1], rel=1e-5)
+    _assert_same(_run(inputs, family, micro_batch_rows=1, **settings, **FROZEN[frozen]), reference)
+
+
 @pytest.mark.parametrize("engine", ["replicate", "shard"])
 def test_rows_that_do_not_divide_by_the_ranks(inputs, engine):
     reference = _reference(inputs, "llama", rows_per_step=7)

@@ -118,21 +118,32 @@ def test_stopped_killed_and_damaged_the_run_ends_with_the_same_bits(scene: Scene
     assert report["seconds"] + report["pause_seconds"] == pytest.approx(last - first) and report["pause_seconds"] > 0
     assert sum(event["kind"] == "start" for event in events(folder)) == 4
 
-    # Finished: it goes on when asked for more of the same config.
+    # Finished: it goes on when asked for more, with what may change; what may not says the value it had.
     more = in_folder("peace", steps + 5)
-    refused = scene.run([*more, "--set", "train.learning_rate=0.5", "--set", "data.sequence_length=16"])
+    changed = in_folder("peace", steps + 5, "train.learning_rate=0.005", "evaluation.rows=7")
+    refused = scene.run([*changed, "--set", "data.sequence_length=16"])
     assert refused.code == 78
-    assert "data.sequence_length, train.learning_rate" in refused.err
+    assert "where: data.sequence_length\n" in refused.err and "data.sequence_length was 32, is 16" in refused.err
+    assert "--set data.sequence_length=32" in refused.err and "--fresh" in refused.err
 
     # Another number of ranks, the other engine.
-    done = scene.run([*more, "--nproc", "1", "--set", "parallel.engine=shard"])
+    done = scene.run([*changed, "--nproc", "1", "--set", "parallel.engine=shard"])
     assert done.code == 0, str(done)
     assert f"continuing from step {steps}" in done.out
-    assert f"train.steps: {steps:,} -> {steps + 5:,}: the learning rate stays as it was" in done.out
+    assert (
+        f"train.learning_rate: 0.01 -> 0.005, train.steps: {steps:,} -> {steps + 5:,}: the learning rate goes from 0.01"
+        f" in step {steps:,} to 0.005 in step {steps + 1:,}"
+    ) in done.out
+    assert "evaluation.rows: 64 -> 7" in done.out and "parallel.engine: auto -> shard" in done.out
+    rates = {event["step"]: event["learning_rate"] for event in events(peace) if event["kind"] == "step"}
+    assert (rates[steps], rates[steps + 1]) == (0.01, 0.005)
+    assert [event["tokens"] for event in events(peace) if event["kind"] == "evaluation"][-1] == 7 * 32
     assert f"run: 5 of {steps + 5:,} steps left, " in done.out
     plan, report = (json.loads((peace / name).read_text()) for name in ("plan.json", "report.json"))
     assert (plan["steps"], plan["steps_done"], report["steps_planned"]) == (steps + 5, steps, steps + 5)
     assert plan["hours"] == pytest.approx(report["plan"]["hours"] * 5 / (steps + 5))
     assert sorted(losses(peace)) == list(range(1, steps + 6))
     assert json.loads((peace / "report.json").read_text())["state"] == "finished"
-    assert "holds this run, finished" in scene.run(more).out
+    again = scene.run(more)
+    assert again.code == 0 and "holds this run, finished" in again.out
+    assert "train.learning_rate changed has no effect without more train.steps" in again.out

@@ -9,25 +9,15 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from coremill.checkpoint.changed_settings import another_config, changes_of, describe_changes
 from coremill.checkpoint.manifest import Checkpoint, Unusable, refuse_writable_by_others, survey
 from coremill.checkpoint.store import Store
 from coremill.config.layers import DEFAULT
 from coremill.config.load import LoadedConfig
 from coremill.config.schema import RunConfig
-from coremill.data.packed import is_without_special_tokens
 from coremill.errors import InputError
 from coremill.tasks.base import Rows, deciding_metric
-from coremill.train.schedule import learning_rate_at
 from coremill.train.scores import Scores
-
-# A run is the same run with other machines, another end and another rhythm of saving; with other data it is not.
-MAY_CHANGE = tuple(
-    f"{key}."
-    for key in (
-        *("train.steps", "model.fused", "checkpoint", "parallel", "fleet", "run", "supervise", "numerics"),
-        "evaluation",
-    )
-)
 
 
 def checkpoint_folder(config: RunConfig, run_folder: Path) -> Path:
@@ -48,14 +38,10 @@ def refuse_another_run(config: RunConfig, checkpoint: Checkpoint) -> None:
         earlier = checkpoint.state()["config"]
     except (Unusable, ValueError, KeyError):
         return  # the ranks will pass it over by name
-    differing = fixed_keys(earlier, config)
-    if differing:
-        raise InputError(
+    if fixed := [change for change in changes_of(earlier, config) if not change.is_allowed]:
+        raise another_config(
             f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: the config has changed",
-            where=", ".join(differing),
-            why="at a continuation only train.steps, model.fused, checkpoint, evaluation, parallel, fleet, supervise,"
-            " numerics, run may change",
-            do="bring the old values back, set run.folder to a new folder, or start anew with --fresh",
+            fixed,
         )
     if config.train.steps is not None and config.train.steps < checkpoint.step:
         raise InputError(
@@ -65,16 +51,24 @@ def refuse_another_run(config: RunConfig, checkpoint: Checkpoint) -> None:
         )
 
 
-def fixed_keys(earlier: dict[str, Any], config: RunConfig) -> list[str]:
-    """Keys that differ although they may not; one that was not there yet had its default.
+def asks_for_more(config: RunConfig, checkpoint: Checkpoint) -> bool:
+    """Whether a finished run has another end now; how many steps epochs are is known with the rows only."""
+    if config.train.steps is not None:
+        return config.train.steps > checkpoint.step
+    try:
+        return bool(checkpoint.state()["config"]["train"]["epochs"] != config.train.epochs)
+    except (Unusable, ValueError, KeyError):
+        return False
 
-    `data.special_tokens` had none: whether its value now changes what such a run reads is for its data to say.
-    """
-    had = _with_defaults(earlier, RunConfig().model_dump(mode="json"))
-    if is_without_special_tokens(earlier):
-        had["data"] = {**had["data"], "special_tokens": config.data.special_tokens}
-    differing = _differing_keys(had, config.model_dump(mode="json"))
-    return [key for key in differing if not f"{key}.".startswith(MAY_CHANGE)]
+
+def refuse_fewer_steps(config: RunConfig, checkpoint: Checkpoint, steps: int) -> None:
+    """The same of `train.epochs`, once the rows are known."""
+    if steps < checkpoint.step:
+        raise InputError(
+            f"train.epochs: {config.train.epochs:g} is {steps:,} steps, but {checkpoint.step:,} steps are done already",
+            where="train.epochs",
+            do="raise train.epochs, or start anew with --fresh",
+        )
 
 
 def written_config(loaded: LoadedConfig) -> dict[str, Any]:
@@ -101,27 +95,14 @@ def refuse_other_data(config: RunConfig, checkpoint: Checkpoint, data: Rows) -> 
     raise data.explain_change(config, earlier, what=what, anew=anew)
 
 
-def describe_changed_steps(config: RunConfig, checkpoint: Checkpoint) -> str | None:
-    """What a changed `train.steps` does to the learning rate, old and new; None where it is as it was."""
+def words_of_changes(config: RunConfig, checkpoint: Checkpoint, steps: int) -> list[str]:
+    """A line for every setting that is another one from here on, and what it does to the learning rate."""
     try:
-        old = checkpoint.state()["config"]["train"]["steps"]
+        state = checkpoint.state()
+        earlier = state["config"]
+        return describe_changes(earlier, config, done=checkpoint.step, steps_before=state.get("steps"), steps=steps)
     except (Unusable, ValueError, KeyError):
-        return None
-    train, done = config.train, checkpoint.step
-    new = train.steps
-    if new is None or old is None or new == old:
-        return None
-    text = f"train.steps: {old:,} -> {new:,}"
-    if new == done:
-        return f"{text}: no step is left"
-    if train.schedule == "constant":
-        return f"{text}: the learning rate stays as it was"
-    before, after = learning_rate_at(done, old, train), learning_rate_at(done + 1, new, train)
-    as_it_was = f", where it would have been {learning_rate_at(done + 1, old, train):.3g}" if done < old else ""
-    return (
-        f"{text}: the {train.schedule} decay ends there now; the learning rate goes from {before:.3g} in step {done:,}"
-        f" to {after:.3g} in step {done + 1:,}{as_it_was}"
-    )
+        return []  # the ranks will pass it over by name
 
 
 def scores_of(config: RunConfig, checkpoint: Checkpoint) -> Scores:
@@ -135,24 +116,3 @@ def scores_of(config: RunConfig, checkpoint: Checkpoint) -> Scores:
 def clear_checkpoints(config: RunConfig, run_folder: Path) -> None:
     """Forget the earlier run: it starts anew."""
     Store(checkpoint_folder(config, run_folder), "cleared").clear()
-
-
-def _with_defaults(tree: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    sections = {
-        name: _with_defaults(tree[name], default)
-        for name, default in defaults.items()
-        if isinstance(default, dict) and isinstance(tree.get(name), dict)
-    }
-    return {**defaults, **tree, **sections}
-
-
-def _differing_keys(left: dict[str, Any], right: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted keys whose values differ between two configs."""
-    keys: list[str] = []
-    for name in sorted({*left, *right}):
-        one, other = left.get(name), right.get(name)
-        if isinstance(one, dict) and isinstance(other, dict):
-            keys += _differing_keys(one, other, f"{prefix}{name}.")
-        elif one != other:
-            keys.append(f"{prefix}{name}")
-    return keys

@@ -245,6 +245,7 @@ class Saver:
         snapshot = take_snapshot(self._training, rank=world.rank, world_size=world.size, copy=in_background)
         state = {
             "step": step,
+            "steps": self._steps,
             "updates": snapshot.updates,
             "updates_apart": snapshot.updates_apart,
             "loader": self._training.loader.state(),

@@ -61,6 +61,7 @@ _SCHEDULES = words(
     "get_cosine_schedule_with_warmup -> cosine",
     "constant_with_warmup -> constant",
     "polynomial linear_with_warmup warmupdecaylr -> linear",
+    "wsd warmup_stable_decay trapezoidal trapezoid -> warmup-stable-decay",
 )
 # key: {another tool's value: ours}
 FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
@@ -198,9 +199,19 @@ _FOREIGN = (
     # optimisation
     _renamed("lr peak_lr max_lr base_lr", "train.learning_rate"),
     _renamed("lr_scheduler_type lr_scheduler scheduler lr_schedule", "train.schedule",
-             do="set train.schedule to linear, cosine or constant", translate=by_words("train.schedule", _SCHEDULES)),
-    Foreign("warmup_ratio lr_warmup_fraction warmup_fraction", "the warm-up is counted in steps",
-            "set train.warmup_steps", ("train.warmup_steps",), translate.warmup_ratio),
+             do="set train.schedule to linear, cosine, constant or warmup-stable-decay",
+             translate=by_words("train.schedule", _SCHEDULES)),
+    _renamed("warmup_ratio lr_warmup_fraction warmup_fraction warmup_frac", "train.warmup_share",
+             translate=translate.warmup_ratio),
+    _renamed("min_lr lr_min eta_min end_learning_rate minimum_lr", "train.minimum_learning_rate"),
+    Foreign("min_lr_ratio min_lr_rate min_lr_factor cosine_min_lr_ratio final_lr_frac",
+            "the lowest rate is a rate here, not a share of the peak",
+            "set train.minimum_learning_rate to this share times train.learning_rate",
+            ("train.minimum_learning_rate",), translate.minimum_rate),
+    Foreign("warmdown_ratio decay_ratio num_decay_steps num_stable_steps", "the decay is a share of the run, so that it"
+            " stays at its end when the run gets longer",
+            "set train.schedule: warmup-stable-decay and train.decay_share",
+            ("train.decay_share", "train.schedule")),
     _renamed("num_warmup_steps lr_warmup_steps warmup_iters warmup", "train.warmup_steps"),
     _renamed("max_grad_norm gradient_clipping clip_grad_norm grad_clip gradient_clip_val max_norm", "train.clip_norm"),
     _renamed("optim optimizer_type optimizer_name", "train.optimizer", do="remove it: AdamW, in fp32, is what there is",
@@ -276,10 +287,10 @@ _FOREIGN = (
             "remove it; evaluation.every_steps shows on the way how the loss on other text goes"),
     Foreign("push_to_hub hub_model_id hub_token hub_strategy hub_private_repo",
             "the trained model is left in RUN/export", "remove it; afterwards run: hf upload OWNER/NAME RUN/export"),
-    Foreign("freeze_layers freeze_trainable_layers unfrozen_parameters freeze_vision_tower freeze_embeddings"
-            " trainable_parameters", "all weights are trained in this release", "remove it"),
-    Foreign("min_lr min_lr_ratio lr_min eta_min cosine_min_lr_ratio min_lr_rate", "linear and cosine decay to zero",
-            "remove it"),
+    Foreign("freeze_layers freeze_trainable_layers unfrozen_parameters frozen_layers freeze_parameters"
+            " freeze_vision_tower freeze_embeddings trainable_parameters",
+            "what is not trained is named, by patterns over parameter names; all else is trained",
+            "set train.freeze, for instance ['model.embed_tokens.*', 'model.layers.[0-3].*']", ("train.freeze",)),
     Foreign("run_name experiment_name exp_name", "a run is called as its folder", "set run.folder: runs/NAME",
             ("run.folder",),
             lambda value, _: translate.Cure({"run.folder": f"runs/{value}"}) if isinstance(value, str) else None),

@@ -23,7 +23,8 @@ from coremill.config.first_try import Named, add_named, name_of_try, takes_examp
 from coremill.config.keys import keys
 from coremill.config.layers import DEFAULT, Origin, Problem, Settings, said, within
 from coremill.config.places import Places, find_places, meant_beside, relative_paths, with_paths
-from coremill.config.rules import Breach, breaches_of
+from coremill.config.rule import Breach
+from coremill.config.rules import breaches_of
 from coremill.config.run_files import read_run_file
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.config.wrong_items import explain_items

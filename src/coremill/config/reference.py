@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from coremill.config.continuing import may_change
 from coremill.config.keys import TOP, Key, keys, sections
 from coremill.config.rules import RULES
 from coremill.config.show import scalar_text
@@ -31,6 +32,8 @@ This page is made from the schema: `python -m coremill.config.reference > docs/c
   line too (`--per_device_train_batch_size 4`).
 - **Editors:** after `coremill config schema > coremill.schema.json`, the first line
   `# yaml-language-server: $schema=coremill.schema.json` gives completion and checks while typing.
+- **Going on:** the same command continues a run from its newest checkpoint. Keys with a yes under *may change* may have
+  another value then, which is shown with the old one; a change to any other is refused, with the value it had.
 - `model: some/id` is short for `model: {name: some/id}`.
 """
 
@@ -44,7 +47,7 @@ def _tables() -> Iterator[str]:
     for section, description in sections().items():
         title, intro = ("Top level", "Beside the sections below:") if section == TOP else (f"`{section}`", description)
         own = [key for key in keys().values() if key.section == section]
-        yield f"## {title}\n\n{intro}\n\n| key | takes | default | meaning |\n|---|---|---|---|"
+        yield f"## {title}\n\n{intro}\n\n| key | takes | default | may change | meaning |\n|---|---|---|---|---|"
         yield "\n".join(_row(each) for key in own for each in (key, *key.inside)) + "\n"
 
 
@@ -52,7 +55,7 @@ def _row(key: Key) -> str:
     default = "left out" if key.default is None else f"`{scalar_text(key.default)}`"
     default = "required" if key.is_required else default
     takes = key.takes.removeprefix("one of ").removesuffix(" or null") if key.default is None else key.takes
-    cells = (f"`{key.dotted}`", takes, default, key.description)
+    cells = (f"`{key.dotted}`", takes, default, "yes" if may_change(key.dotted) else "no", key.description)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -8,41 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass
 
 from coremill.config.keys import keys
+from coremill.config.rule import Breach, Check, Rule
+from coremill.config.schedule_rules import SCHEDULE_RULES
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.remote_code import pin_problem
 
-
-@dataclass(frozen=True)
-class Breach:
-    """A broken rule; `key` is the one to point at first, `others` stand beside it."""
-
-    key: str
-    what: str
-    why: str
-    do: str
-    others: tuple[str, ...] = ()
-
-
-Check = Callable[[RunConfig], Breach | None]
 SHARE_TOLERANCE = 0.01  # 0.33 three times is meant as thirds
 
-
-@dataclass(frozen=True)
-class Rule:
-    """A check between keys, and the keys it reads."""
-
-    reads: tuple[str, ...]
-    check: Check
-
-    @property
-    def summary(self) -> str:
-        return (self.check.__doc__ or "").strip().splitlines()[0]
-
-
-RULES: list[Rule] = []
+RULES: list[Rule] = [*SCHEDULE_RULES]
 
 
 def _rule(*reads: str) -> Callable[[Check], Check]:
@@ -59,43 +34,6 @@ def breaches_of(config: RunConfig, doubtful: Set[str]) -> Iterator[Breach]:
         assert all(key in keys() for key in rule.reads), rule.reads
         if doubtful.isdisjoint(rule.reads) and (breach := rule.check(config)):
             yield breach
-
-
-@_rule("train.steps", "train.epochs")
-def _one_length(config: RunConfig) -> Breach | None:
-    """Exactly one of `train.steps` and `train.epochs` says how long to train."""
-    train = config.train
-    if train.steps is not None and train.epochs is not None:
-        return Breach(
-            "train.steps",
-            "train.steps and train.epochs are both given",
-            f"{train.steps} steps and {train.epochs:g} epochs are two answers to how long to train",
-            "keep one; --set train.steps=null or --set train.epochs=null takes one back",
-            others=("train.epochs",),
-        )
-    if train.steps is None and train.epochs is None:
-        return Breach(
-            "train.steps",
-            "neither train.steps nor train.epochs is given",
-            "without one of them the training has no end",
-            "add `steps: 100` or `epochs: 1` to the section train (or --set train.steps=100)",
-        )
-    return None
-
-
-@_rule("train.warmup_steps", "train.steps")
-def _warmup_ends(config: RunConfig) -> Breach | None:
-    """`train.warmup_steps` is below `train.steps`."""
-    steps, warmup = config.train.steps, config.train.warmup_steps
-    if steps is None or warmup < steps:
-        return None
-    return Breach(
-        "train.warmup_steps",
-        f"train.warmup_steps ({warmup}) is not below train.steps ({steps})",
-        "the learning rate would never reach its peak",
-        f"set train.warmup_steps to at most {steps - 1}, or train for more steps",
-        others=("train.steps",),
-    )
 
 
 @_rule("train.tokens_per_step", "data.sequence_length")

@@ -19,6 +19,8 @@ BUILT_IN: Final = "built-in"
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 AutoOrPositiveInt = Literal["auto"] | PositiveInt
+NamePattern = Annotated[str, Field(min_length=1)]
+PATTERNS_FORM: Final = "a list of name patterns, each a text (* any text, ? any character, [0-3] one of these)"
 if TYPE_CHECKING:
     EngineName = str
     TaskName = str
@@ -132,10 +134,36 @@ class TrainSection(Section):
     epochs: Annotated[float, Field(gt=0)] | None = Field(None, description="passes over the data; give this or steps")
     optimizer: Literal["adamw"] = Field("adamw", description="what moves the weights, in fp32")
     learning_rate: Annotated[float, Field(gt=0)] = Field(2.0e-5, description="peak learning rate")
-    schedule: Literal["linear", "cosine", "constant"] = Field("linear", description="decay after the warm-up")
+    minimum_learning_rate: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="the rate that the decay ends at; the last step is just above it"
+    )
+    schedule: Literal["linear", "cosine", "constant", "warmup-stable-decay"] = Field(
+        "linear",
+        description="what comes after the warm-up: linear and cosine decay to the end of the run; constant stays;"
+        " warmup-stable-decay (WSD) stays, then decays linearly over train.decay_share of the run",
+    )
     warmup_steps: NonNegativeInt = Field(0, description="steps over which the learning rate rises from zero")
+    warmup_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="the warm-up as a share of the run's steps (0.03), instead of warmup_steps"
+    )
+    decay_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="warmup-stable-decay: the last share of the run's steps, in which the rate falls; left out: 0.2",
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         0.0, description="AdamW weight decay; norms, biases and other vectors are left out"
+    )
+    no_decay: list[NamePattern] = Field(
+        [],
+        json_schema_extra={"x-form": PATTERNS_FORM},
+        description="parameters that weight decay leaves out besides norms, biases and other vectors, by name:"
+        " [model.embed_tokens.*]; a pattern that matches nothing is refused",
+    )
+    freeze: list[NamePattern] = Field(
+        [],
+        json_schema_extra={"x-form": PATTERNS_FORM},
+        description="parameters that are not trained, by name: ['model.layers.[0-3].*', model.embed_tokens.weight];"
+        " they have no gradient and no optimizer state; a pattern that matches nothing is refused",
     )
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="AdamW first moment decay")
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="AdamW second moment decay")

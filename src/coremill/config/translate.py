@@ -135,10 +135,16 @@ def tokens_per_step(_: Any, given: Given) -> Cure | None:
 
 
 def warmup_ratio(value: Any, given: Given) -> Cure | None:
-    steps = _number(given, "max_steps max_train_steps num_steps steps")
-    if not isinstance(value, int | float) or not 0 <= value < 1 or steps is None:
+    """0 is no warm-up, which is the default."""
+    return Cure() if value == 0 and not isinstance(value, bool) else same("train.warmup_share")(value, given)
+
+
+def minimum_rate(value: Any, given: Given) -> Cure | None:
+    """A share of the peak as a rate."""
+    peak = next((given[name] for name in ("learning_rate", "lr") if isinstance(given.get(name), int | float)), None)
+    if peak is None or not isinstance(value, int | float) or not 0 <= value <= 1:
         return None
-    return Cure({"train.warmup_steps": int(value * steps)}, f" ({value:g} of {steps} steps)")
+    return Cure({"train.minimum_learning_rate": float(f"{value * peak:.6g}")}, f" ({value:g} of {peak:g})")
 
 
 def dtype_of(value: Any, _: Given) -> Cure | None:

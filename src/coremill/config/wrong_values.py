@@ -65,6 +65,8 @@ def _remedy(key: Key, value: Any) -> str:
             return "write null"
         if close and meant is None:
             return f"did you mean {close}?"
+        if "array" in key.kinds and value:
+            return f"write [{value}]"
         if numeric:
             return _digits(value, meant)
         if meant is not None and not key.form and "boolean" not in key.kinds:

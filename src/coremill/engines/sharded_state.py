@@ -21,7 +21,8 @@ class ShardedStateCost(EngineCost):
     def state(self, card: ModelCard, arrangement: Arrangement) -> StateBytes:
         """fp32, of a rank's rows; of a head that is not rounded to bf16, and so not sharded either, all rows."""
         whole, ranks = fp32_head_parameters(card, arrangement), arrangement.world_size
-        trained = whole + share_of(card.trainable_parameters - whole, ranks)
+        trained_whole = whole if card.trains_the_head else 0
+        trained = trained_whole + share_of(card.trainable_parameters - trained_whole, ranks)
         copy = COPY_BYTES if self.has_copy and arrangement.dtype == "bf16" else 0
         return StateBytes(
             parameters=(WEIGHT_BYTES + copy) * (whole + share_of(card.parameters - whole, ranks)),
@@ -52,13 +53,15 @@ class ShardedStateCost(EngineCost):
 
     def head_gradient_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
         """Of a rank's rows of the head, once it is summed."""
+        if not card.trains_the_head:
+            return 0
         head = card.embedding_parameters if card.tied else card.head_parameters
         return 4 * (fp32_head_parameters(card, arrangement) or share_of(head, arrangement.world_size))
 
     def summed_head(self, card: ModelCard, arrangement: Arrangement) -> list[StepPoint]:
         """The end of a step with a head that is whole on every rank: its gradient, and the flat copy that is summed
         over ranks (engines/shard/kept_in_fp32.py)."""
-        if not (whole := fp32_head_parameters(card, arrangement)):
+        if not (whole := fp32_head_parameters(card, arrangement)) or not card.trains_the_head:
             return []
         waiting = self.between_steps(card, arrangement)
         return [

@@ -9,16 +9,20 @@ from coremill.plan.types import Arrangement
 
 
 def kept_bytes(card: ModelCard, arrangement: Arrangement) -> int:
-    """What stands when forward is through: all layers, or only their inputs where they are computed again."""
+    """What stands when forward is through: all layers, or only their inputs where they are computed again; none of
+    those that backward does not come to. Frozen ones that it passes keep less, inputs of products that only their
+    weights' gradients need: measured, that is not felt, and it is counted."""
     compute, length = arrangement.compute_bytes, arrangement.sequence_length
+    in_backward = card.layers - card.layers_below_backward
     if arrangement.activation_checkpointing:
-        layers = card.layers * compute * card.hidden
+        layers = in_backward * compute * card.hidden
         # Made once for all layers of a kind, and held for each to be computed again: a byte, or a number to be added.
-        kinds = len({window for window in card.windows if is_masked(window, arrangement)})
+        windows = card.windows[card.layers_below_backward :]
+        kinds = len({window for window in windows if is_masked(window, arrangement)})
         layers += kinds * length * (1 if uses_flash(card, arrangement) else compute)
     else:
         masked = masked_layers(card, arrangement)
-        layers = card.layers * layer_bytes_per_token(card, arrangement)
+        layers = in_backward * layer_bytes_per_token(card, arrangement)
         layers += masked * mask_bytes_per_token(card, arrangement)
     return arrangement.tokens_per_forward * (layers + ends_bytes_per_token(card, arrangement))
 
@@ -93,7 +97,7 @@ def masked_layers(card: ModelCard, arrangement: Arrangement) -> int:
     """Layers that keep a mask of rows x tokens x tokens; where a matrix is kept for each head anyway, none does."""
     if not uses_flash(card, arrangement):
         return 0
-    return sum(is_masked(window, arrangement) for window in card.windows)
+    return sum(is_masked(window, arrangement) for window in card.windows[card.layers_below_backward :])
 
 
 def mask_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:

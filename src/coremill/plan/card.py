@@ -33,6 +33,21 @@ _EXPERT = re.compile(r"\.experts?\.")
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrozenParameters:
+    """What `train.freeze` leaves untrained, where it lies."""
+
+    embedding: int  # with learned positions; of a tied model the head too
+    head: int
+    layers: tuple[int, ...]
+    rest: int
+    matmul: int  # of those that a token is multiplied with
+
+    @property
+    def total(self) -> int:
+        return self.embedding + self.head + sum(self.layers) + self.rest
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelCard:
     """A causal language model in numbers."""
 
@@ -64,11 +79,43 @@ class ModelCard:
     has_recurrent_layers: bool = False
     unread: tuple[str, ...] = ()  # what the config says in a form that was not read, in words
     estimated_numbers: int | None = None  # kept of a token by a layer of an unknown family; None: it is known
+    frozen: FrozenParameters | None = None  # None: all are trained
 
     @property
     def trainable_parameters(self) -> int:
-        """Those with a gradient, optimizer state and a place in reductions: all."""
-        return self.parameters
+        """Those with a gradient, optimizer state and a place in reductions."""
+        return self.parameters - (self.frozen.total if self.frozen else 0)
+
+    @property
+    def trainable_embedding_parameters(self) -> int:
+        return self.embedding_parameters - (self.frozen.embedding if self.frozen else 0)
+
+    @property
+    def trainable_head_parameters(self) -> int:
+        """Of a head of its own: 0 when tied."""
+        return self.head_parameters - (self.frozen.head if self.frozen else 0)
+
+    @property
+    def trains_the_head(self) -> bool:
+        """Whether the table that makes logits has a gradient."""
+        return bool(self.trainable_embedding_parameters if self.tied else self.trainable_head_parameters)
+
+    @property
+    def trainable_layer_parameters(self) -> tuple[int, ...]:
+        if self.frozen is None:
+            return self.layer_parameters
+        return tuple(all_ - left for all_, left in zip(self.layer_parameters, self.frozen.layers, strict=True))
+
+    @property
+    def largest_trainable_layer_parameters(self) -> int:
+        return max(self.trainable_layer_parameters, default=0)
+
+    @property
+    def layers_below_backward(self) -> int:
+        """Layers that backward never comes to: nothing in or below them is trained, so they keep nothing for it."""
+        if self.frozen is None or self.trainable_embedding_parameters:
+            return 0
+        return next((at for at, trained in enumerate(self.trainable_layer_parameters) if trained), self.layers)
 
     @property
     def has_one_table_gradient(self) -> bool:
@@ -90,8 +137,33 @@ class ModelCard:
         return 6.0 * self.layers * sequence_length * self.heads * self.head_dim
 
     def flops_per_token(self, sequence_length: int) -> float:
-        """Model FLOPs of one token: 6 per matmul parameter, plus causal attention; recomputing is not counted."""
-        return 6.0 * self.matmul_parameters + self.attention_flops_per_token(sequence_length)
+        """Model FLOPs of one token: 6 per matmul parameter, plus causal attention; recomputing is not counted.
+
+        Of these 6, 2 are forward, 2 the gradient of what came in and 2 that of the weight: what is frozen has no
+        gradient, and what lies below all that is trained is not gone back through."""
+        if self.frozen is None:
+            return 6.0 * self.matmul_parameters + self.attention_flops_per_token(sequence_length)
+        attention = self.attention_flops_per_token(sequence_length)
+        in_layers = self.matmul_parameters - self.vocabulary_rows * self.hidden
+        forward = 2.0 * self.matmul_parameters + attention / 3
+        backward = (2.0 * in_layers + attention * 2 / 3) * self.share_of_layers_in_backward
+        head = 2.0 * self.vocabulary_rows * self.hidden if self._trains_below_the_head else 0.0
+        return forward + backward + head + 2.0 * (self.matmul_parameters - self.frozen.matmul)
+
+    @property
+    def head_flops_per_token(self) -> float:
+        """The part of it that the table of logits has."""
+        products = 1 + self._trains_below_the_head + self.trains_the_head
+        return 2.0 * products * self.vocabulary_rows * self.hidden
+
+    @property
+    def share_of_layers_in_backward(self) -> float:
+        return 1.0 - self.layers_below_backward / max(1, self.layers)
+
+    @property
+    def _trains_below_the_head(self) -> bool:
+        of_the_rest = self.rest_parameters - (self.frozen.rest if self.frozen else 0)
+        return self.layers_below_backward < self.layers or of_the_rest > 0
 
 
 def require_positions(sequence_length: int, max_positions: int | None) -> None:
@@ -203,7 +275,9 @@ def _card_of_tensors(
         return sum(tensor.parameters for tensor in tensors if tensor.role == role)
 
     layers = sorted({int(tensor.role) for tensor in tensors if tensor.role.isdigit()})
-    in_layers = sum(_active(tensor, shape) for tensor in tensors if tensor.role.isdigit() and len(tensor.shape) > 1)
+    in_layers = sum(
+        active_parameters(tensor, shape) for tensor in tensors if tensor.role.isdigit() and len(tensor.shape) > 1
+    )
     vocabulary_rows = max((tensor.shape[0] for tensor in tensors if tensor.role == "embedding"), default=0)
     vocabulary_rows = vocabulary_rows or shape.vocabulary
     dtypes = Counter(header.dtype for header in (headers or {}).values())
@@ -236,7 +310,7 @@ def _card_of_tensors(
     )
 
 
-def _role(name: str) -> str:
+def role_of(name: str) -> str:
     layer = _LAYER.search(name)
     if layer:
         return layer.group(1)
@@ -250,10 +324,10 @@ def _role(name: str) -> str:
 def _tensor_of(header: TensorHeader, shape: ModelShape) -> Tensor:
     """Experts are named so, or lie merged in one tensor."""
     merged = len(header.shape) == 3 and header.shape[0] == shape.experts
-    return Tensor(_role(header.name), header.shape, merged or bool(_EXPERT.search(header.name)))
+    return Tensor(role_of(header.name), header.shape, merged or bool(_EXPERT.search(header.name)))
 
 
-def _active(tensor: Tensor, shape: ModelShape) -> int:
+def active_parameters(tensor: Tensor, shape: ModelShape | ModelCard) -> int:
     """Parameters one token is multiplied with: of experts, only those it is routed to."""
     if not tensor.is_expert or not shape.experts or not shape.experts_per_token:
         return tensor.parameters

@@ -60,12 +60,15 @@ class LossBytes:
         head = vocabulary * card.hidden
         if not card.block.plain_logits:
             per_logit = WHOLE_LOGIT_BYTES + (compute if card.block.capped_logits else 0)
-            return LossBytes(tokens * vocabulary * per_logit, 0, compute * head, is_whole=True)
+            made = compute * head if card.trains_the_head else 0
+            return LossBytes(tokens * vocabulary * per_logit, 0, made, is_whole=True)
         rows = chunk_rows_for(tokens, vocabulary, card.hidden, compute)
         block_rows = min(rows, block_rows_for(vocabulary, arrangement.threads_per_rank))
         probabilities = 4 * block_rows * vocabulary
         turned_weight = compute * head if linear_copies_weight else 0
         chunk = compute * rows * vocabulary + max(probabilities, turned_weight)
+        if not card.trains_the_head:
+            return LossBytes(chunk, 0, 0)
         if compute == 2 and rows < tokens:
             # Summed in fp32 over chunks, each made in bf16.
             return LossBytes(chunk + compute * head, 4 * head, 4 * head)

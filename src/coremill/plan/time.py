@@ -5,6 +5,8 @@ The constants stand together at the top. Rates come from the machine (measured) 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from coremill.hardware.facts import Fleet
 from coremill.plan.activations import layer_bytes_per_token
 from coremill.plan.card import ModelCard
@@ -76,15 +78,18 @@ def compute_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> 
     tokens = arrangement.tokens_per_forward * arrangement.accumulation_steps
 
     # A task whose loss is not made of words has no head of the vocabulary's size.
-    head = 6.0 * card.vocabulary_rows * card.hidden if arrangement.vocabulary_logits else 0.0
     flops = card.flops_per_token(arrangement.sequence_length)
     if not arrangement.vocabulary_logits:
-        flops -= 6.0 * card.vocabulary_rows * card.hidden
+        flops -= card.head_flops_per_token
+    # Of layers that backward does not come to, only forward: a third.
     kept = card.layers * layer_bytes_per_token(card, arrangement)
+    kept -= card.layers_below_backward * layer_bytes_per_token(card, arrangement) * 2 // 3
     if arrangement.activation_checkpointing:
         # The last product of a layer is not computed again: backward does not need its result.
+        whole = replace(card, frozen=None)
         last = 6.0 * card.layers * card.intermediate * card.hidden
-        flops += (flops - head - last) / 3.0
+        in_layers = whole.flops_per_token(arrangement.sequence_length) - whole.head_flops_per_token - last
+        flops += in_layers / 3.0 * card.share_of_layers_in_backward
         kept = kept * 4 // 3
     products = flops / (flops_rate * MATMUL_SHARE[arrangement.dtype])
     logits = card.vocabulary_rows if arrangement.vocabulary_logits else 0

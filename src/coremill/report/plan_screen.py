@@ -100,10 +100,18 @@ def _short_lines(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _parameter_words(card: Mapping[str, Any]) -> str:
+    words = f"{format_count(card['parameters'])} parameters"
+    if not (frozen := card.get("frozen")):
+        return words
+    left_out = frozen["embedding"] + frozen["head"] + sum(frozen["layers"]) + frozen["rest"]
+    return f"{words} ({format_count(card['parameters'] - left_out)} trained, {format_count(left_out)} frozen)"
+
+
 def _headline(plan: Mapping[str, Any], card: Mapping[str, Any], console: Console) -> None:
     name = card.get("name") or card.get("model") or "model"
     facts = [
-        f"{format_count(card['parameters'])} parameters" if card.get("parameters") else "",
+        _parameter_words(card) if card.get("parameters") else "",
         f"{card['layers']} layers" if card.get("layers") else "",
         f"vocabulary {card['vocabulary_rows']:,}" if card.get("vocabulary_rows") else "",
     ]

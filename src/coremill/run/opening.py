@@ -13,15 +13,17 @@ from pathlib import Path
 
 from rich.console import Console
 
+from coremill.checkpoint.changed_settings import another_config, changes_of
 from coremill.checkpoint.continuation import (
+    asks_for_more,
     checkpoint_folder,
     clear_checkpoints,
-    describe_changed_steps,
-    fixed_keys,
     newest_checkpoint,
     refuse_another_run,
+    refuse_fewer_steps,
     refuse_other_data,
     scores_of,
+    words_of_changes,
     written_config,
 )
 from coremill.checkpoint.manifest import Checkpoint
@@ -151,20 +153,19 @@ def already_finished(
             _say_start(config, folder, options.start_from, console)
         return False
     finished = folder.is_finished()
-    if finished and (differing := fixed_keys(written_config(load_config(folder.config)), config)):
-        raise InputError(
-            f"{folder.path} holds a finished run of another config",
-            where=", ".join(differing),
-            why="a finished run is not overwritten unasked",
-            do="set run.folder to a new folder, or start anew with --fresh",
-        )
+    changes = changes_of(written_config(load_config(folder.config)), config) if finished else []
+    if fixed := [change for change in changes if not change.is_allowed]:
+        raise another_config(f"{folder.path} holds a finished run of another config", fixed)
     checkpoint = newest_checkpoint(config, folder.path)
     scores = None if checkpoint is None else scores_of(config, checkpoint)
-    is_longer = checkpoint is not None and (config.train.steps or 0) > checkpoint.step
+    is_longer = checkpoint is not None and asks_for_more(config, checkpoint)
     why_over = None if scores is None else scores.why_over()
     if finished and (not (is_longer or folder.is_ended_early()) or why_over is not None):
         early = f": {why_over}, raise that to go on" if why_over is not None and is_longer else ""
         text = f"{folder.path} holds this run, finished{early}"
+        changed = ", ".join(change.key for change in changes if change.key != "run.folder")
+        if changed and not early:
+            text += f"; that {changed} changed has no effect without more train.steps or train.epochs"
         say(console, f"{text}; coremill report {folder.path} shows it, --fresh runs it anew")
         return True
     if checkpoint is not None:
@@ -173,8 +174,6 @@ def already_finished(
             say(console, f"this host has its part of step {checkpoint.step}: all hosts agree where the run goes on")
         else:
             say(console, f"continuing from step {checkpoint.step}: {checkpoint.folder}")
-        if words := describe_changed_steps(config, checkpoint):
-            say(console, words)
     elif folder.config.is_file() and nodes > 1:
         say(console, f"{folder.path} holds an unfinished run, no checkpoint is here: all hosts agree where it goes on")
     elif folder.config.is_file():
@@ -189,8 +188,6 @@ def _say_start(config: RunConfig, folder: RunFolder, wanted: str, console: Conso
     scores = scores_of(config, checkpoint)
     found = f" ({scores.in_words(checkpoint.step)})" if scores.metrics_of(checkpoint.step) else ""
     say(console, f"going on from step {checkpoint.step}{found}, as --from {wanted} says: {checkpoint.folder}")
-    if words := describe_changed_steps(config, checkpoint):
-        say(console, words)
 
 
 def start_of(config: RunConfig, folder: RunFolder, options: Options) -> Checkpoint | None:
@@ -231,6 +228,9 @@ def write_orders(
         goes_on = checkpoint is not None
         if checkpoint is not None:
             refuse_other_data(config, checkpoint, orders.data)
+            refuse_fewer_steps(config, checkpoint, orders.steps)
+            for line in words_of_changes(config, checkpoint, orders.steps):
+                say(console, line)
         if checkpoint is not None and wanted is not None:
             set_later_aside(config, folder.path, checkpoint, lambda text: say(console, text))
         folder.clear(keep_events=goes_on, keep_logs=node is not None and node.nodes > 1)

@@ -33,13 +33,15 @@ from coremill.hosts.fingerprint import (
     facts_to_json,
 )
 from coremill.model import hub_models
-from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
+from coremill.model.parameter_list import parameters_of
+from coremill.model.source import ModelFolder, Say, resolve_model, resolve_tokenizer
 from coremill.model.tokenizer_fit import require_fitting_tokenizer
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.headers import weight_files
 from coremill.plan.length import steps_of_epochs
 from coremill.plan.planner import make_plan
 from coremill.plan.stored import plan_from_json
+from coremill.plan.trained import frozen_by, named_by, with_frozen, words_of_frozen
 from coremill.plan.types import Choice, Plan
 from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan_short, run_in_words
@@ -50,6 +52,7 @@ from coremill.report.terminal import print_line
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
 from coremill.tasks.base import Rows, deciding_metric, make_task, rows_from_json
+from coremill.train.schedule import describe_schedule
 
 # In a config.json, and of no consequence: who saved it, and under which name.
 WRITTEN_BY_TRANSFORMERS = ("transformers_version", "_name_or_path", "_commit_hash")
@@ -104,9 +107,10 @@ class Orders:
         return Orders.from_json(json.loads(path.read_text()))
 
 
-def card_for(config: RunConfig, model: ModelFolder) -> ModelCard:
-    """The card of a model that lies in a folder."""
-    return read_card(model.folder, name=config.model.name, pretrained=model.weights == "pretrained")
+def card_for(config: RunConfig, model: ModelFolder, progress: Say | None = None) -> ModelCard:
+    """The card of a model that lies in a folder, with what of it the run trains."""
+    card = read_card(model.folder, name=config.model.name, pretrained=model.weights == "pretrained")
+    return card_with_patterns(config, card, lambda: model, progress)
 
 
 def card_without_weights(config: RunConfig) -> ModelCard:
@@ -114,10 +118,27 @@ def card_without_weights(config: RunConfig) -> ModelCard:
     model, task = config.model, make_task(config)
     if model.config is None and model.name != BUILT_IN and not is_folder(model.name):
         weights, code = model.weights == "pretrained", model.trust_remote_code
-        return hub_models.card_on_hub(
+        card = hub_models.card_on_hub(
             model.name, task, revision=model.revision, weights=weights, setting="model", code=code
         )
+        small = model.model_copy(update={"weights": "random"})  # config and code
+        cache = cache_folder(environment_snapshot())
+        return card_with_patterns(config, card, lambda: resolve_model(small, task, cache=cache))
     return card_for(config, resolve_model(model, task, cache=cache_folder(environment_snapshot())))
+
+
+def card_with_patterns(
+    config: RunConfig, card: ModelCard, model: Callable[[], ModelFolder], progress: Say | None = None
+) -> ModelCard:
+    """Less what `train.freeze` names; its patterns and those of `train.no_decay` name parameters of the model."""
+    if not config.train.freeze and not config.train.no_decay:
+        return card
+    parameters = parameters_of(model(), cache_folder(environment_snapshot()), progress)
+    named_by(parameters, config.train.no_decay, key="train.no_decay")
+    frozen = frozen_by(parameters, config.train.freeze)
+    if frozen and progress is not None:
+        progress(words_of_frozen(parameters, frozen))
+    return with_frozen(card, frozen)
 
 
 def prepare_run(
@@ -146,7 +167,7 @@ def prepare_run(
         task = make_task(config)
         deciding_metric(config)  # refuses a name that the task does not know
         model = resolve_model(config.model, task, cache=cache, progress=on_model)
-        card = card_for(config, model)
+        card = card_for(config, model, on_model)
         task.check_data(max_positions=card.max_positions)
         fleet = measured_fleet(place, on_model)
         if (busy := busy_with_others(fleet.node)) is not None:
@@ -179,7 +200,7 @@ def prepare_run(
         facts = facts_of(config, model, tokenizer, data, steps) if plan.nodes > 1 else {}
     spoken = [f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words]
     spoken += [words_of_smaller_step(config, data), *words_of_data(data.counts(), steps * plan.rows_per_step)]
-    for words in (*spoken, run_in_words(plan, data.train_rows)):
+    for words in (*spoken, words_of_schedule(config, steps), run_in_words(plan, data.train_rows)):
         if words:
             say(console, words)
     return Orders(
@@ -238,6 +259,13 @@ def words_of_smaller_step(config: RunConfig, data: Rows) -> str:
     """What is done about a step of more rows than there are; empty where there are enough."""
     smaller = make_task(config).smaller_step(data)
     return "" if smaller is None else smaller.words
+
+
+def words_of_schedule(config: RunConfig, steps: int) -> str:
+    """What shares of the run are in steps; empty where the run file says it in steps."""
+    train = config.train
+    is_share = train.warmup_share is not None or train.schedule == "warmup-stable-decay"
+    return describe_schedule(steps, train) if is_share else ""
 
 
 def count_steps(config: RunConfig, data: Rows, plan: Plan) -> int:

@@ -170,11 +170,12 @@ def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine
     from coremill.engines.optimizers import optimizer_of
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
+    from coremill.model.freeze import freeze
 
     config, plan = run.config, run.orders.plan
     with phase(run.events, "build"):
         model = build_on_meta(run.orders.model, attention=config.model.attention)
-        choices = apply_changes(model, task, config)
+        choices = freeze(model, config.train.freeze) | apply_changes(model, task, config)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()

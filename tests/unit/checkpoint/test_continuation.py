@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from small_checkpoints import make_store, save
 
-from coremill.checkpoint.continuation import describe_changed_steps, fixed_keys, refuse_other_data, written_config
+from coremill.checkpoint.changed_settings import fixed_keys
+from coremill.checkpoint.continuation import (
+    asks_for_more,
+    refuse_another_run,
+    refuse_fewer_steps,
+    refuse_other_data,
+    words_of_changes,
+    written_config,
+)
 from coremill.checkpoint.manifest import Checkpoint
 from coremill.config.load import load_config
 from coremill.config.schema import RunConfig
@@ -24,10 +32,10 @@ def test_a_checkpoint_older_than_a_key_is_continued() -> None:
     earlier = config.model_dump(mode="json")
     del earlier["model"]["trust_remote_code"], earlier["model"]["code_sha256"], earlier["numerics"]
     assert fixed_keys(earlier, config) == []
-    earlier["train"]["learning_rate"] = 9.0
-    assert fixed_keys(earlier, config) == ["train.learning_rate"]
+    earlier["train"]["weight_decay"] = 9.0
+    assert fixed_keys(earlier, config) == ["train.weight_decay"]
     trusting = config.model_copy(update={"model": config.model.model_copy(update={"trust_remote_code": True})})
-    assert fixed_keys(earlier, trusting) == ["model.trust_remote_code", "train.learning_rate"]
+    assert fixed_keys(earlier, trusting) == ["model.trust_remote_code", "train.weight_decay"]
 
 
 def test_a_checkpoint_of_another_optimizer_is_not_continued() -> None:
@@ -101,19 +109,75 @@ def test_changed_data_is_refused_with_its_cause(tmp_path: Path) -> None:
         refuse_other_data(evaluated, new, some_data("new", is_plain=False))
 
 
-def test_another_end_says_what_becomes_of_the_learning_rate(tmp_path: Path) -> None:
-    def train(**more: Any) -> RunConfig:
-        return configured(train={"learning_rate": 1.0, **more})
+def training(**more: Any) -> RunConfig:
+    return configured(train={"learning_rate": 1.0, **more})
 
-    checkpoint = a_checkpoint(tmp_path, train(steps=8).model_dump(mode="json"))
-    assert describe_changed_steps(train(steps=8), checkpoint) is None
-    assert describe_changed_steps(train(steps=20), checkpoint) == (
+
+def test_another_end_says_what_becomes_of_the_learning_rate(tmp_path: Path) -> None:
+    checkpoint = a_checkpoint(tmp_path, training(steps=8).model_dump(mode="json"))
+
+    def words(config: RunConfig, checkpoint: Checkpoint = checkpoint) -> str:
+        return "".join(words_of_changes(config, checkpoint, config.train.steps or 0))
+
+    assert words(training(steps=8)) == ""
+    assert words(training(steps=20)) == (
         "train.steps: 8 -> 20: the linear decay ends there now; the learning rate goes from 0.625 in step 4 to 0.8 in"
         " step 5, where it would have been 0.5"
     )
-    assert "from 0.625 in step 4 to 0.2 in step 5" in str(describe_changed_steps(train(steps=5), checkpoint))
-    assert describe_changed_steps(train(steps=4), checkpoint) == "train.steps: 8 -> 4: no step is left"
-    constant = describe_changed_steps(train(steps=20, schedule="constant"), checkpoint)
+    assert "from 0.625 in step 4 to 0.2 in step 5" in words(training(steps=5))
+    assert words(training(steps=4)) == "train.steps: 8 -> 4: no step is left"
+    done = a_checkpoint(tmp_path / "done", training(steps=4).model_dump(mode="json"))
+    assert words(training(steps=8), done).endswith("from 0.25 in step 4 to 0.5 in step 5")
+    steady = a_checkpoint(tmp_path / "steady", training(steps=8, schedule="constant").model_dump(mode="json"))
+    constant = words(training(steps=20, schedule="constant"), steady)
     assert constant == "train.steps: 8 -> 20: the learning rate stays as it was"
-    done = a_checkpoint(tmp_path / "done", train(steps=4).model_dump(mode="json"))
-    assert str(describe_changed_steps(train(steps=8), done)).endswith("from 0.25 in step 4 to 0.5 in step 5")
+
+
+def test_every_setting_that_may_change_is_shown_with_its_old_value(tmp_path: Path) -> None:
+    earlier = training(steps=8).model_dump(mode="json")
+    del earlier["train"]["minimum_learning_rate"], earlier["train"]["warmup_share"]  # older than these keys
+    checkpoint = a_checkpoint(tmp_path, earlier)
+    config = configured(
+        train={"learning_rate": 0.5, "steps": 8, "schedule": "cosine", "minimum_learning_rate": 0.1},
+        evaluation={"rows": 1000},
+        sample={"prompt": "once upon"},
+        run={"folder": "elsewhere"},
+    )
+    refuse_another_run(config, checkpoint)
+    assert words_of_changes(config, checkpoint, 8) == [
+        "train.learning_rate: 1 -> 0.5, train.minimum_learning_rate: 0 -> 0.1, train.schedule: linear -> cosine:"
+        " the learning rate goes from 0.625 in step 4 to 0.3 in step 5, where it would have been 0.5",
+        "evaluation.rows: 64 -> 1,000",
+        'sample.prompt: null -> "once upon"',
+    ]
+
+
+def test_epochs_may_change_and_say_it_in_steps(tmp_path: Path) -> None:
+    earlier = training(epochs=2.0).model_dump(mode="json")
+    checkpoint = save(make_store(tmp_path), 4, config=earlier, loader={"key": "old"}, steps=8)
+    longer = training(epochs=5.0)
+    assert words_of_changes(longer, checkpoint, 20) == [
+        "train.epochs: 2 -> 5: the linear decay ends with step 20, not 8, now; the learning rate goes from 0.625 in"
+        " step 4 to 0.8 in step 5, where it would have been 0.5"
+    ]
+    assert asks_for_more(longer, checkpoint) and not asks_for_more(training(epochs=2.0), checkpoint)
+    assert not asks_for_more(training(steps=4), checkpoint) and asks_for_more(training(steps=5), checkpoint)
+    refuse_fewer_steps(longer, checkpoint, 4)
+    with pytest.raises(InputError, match=r"train\.epochs: 0\.5 is 2 steps, but 4 steps are done already"):
+        refuse_fewer_steps(training(epochs=0.5), checkpoint, 2)
+    # A checkpoint of an older coremill does not say how many steps its epochs were.
+    older = save(make_store(tmp_path / "older"), 4, config=earlier, loader={"key": "old"})
+    (words,) = words_of_changes(longer, older, 20)
+    assert words.endswith("the run ends with step 20; the learning rate in step 5 is 0.8")
+
+
+def test_what_may_not_change_says_the_value_it_had(tmp_path: Path) -> None:
+    earlier = configured(train={"steps": 8}, data={"sequence_length": 64}).model_dump(mode="json")
+    checkpoint = a_checkpoint(tmp_path, earlier)
+    with pytest.raises(InputError) as caught:
+        refuse_another_run(configured(train={"steps": 8, "freeze": ["lm_head.*"]}), checkpoint)
+    message = str(caught.value)
+    assert "where: data.sequence_length, train.freeze" in message
+    assert "data.sequence_length was 64, is 512; train.freeze was [], is" in message
+    assert "--set data.sequence_length=64 --set 'train.freeze=[]'" in message and "--fresh" in message
+    assert "train.learning_rate" in message and "evaluation" in message  # what may

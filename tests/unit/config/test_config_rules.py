@@ -25,6 +25,36 @@ BROKEN = [
         "at most 4",
     ),
     (
+        "train:\n  steps: 5\n  warmup_steps: 2\n  warmup_share: 0.1",
+        "train.warmup_share and train.warmup_steps are both given",
+        (3, 4),
+        "train.warmup_share=null",
+    ),
+    (
+        "train:\n  steps: 5\n  decay_share: 0.1",
+        "train.decay_share is given, but train.schedule is linear",
+        (3,),
+        "schedule: warmup-stable-decay",
+    ),
+    (
+        "train:\n  steps: 5\n  schedule: warmup-stable-decay\n  decay_share: 0.9\n  warmup_share: 0.2",
+        "train.warmup_share (0.2) and train.decay_share (0.9) are more than the whole run",
+        (4, 5),
+        "at most 0.8",
+    ),
+    (
+        "train:\n  steps: 5\n  minimum_learning_rate: 1e-3",
+        "train.minimum_learning_rate (0.001) is above train.learning_rate (2e-05)",
+        (3,),
+        "a higher peak",
+    ),
+    (
+        "train:\n  steps: 5\n  schedule: constant\n  minimum_learning_rate: 1e-6",
+        "but train.schedule is constant",
+        (3, 4),
+        "remove the minimum",
+    ),
+    (
         "train:\n  steps: 5\n  tokens_per_step: 511",
         "(511) is below one row (data.sequence_length is 512)",
         (3,),
@@ -105,6 +135,8 @@ def test_a_broken_rule_points_at_its_lines(tmp_path: Path, text, what, lines, do
     "text",
     [
         "train: {steps: 5, warmup_steps: 4}",
+        "train: {epochs: 5, warmup_share: 0.2, schedule: warmup-stable-decay, decay_share: 0.8}",
+        "train: {steps: 5, schedule: cosine, minimum_learning_rate: 2e-5, freeze: [a.*]}",
         "train: {epochs: 0.5, warmup_steps: 400}",
         "train: {steps: 5, tokens_per_step: 512}",
         f"train: {{steps: 5}}\ntokenizer: built-in\nmodel: {{{SHAPE}, weights: random}}",

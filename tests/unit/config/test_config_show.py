@@ -71,6 +71,10 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     train["steps"] = draw(st.integers(1, 10**6))
     train["epochs"] = None
     train["warmup_steps"] = draw(st.integers(0, train["steps"] - 1))
+    if train.get("warmup_share") is not None:
+        train["warmup_steps"] = 0
+    train |= {"minimum_learning_rate": train.get("learning_rate", 2.0e-5) / 2, "schedule": "warmup-stable-decay"}
+    train["decay_share"] = draw(st.none() | st.floats(1e-12, 1 - (train.get("warmup_share") or 0)))
     train["tokens_per_step"] = data.get("sequence_length", 512) * draw(st.integers(1, 8))
     data |= {"evaluation_split": None, "split": "train", "evaluation_source": None, "evaluation_fraction": 0.25}
     evaluation = tree.get("evaluation", {})

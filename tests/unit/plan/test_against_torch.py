@@ -10,12 +10,15 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from coremill.model.freeze import freeze
 from coremill.model.fused_layers import fuse_layers
+from coremill.model.parameter_list import named_parameters
 from coremill.plan.activations import ends_bytes_per_token, layer_bytes_per_token
 from coremill.plan.activations import kept_bytes as planned_bytes
 from coremill.plan.attention import EAGER_ONLY
 from coremill.plan.card import as_written, read_card
 from coremill.plan.headers import TensorHeader
+from coremill.plan.trained import NamedParameter, frozen_by, is_named, with_frozen
 from coremill.plan.types import Arrangement
 from unit.plan.shapes import TINY_CONFIGS
 
@@ -84,10 +87,12 @@ def kept_bytes(
     *,
     documents_apart: bool = False,
     fused: bool = True,
+    frozen: tuple[str, ...] = (),
 ) -> int:
     """What autograd really keeps of one forward pass of the base model, parameters aside."""
     values = with_layers(values, layers)
     model = AutoModelForCausalLM.from_config(config_of(values), attn_implementation=attention).to(dtype).train()
+    freeze(model, frozen)
     if fused:
         fuse_layers(model)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -136,6 +141,36 @@ def planned_layer(name: str, one: Arrangement, *, fused: bool = True) -> int:
     if not fused:
         two, first = as_written(two), as_written(first)
     return planned_bytes(two, one) - planned_bytes(first, one)
+
+
+LOWER = ("*embed*", "*.wte.*", "*.wpe.*", "*layers.0.*", "*.h.0.*")
+UPPER = ("*layers.1.*", "*.h.1.*")
+
+
+def those_of(name: str, patterns: tuple[str, ...]) -> tuple[list[NamedParameter], tuple[str, ...]]:
+    """The parameters of two layers, and the patterns that mean some in this family."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(with_layers(TINY_CONFIGS[name], 2)))
+    parameters = named_parameters(model)
+    return parameters, tuple(one for one in patterns if any(is_named(each.names, [one]) for each in parameters))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", TINY_CONFIGS)
+def test_what_is_frozen_keeps_what_the_plan_says(name: str, attention: str) -> None:
+    """Below all that is trained nothing; above something trained no more than other layers."""
+    if name in SDPA_REFUSED and attention == "sdpa":
+        pytest.skip("transformers refuses")
+    values, one = TINY_CONFIGS[name], arrangement("fp32", attention)
+    first = kept_bytes(values, 1, torch.float32, attention)
+    two, alone = (read_card(config=with_layers(values, layers)) for layers in (2, 1))
+    for patterns in (UPPER, LOWER):
+        parameters, meant = those_of(name, patterns)
+        card = with_frozen(two, frozen_by(parameters, meant))
+        measured = kept_bytes(values, 2, torch.float32, attention, frozen=meant) - first
+        planned = planned_bytes(card, one) - planned_bytes(alone, one)
+        assert measured <= planned + 0.005 * first, patterns
+        assert patterns is UPPER or planned <= measured + 0.03 * first
 
 
 def with_layers(values: dict[str, Any], layers: int) -> dict[str, Any]:

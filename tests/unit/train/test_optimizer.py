@@ -72,3 +72,13 @@ def test_biases_and_norms_are_left_out_whatever_their_dimension():
     model = Parts()
     decayed = {name for name, _ in model.named_parameters()} - undecayed(model)
     assert decayed == {"lookup.weight", "product.weight", "up_proj"}
+
+
+def test_patterns_leave_out_more_by_any_name_of_a_tied_weight():
+    model = Parts()
+    assert undecayed(model, ["head.*"]) - undecayed(model) == {"lookup.weight"}
+    assert undecayed(model, ["prod*.weight", "up_proj"]) - undecayed(model) == {"product.weight", "up_proj"}
+    settings = TrainSection(steps=1, weight_decay=0.5, no_decay=["product.*"])
+    decayed, others = AdamW(model, list(model.named_parameters()), optimizer_of(settings)).param_groups
+    assert not any(each is model.product.weight for each in decayed["params"]) and decayed["weight_decay"] == 0.5
+    assert any(each is model.product.weight for each in others["params"]) and others["weight_decay"] == 0.0

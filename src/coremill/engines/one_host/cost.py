@@ -37,8 +37,9 @@ class OneHostCost(ShardedStateCost):
         loss = LossBytes.of(card, arrangement, linear_copies_weight=linear_copies_weight)
         compute, from_others = arrangement.compute_bytes, 1 - 1 / arrangement.world_size
         kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
-        layer, lookup = card.largest_layer_parameters, card.embedding_parameters
-        head = lookup if card.tied else card.head_parameters
+        layer, lookup = card.largest_trainable_layer_parameters, card.trainable_embedding_parameters
+        table = card.embedding_parameters if card.tied else card.head_parameters
+        head = table if card.trains_the_head else 0
         pool = self.between_steps(card, arrangement).shared
         own_head = self.head_gradient_bytes(card, arrangement)
         own_all = self.state(card, arrangement).gradients
@@ -54,13 +55,13 @@ class OneHostCost(ShardedStateCost):
         others_filled = int(SLOTS_IN_TURN * compute * from_others * layer)
         pieces_read = int(SLOTS_IN_TURN * compute * from_others * _piece_numel(card))
         from_the_step_before = 0 if gives_back else others_filled + pieces_read
-        yield loss.point(gradients=earlier, activations=kept, shared=pool + read(head) + from_the_step_before)
-        if not card.tied:
+        yield loss.point(gradients=earlier, activations=kept, shared=pool + read(table) + from_the_step_before)
+        if head and not card.tied:
             yield StepPoint(
                 name="the head's gradient leaves",
                 gradients=max(earlier, own_head) + compute * head,
                 activations=kept,
-                shared=pool + (pieces_read if head > layer else others_filled) + read(0),
+                shared=pool + (pieces_read if head > card.largest_layer_parameters else others_filled) + read(0),
             )
         # A head that has left in pieces leaves these behind.
         behind = 0 if card.tied and gives_back else pieces_read
@@ -68,20 +69,20 @@ class OneHostCost(ShardedStateCost):
             name="backward of the last layer",
             gradients=max(earlier, 0 if card.tied else own_head) + compute * (layer + (head if card.tied else 0)),
             activations=kept + backward,
-            shared=pool + others_filled + behind + read(layer),
+            shared=pool + others_filled + behind + read(card.largest_layer_parameters),
         )
         table_gradients = 2 if card.tied and not card.has_one_table_gradient else 1
         yield StepPoint(
-            name="the lookup table's gradient leaves",
+            name="the lookup table's gradient leaves" if lookup else "end of backward",
             gradients=own_all + compute * lookup * table_gradients,
             activations=arrangement.tokens_per_forward * compute * card.hidden,
-            shared=pool + (pieces_read if lookup > layer else others_filled) + read(0),
+            shared=pool + (pieces_read if lookup > card.largest_layer_parameters else others_filled) + read(0),
         )
         yield from self.summed_head(card, arrangement)
 
     def between_steps(self, card: ModelCard, arrangement: Arrangement) -> StepPoint:
         """What this rank fills of the slots; resident at the points that need most."""
-        slot = arrangement.compute_bytes * (card.largest_layer_parameters + _piece_numel(card))
+        slot = arrangement.compute_bytes * (card.largest_trainable_layer_parameters + _piece_numel(card))
         return StepPoint(name="between steps", gradients=0, shared=SLOTS_IN_TURN * slot)
 
     def traffic(self, card: ModelCard, arrangement: Arrangement) -> Traffic:
@@ -99,5 +100,5 @@ class OneHostCost(ShardedStateCost):
 
 def _piece_numel(card: ModelCard) -> int:
     """Of an embedding or head that passes through memory in pieces; 0 where both are no larger than a layer."""
-    largest = max(card.embedding_parameters, card.head_parameters)
+    largest = max(card.trainable_embedding_parameters, card.trainable_head_parameters)
     return min(largest, PASSED_AT_ONCE_NUMEL) if largest > card.largest_layer_parameters else 0

@@ -41,6 +41,7 @@ class OptimizerSettings:
     weight_decay: float
     adam_betas: tuple[float, float]
     adam_epsilon: float
+    no_decay: tuple[str, ...] = ()  # patterns over parameter names, beside what is left out by kind
 
     @property
     def state_bytes(self) -> int:
@@ -62,4 +63,5 @@ def optimizer_of(train: TrainSection) -> OptimizerSettings:
         weight_decay=train.weight_decay,
         adam_betas=(train.adam_beta1, train.adam_beta2),
         adam_epsilon=train.adam_epsilon,
+        no_decay=tuple(train.no_decay),
     )

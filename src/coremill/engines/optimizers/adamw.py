@@ -10,6 +10,8 @@ from torch import nn
 
 from coremill.engines.base import require_state_names
 from coremill.engines.optimizers import OptimizerSettings
+from coremill.model.slices import model_name
+from coremill.plan.trained import is_named
 
 # Two moments of each gradient, under the names that torch and a checkpoint have for them.
 STATE_NAMES = ("exp_avg", "exp_avg_sq")
@@ -25,7 +27,7 @@ class AdamW(torch.optim.AdamW):
     def __init__(
         self, model: nn.Module, trainable: Sequence[tuple[str, torch.Tensor]], settings: OptimizerSettings
     ) -> None:
-        left_out = undecayed(model)
+        left_out = undecayed(model, settings.no_decay)
         decayed = [tensor for name, tensor in trainable if name not in left_out]
         others = [tensor for name, tensor in trainable if name in left_out]
         super().__init__(
@@ -54,8 +56,9 @@ class AdamW(torch.optim.AdamW):
             self.state[weight] = {"step": step, **{name: state[name] for name in STATE_NAMES}}
 
 
-def undecayed(model: nn.Module) -> set[str]:
-    """Names of parameters that weight decay leaves out: biases and norms of any dimension, and every other vector.
+def undecayed(model: nn.Module, patterns: Sequence[str] = ()) -> set[str]:
+    """Names of parameters that weight decay leaves out: biases and norms of any dimension, every other vector, and what
+    the patterns name, of a tied weight by any of its names.
 
     Vectors that are neither (a state-space model's D, attention sinks) scale something, as norms do: transformers'
     Trainer decays them, we do not."""
@@ -67,4 +70,6 @@ def undecayed(model: nn.Module) -> set[str]:
                 continue
             if is_norm or parameter.dim() < 2 or UNDECAYED_NAMES.search(f"{prefix}.{name}".lower()):
                 left_out.add(parameter)
+    named = model.named_parameters(remove_duplicate=False)
+    left_out |= {parameter for name, parameter in named if is_named([model_name(name)], patterns)}
     return {name for name, parameter in model.named_parameters() if parameter in left_out}

@@ -79,7 +79,7 @@ class ReplicateCost(EngineCost):
             summed = rows * card.hidden
             lookup = 2 * arrangement.sent_bytes(summed) + (4 * summed if rows < card.vocabulary_rows else 0)
         elif (lasting or card.tied) and not card.has_one_table_gradient:
-            lookup = arrangement.compute_bytes * card.embedding_parameters
+            lookup = arrangement.compute_bytes * card.trainable_embedding_parameters
         else:
             lookup = 0
         yield StepPoint(
@@ -120,12 +120,13 @@ def _exchange_buffers(card: ModelCard, arrangement: Arrangement) -> int:
     """Send and receive buffers of the buckets in flight."""
     if arrangement.world_size == 1:
         return 0
-    ends = [card.embedding_parameters] if card.tied else [card.embedding_parameters, card.head_parameters]
+    head = card.trainable_head_parameters
+    ends = [card.trainable_embedding_parameters] if card.tied else [card.trainable_embedding_parameters, head]
     in_layers = card.trainable_parameters - sum(ends)
     if _summed_rows(card, arrangement) is not None:
-        ends = [card.head_parameters]
+        ends = [head]
     bucket_bytes = 2**20 * bucket_mib(arrangement.compute_bytes * card.trainable_parameters)
-    bucket = max(bucket_bytes // arrangement.compute_bytes, card.largest_layer_parameters // 2)
+    bucket = max(bucket_bytes // arrangement.compute_bytes, card.largest_trainable_layer_parameters // 2)
     layers = min(in_layers, most_buckets_in_flight(2 * arrangement.sent_bytes(bucket)) * bucket)
     # Ends larger than a bucket have one of their own; equal ones share a buffer, as they leave at opposite ends.
     lone = max((end for end in ends if 4 * end > bucket_bytes), default=0)
@@ -134,6 +135,8 @@ def _exchange_buffers(card: ModelCard, arrangement: Arrangement) -> int:
 
 def _summed_rows(card: ModelCard, arrangement: Arrangement) -> int | None:
     """Of a lookup table whose gradient is summed apart (named_rows.py); None where it is not."""
+    if not card.trainable_embedding_parameters:
+        return None
     if arrangement.world_size == 1 or 4 * looked_up_parameters(card) < LEAST_BUCKET_BYTES:
         return None
     tokens = arrangement.world_size * arrangement.accumulation_steps * arrangement.tokens_per_forward

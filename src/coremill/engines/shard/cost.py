@@ -41,8 +41,9 @@ class ShardCost(ShardedStateCost):
         loss = LossBytes.of(card, arrangement, linear_copies_weight=linear_copies_weight)
         compute = arrangement.compute_bytes
         kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
-        layer = card.largest_layer_parameters
+        layer, trained_layer = card.largest_layer_parameters, card.largest_trainable_layer_parameters
         head = card.embedding_parameters if card.tied else card.head_parameters
+        trained_head = head if card.trains_the_head else 0
         keep, pool = arrangement.keep_gathered, self.between_steps(card, arrangement).buffers
         own_head = self.head_gradient_bytes(card, arrangement)
         earlier = self._earlier_gradient_bytes(card, arrangement)
@@ -58,9 +59,9 @@ class ShardCost(ShardedStateCost):
         )
         yield loss.point(gradients=earlier, activations=kept, buffers=pool + (gathered if keep else compute * head))
         # Tied weights leave last, with the lookup table's gradient.
-        leaving = _leaving_bytes(head, layer, arrangement)
+        leaving = _leaving_bytes(trained_head, trained_layer, arrangement)
         still_gathered = gathered - compute * head if keep else 0
-        if not card.tied:
+        if trained_head and not card.tied:
             yield StepPoint(
                 name="the head's gradient leaves",
                 gradients=earlier + compute * head + own_head,
@@ -69,7 +70,7 @@ class ShardCost(ShardedStateCost):
             )
         yield StepPoint(
             name="backward of the last layer",
-            gradients=earlier + compute * layer + (compute * head if card.tied else own_head),
+            gradients=earlier + compute * trained_layer + (compute * trained_head if card.tied else own_head),
             activations=kept + backward,
             buffers=pool
             + (0 if card.tied else leaving)
@@ -88,18 +89,18 @@ class ShardCost(ShardedStateCost):
         return self.state(card, arrangement).gradients
 
     def _end_of_backward(self, card: ModelCard, arrangement: Arrangement) -> StepPoint:
-        compute, lookup = arrangement.compute_bytes, card.embedding_parameters
+        compute, lookup = arrangement.compute_bytes, card.trainable_embedding_parameters
         own_all, pool = self.state(card, arrangement).gradients, self.between_steps(card, arrangement).buffers
         standing = own_all + (0 if arrangement.keep_gathered else self._earlier_gradient_bytes(card, arrangement))
         activations = arrangement.tokens_per_forward * compute * card.hidden
-        if table_parameters(card, arrangement):
+        if table_parameters(card, arrangement) and lookup:
             # The gradient above the lookup in fp32, that of its rows, what is sent and received of it.
             fetched = _fetched_parameters(card, arrangement)
             gradients, buffers = 4 * fetched, 2 * arrangement.sent_bytes(fetched)
             activations += arrangement.tokens_per_forward * 4 * card.hidden
         else:
             gradients = compute * lookup * (2 if card.tied and not card.has_one_table_gradient else 1)
-            buffers = _leaving_bytes(lookup, card.largest_layer_parameters, arrangement)
+            buffers = _leaving_bytes(lookup, card.largest_trainable_layer_parameters, arrangement)
         return StepPoint(
             name="the lookup table's gradient leaves",
             gradients=standing + gradients,
@@ -114,8 +115,9 @@ class ShardCost(ShardedStateCost):
         # What others sent; and what is sent to them: the gradients as laid out, or from a place of its own.
         from_others = 1 - 1 / arrangement.world_size
         places = from_others + (1 if _is_sent_as_laid_out(arrangement) else from_others)
-        reduction = arrangement.sent_bytes(card.largest_layer_parameters) * places
-        in_flight = min(max(LEAST_IN_FLIGHT, int(ROOM_IN_FLIGHT_BYTES // reduction)), card.layers)
+        trained_layers = sum(trained > 0 for trained in card.trainable_layer_parameters)
+        reduction = arrangement.sent_bytes(card.largest_trainable_layer_parameters) * places
+        in_flight = min(max(LEAST_IN_FLIGHT, int(ROOM_IN_FLIGHT_BYTES // max(1, reduction))), trained_layers)
         return StepPoint(name="between steps", gradients=0, buffers=int(reduction * in_flight * POOL_ROUNDING))
 
     def traffic(self, card: ModelCard, arrangement: Arrangement) -> Traffic:
@@ -172,7 +174,8 @@ def _gathered_parameters(card: ModelCard, arrangement: Arrangement) -> int:
     whole = card.parameters - table_parameters(card, arrangement)
     if arrangement.keep_gathered:
         return whole + fetched
-    again = sum(card.layer_parameters) + card.rest_parameters
+    # FSDP2 fetches the layer below ahead, also where backward ends above it.
+    again = sum(card.layer_parameters[max(0, card.layers_below_backward - 1) :]) + card.rest_parameters
     if not card.block.plain_logits:
         again += card.embedding_parameters if card.tied else card.head_parameters
     return arrangement.accumulation_steps * (whole + again) + fetched
@@ -180,6 +183,8 @@ def _gathered_parameters(card: ModelCard, arrangement: Arrangement) -> int:
 
 def _reduced_parameters(card: ModelCard, arrangement: Arrangement) -> int:
     """Gradients reduced in one step: after each micro-batch, or once where they wait whole."""
+    if not card.trainable_embedding_parameters:
+        return card.trainable_parameters * (1 if arrangement.keep_gathered else arrangement.accumulation_steps)
     whole = card.trainable_parameters - table_parameters(card, arrangement)
     fetched = arrangement.accumulation_steps * _fetched_parameters(card, arrangement)
     return whole * (1 if arrangement.keep_gathered else arrangement.accumulation_steps) + fetched

@@ -1,0 +1,136 @@
+"""What differs between the settings a checkpoint was made with and those it is continued with, in words. No torch here.
+
+Which keys may differ is `config/continuing.py`'s to say.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coremill.config.continuing import SCHEDULE_KEYS, may_change, words_of_what_may_change
+from coremill.config.schema import RunConfig, TrainSection
+from coremill.config.show import scalar_text
+from coremill.data.packed import is_without_special_tokens
+from coremill.errors import InputError
+from coremill.train.schedule import learning_rate_at
+
+# Where a run lies is said by the line that it goes on; the config in its folder has the path written out.
+_NOT_WORTH_SAYING = ("run.folder",)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting that is another one now."""
+
+    key: str
+    old: Any
+    new: Any
+
+    @property
+    def is_allowed(self) -> bool:
+        return may_change(self.key)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_text(self.old)} -> {_text(self.new)}"
+
+
+def changes_of(earlier: Mapping[str, Any], config: RunConfig) -> list[Change]:
+    """All that differ, by key; one that was not there yet had its default.
+
+    `data.special_tokens` had none: whether its value now changes what such a run reads is for its data to say.
+    """
+    had = _with_defaults(earlier, RunConfig().model_dump(mode="json"))
+    if is_without_special_tokens(dict(earlier)):
+        had["data"] = {**had["data"], "special_tokens": config.data.special_tokens}
+    return list(_differing(had, config.model_dump(mode="json")))
+
+
+def fixed_keys(earlier: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Keys that differ although they may not."""
+    return [change.key for change in changes_of(earlier, config) if not change.is_allowed]
+
+
+def another_config(what: str, fixed: Sequence[Change]) -> InputError:
+    """The refusal of settings that may not change, with the values they had."""
+    old = " ".join(f"--set {shlex.quote(f'{change.key}={scalar_text(change.old)}')}" for change in fixed)
+    return InputError(
+        what,
+        where=", ".join(change.key for change in fixed),
+        why=f"{'; '.join(f'{change.key} was {_text(change.old)}, is {_text(change.new)}' for change in fixed)}; only"
+        f" these may change: {words_of_what_may_change()}",
+        do=f"bring the old values back ({old}), set run.folder to a new folder, or start anew with --fresh",
+    )
+
+
+def describe_changes(
+    earlier: Mapping[str, Any], config: RunConfig, *, done: int, steps_before: int | None, steps: int
+) -> list[str]:
+    """A line for each setting that changed, one for those of the learning rate together; `steps` is the run's new end,
+    `steps_before` the old one where the checkpoint says it."""
+    changes = [change for change in changes_of(earlier, config) if change.key not in _NOT_WORTH_SAYING]
+    of_the_rate = [change for change in changes if change.key in SCHEDULE_KEYS]
+    lines = [str(change) for change in changes if change.key not in SCHEDULE_KEYS]
+    if of_the_rate:
+        before = _train_section(earlier)
+        old_steps = before.steps or steps_before
+        said = ", ".join(str(change) for change in of_the_rate)
+        lines.insert(0, f"{said}: {_meaning(before, config.train, done=done, old_steps=old_steps, steps=steps)}")
+    return lines
+
+
+def _meaning(before: TrainSection, train: TrainSection, *, done: int, old_steps: int | None, steps: int) -> str:
+    """What becomes of the learning rate after step `done`."""
+    if steps == done:
+        return "no step is left"
+    rate = learning_rate_at(done + 1, steps, train)
+    parts = []
+    if old_steps is None:
+        parts.append(f"the run ends with step {steps:,}")
+        parts.append(f"the learning rate in step {done + 1:,} is {rate:.3g}")
+        return "; ".join(parts)
+    if before.schedule == train.schedule == "constant" and rate == learning_rate_at(done + 1, old_steps, before):
+        return "the learning rate stays as it was"
+    if steps != old_steps and train.schedule != "constant":
+        where = "there" if before.steps and train.steps else f"with step {steps:,}, not {old_steps:,},"
+        parts.append(f"the {train.schedule} decay ends {where} now")
+    would_be = ""
+    if done < old_steps:
+        would_be = f", where it would have been {learning_rate_at(done + 1, old_steps, before):.3g}"
+    parts.append(
+        f"the learning rate goes from {learning_rate_at(done, old_steps, before):.3g} in step {done:,} to {rate:.3g} in"
+        f" step {done + 1:,}{would_be}"
+    )
+    return "; ".join(parts)
+
+
+def _train_section(earlier: Mapping[str, Any]) -> TrainSection:
+    """As it was; keys of another version left out."""
+    given = {name: value for name, value in earlier["train"].items() if name in TrainSection.model_fields}
+    return TrainSection.model_validate(given)
+
+
+def _with_defaults(tree: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    sections = {
+        name: _with_defaults(tree[name], default)
+        for name, default in defaults.items()
+        if isinstance(default, dict) and isinstance(tree.get(name), dict)
+    }
+    return {**defaults, **tree, **sections}
+
+
+def _differing(left: Mapping[str, Any], right: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
+    for name in sorted({*left, *right}):
+        one, other = left.get(name), right.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from _differing(one, other, f"{prefix}{name}.")
+        elif one != other:
+            yield Change(f"{prefix}{name}", one, other)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.6g}" if isinstance(value, float) else scalar_text(value)

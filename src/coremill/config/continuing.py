@@ -1,0 +1,89 @@
+"""Which keys may change when a run goes on from its checkpoint, and what to do about the others: the one list of it.
+
+A run is the same run with other machines, another end, another learning rate and another rhythm of saving and
+evaluating; with another model, other data, or weights and optimizer state that mean something else, it is not. Every
+key of the schema stands in one of the two tables (tests/contract/test_continuing.py): a new one has to be put in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# By section; TOP-level keys under "".
+MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
+    "model": ("fused",),
+    "train": (
+        "steps",
+        "epochs",
+        "learning_rate",
+        "minimum_learning_rate",
+        "schedule",
+        "warmup_steps",
+        "warmup_share",
+        "decay_share",
+    ),
+    "parallel": ("engine", "dtype", "wire_dtype", "keep_gathered", "ranks_per_node", "threads_per_rank"),
+    "fleet": ("nodes", "min_nodes", "instance", "link_gbit_per_second"),
+    "checkpoint": ("folder", "every", "keep", "grace", "spot_notices"),
+    "supervise": (
+        "restart",
+        "fork_ranks",
+        "restarts_without_progress",
+        "stuck_after",
+        "save_deadline",
+        "wait_for_hosts",
+    ),
+    "numerics": ("on_non_finite", "skip_budget"),
+    "evaluation": ("every_steps", "rows", "keep_best", "stop_after"),
+    "sample": ("prompt", "tokens"),
+    "run": ("folder", "export", "trackers"),
+}
+
+FIXED: Mapping[str, tuple[str, ...]] = {
+    "": ("tokenizer", "task", "device"),
+    "model": ("name", "revision", "trust_remote_code", "code_sha256", "weights", "config", "attention"),
+    "data": (
+        "source",
+        "sources",
+        "column",
+        "split",
+        "evaluation_source",
+        "evaluation_split",
+        "evaluation_fraction",
+        "sequence_length",
+        "on_bad_rows",
+        "special_tokens",
+        "attention_across_documents",
+    ),
+    "train": (
+        "optimizer",  # there is one; another's state could not be read
+        "weight_decay",
+        "no_decay",
+        "freeze",  # what was frozen has no optimizer state
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "clip_norm",
+        "tokens_per_step",
+        "micro_batch_rows",
+        "activation_checkpointing",
+        "seed",
+    ),
+}
+
+# They say what the learning rate is at a step.
+SCHEDULE_KEYS = frozenset(f"train.{name}" for name in MAY_CHANGE["train"])
+
+
+def may_change(key: str) -> bool:
+    """Whether the setting of this dotted name may be another one at a continuation; what is inside of one, with it."""
+    section, dot, inside = key.partition(".")
+    name = inside.partition(".")[0] if dot else key
+    return name in MAY_CHANGE.get(section if dot else "", ())
+
+
+def words_of_what_may_change() -> str:
+    """For a refusal: sections as a whole where nothing in them is fixed."""
+    whole = [section for section in MAY_CHANGE if section not in FIXED]
+    single = [f"{section}.{name}" for section in MAY_CHANGE if section in FIXED for name in MAY_CHANGE[section]]
+    return ", ".join([*single, *whole])

@@ -1,0 +1,91 @@
+"""The parameters of a model by name, for a launcher without torch: a process of its own builds it on meta, once.
+
+Files do not tell: their names may be older than the module's, tied weights are there once, and a model that starts from
+scratch has none. What was found is kept in the cache, for the next plan or run of the same config.
+
+    python -m coremill.model.parameter_list        stdin: a ModelFolder as JSON; stdout: what was found, or the error
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from coremill.child import wrapped
+from coremill.errors import CoremillError, InputError
+from coremill.files import write_atomically
+from coremill.model.source import ModelFolder, Say
+from coremill.plan.trained import NamedParameter
+from coremill.remote_code import remove_copies
+
+
+def parameters_of(model: ModelFolder, cache: Path, say: Say | None = None) -> list[NamedParameter]:
+    """In the order of the module, tied ones once with all their names."""
+    known = json.dumps([model.config, model.model_class, model.code_sha256, version("transformers")], sort_keys=True)
+    file = cache / "parameters" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        if say is not None:
+            say("listing the model's parameters, for train.freeze and train.no_decay")
+        found = _ask_child(model)
+        with contextlib.suppress(OSError):  # then it is found anew each time
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, json.dumps(found))
+    return [NamedParameter(tuple(names), tuple(shape)) for names, shape in found]
+
+
+def named_parameters(module: Any) -> list[NamedParameter]:
+    """Of a module that no engine has placed."""
+    names: dict[int, list[str]] = {}
+    shapes: dict[int, tuple[int, ...]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+        shapes[id(parameter)] = tuple(parameter.shape)
+    return [NamedParameter(tuple(each), shapes[key]) for key, each in names.items()]
+
+
+def _ask_child(model: ModelFolder) -> list[Sequence[Any]]:
+    # -P: a torch.py in the user's folder must not stand in for the library.
+    command = [sys.executable, "-P", "-m", __name__]
+    job = json.dumps({**asdict(model), "folder": str(model.folder)})
+    done = subprocess.run(
+        wrapped(command, launcher_pid=os.getpid(), cpus=None), input=job, capture_output=True, text=True, check=False
+    )
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        tail = done.stderr.strip()[-1000:] or f"it ended with status {done.returncode}"
+        raise CoremillError("the model's parameters could not be listed", why=tail) from None
+    if "error" in answer:
+        error = answer["error"]
+        raise InputError(error["what"], where=error["where"], why=error["why"], do=error["do"])
+    parameters: list[Sequence[Any]] = answer["parameters"]
+    return parameters
+
+
+def _main() -> None:
+    from coremill.model.build import build_on_meta
+
+    job = json.load(sys.stdin)
+    try:
+        model = build_on_meta(ModelFolder(**{**job, "folder": Path(job["folder"])}), attention="eager")
+        answer: dict[str, Any] = {"parameters": [(each.names, each.shape) for each in named_parameters(model)]}
+    except InputError as error:
+        answer = {"error": {"what": error.what, "where": error.where, "why": error.why, "do": error.do}}
+    remove_copies()  # of code that comes with the model
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    _main()
+    os._exit(0)  # native threads of the libraries have nothing left to do
