@@ -61,7 +61,7 @@ _SCHEDULES = words(
     "get_cosine_schedule_with_warmup -> cosine",
     "constant_with_warmup -> constant",
     "polynomial linear_with_warmup warmupdecaylr -> linear",
-    "wsd warmup_stable_decay trapezoidal trapezoid -> warmup-stable-decay",
+    "wsd warmup_stable_decay cosine_warmup_stable_decay trapezoidal trapezoid -> warmup-stable-decay",
 )
 # key: {another tool's value: ours}
 FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
@@ -208,7 +208,9 @@ _FOREIGN = (
             "the lowest rate is a rate here, not a share of the peak",
             "set train.minimum_learning_rate to this share times train.learning_rate",
             ("train.minimum_learning_rate",), translate.minimum_rate),
-    Foreign("warmdown_ratio decay_ratio num_decay_steps num_stable_steps", "the decay is a share of the run, so that it"
+    _renamed("warmdown_ratio decay_ratio", "train.decay_share",
+             do="set train.schedule: warmup-stable-decay and train.decay_share", translate=translate.decay_share),
+    Foreign("num_decay_steps num_stable_steps", "the decay is a share of the run, so that it"
             " stays at its end when the run gets longer",
             "set train.schedule: warmup-stable-decay and train.decay_share",
             ("train.decay_share", "train.schedule")),
@@ -278,15 +280,19 @@ _FOREIGN = (
             " plot_loss include_tokens_per_second include_num_input_tokens_seen disable_tqdm wall_clock_breakdown"
             " log_peak_memory_stats metric_logger logging_nan_inf_filter",
             "every step is written to RUN/events, and drawn in RUN/report.html", "remove it"),
-    Foreign("report_to wandb_project wandb_entity wandb_run_name use_wandb wandb use_swanlab mlflow_tracking_uri"
-            " use_tensorboard logger_name trackio_project",
-            "every step is written to RUN/events, one JSON object a line, and drawn in RUN/report.html",
-            "remove it; coremill report RUN --json has the numbers"),
-    Foreign("load_best_model_at_end metric_for_best_model greater_is_better early_stopping_patience"
-            " early_stopping_threshold", "the last step is what is exported",
-            "remove it; evaluation.every_steps shows on the way how the loss on other text goes"),
+    _renamed("report_to use_wandb use_tensorboard wandb", "run.trackers",
+             do="set run.trackers to some of [tensorboard, wandb, mlflow]", translate=translate.trackers),
+    Foreign("wandb_project wandb_entity wandb_run_name wandb_name mlflow_tracking_uri use_swanlab trackio_project",
+            "trackers read their own settings from the environment (WANDB_PROJECT, MLFLOW_TRACKING_URI)",
+            "remove it; set run.trackers to some of [tensorboard, wandb, mlflow]"),
+    _renamed("load_best_model_at_end", "evaluation.keep_best", translate=switch("evaluation.keep_best", True)),
+    _renamed("metric_for_best_model", "evaluation.keep_best", translate=translate.deciding_metric),
+    Foreign("greater_is_better", "a metric knows whether more of it is better", "remove it"),
+    _renamed("early_stopping_patience early_stop_patience", "evaluation.stop_after"),
+    Foreign("early_stopping_threshold min_delta", "any better value counts as better", "remove it"),
     Foreign("push_to_hub hub_model_id hub_token hub_strategy hub_private_repo",
-            "the trained model is left in RUN/export", "remove it; afterwards run: hf upload OWNER/NAME RUN/export"),
+            "the trained model is left in RUN/export",
+            "remove it; afterwards run: coremill export RUN DEST --push OWNER/NAME"),
     Foreign("freeze_layers freeze_trainable_layers unfrozen_parameters frozen_layers freeze_parameters"
             " freeze_vision_tower freeze_embeddings trainable_parameters",
             "what is not trained is named, by patterns over parameter names; all else is trained",

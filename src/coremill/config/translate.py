@@ -147,6 +147,17 @@ def minimum_rate(value: Any, given: Given) -> Cure | None:
     return Cure({"train.minimum_learning_rate": float(f"{value * peak:.6g}")}, f" ({value:g} of {peak:g})")
 
 
+def decay_share(value: Any, _: Given) -> Cure | None:
+    if not accepts("train.decay_share", value):
+        return None
+    return Cure({"train.schedule": "warmup-stable-decay", "train.decay_share": value})
+
+
+def deciding_metric(value: Any, _: Given) -> Cure | None:
+    """eval_loss of other tools is loss here."""
+    return Cure({"evaluation.keep_best": value.removeprefix("eval_")}) if isinstance(value, str) else None
+
+
 def dtype_of(value: Any, _: Given) -> Cure | None:
     """bf16: true, torch_dtype: bfloat16, DeepSpeed's {enabled: true}."""
     if isinstance(value, Mapping):
@@ -185,6 +196,14 @@ def _several(values: Sequence[Any]) -> Cure | None:
     found = [dataset_source(value, {}) for value in values]
     named = [cure.settings["data.source"] for cure in found if cure is not None]
     return Cure({"data.sources": named}) if named and len(named) == len(values) else None
+
+
+def trackers(value: Any, _: Given) -> Cure | None:
+    """`report_to: wandb`, or several; none, or all that are installed."""
+    named = value if isinstance(value, list) else [value]
+    if not named or named == ["none"] or value is False:
+        return Cure()
+    return Cure({"run.trackers": named}) if accepts("run.trackers", named) else None
 
 
 def held_out(value: Any, _: Given) -> Cure | None:
