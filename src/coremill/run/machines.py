@@ -8,9 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coremill.config.schema import RunConfig
+from coremill.config.schema import AUTO, RunConfig
 from coremill.hardware.calibrate import calibration_of
 from coremill.hardware.facts import Fleet
+from coremill.hardware.hostfile import read_hostfile
 from coremill.hardware.instances import fleet_of, fleet_of_hostfile, this_machine
 from coremill.hardware.probe import cache_folder, environment_snapshot, probe_node
 
@@ -57,3 +58,14 @@ def find_fleet(config: RunConfig, text: str | None) -> Fleet:
     if text is None:
         return measured_fleet(Place(nodes=config.fleet.nodes), messages.print)
     return fleet_of_hosts(text, messages.print)
+
+
+def with_slots(config: RunConfig, fleet: str | None) -> RunConfig:
+    """Slots of a hostfile are ranks per node, as `train --hostfile` takes them, unless the run file has a number."""
+    if fleet is None or not Path(fleet).is_file() or config.parallel.ranks_per_node != AUTO:
+        return config
+    slots = set(read_hostfile(fleet).values())
+    if len(slots) != 1 or None in slots:
+        return config
+    parallel = config.parallel.model_copy(update={"ranks_per_node": slots.pop()})
+    return config.model_copy(update={"parallel": parallel})

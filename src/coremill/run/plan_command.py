@@ -35,7 +35,7 @@ from coremill.report.terminal import (
     print_rows,
 )
 from coremill.run.folder import RunFolder
-from coremill.run.machines import Place, find_fleet, measured_fleet
+from coremill.run.machines import Place, find_fleet, measured_fleet, with_slots
 from coremill.run.opening import say_basis, with_paths_of_run
 from coremill.run.prepare import card_without_weights
 from coremill.run.row_count import count_rows
@@ -43,7 +43,7 @@ from coremill.run.row_count import count_rows
 
 def plan_and_card(loaded: LoadedConfig, fleet: str | None) -> tuple[Plan, ModelCard]:
     """One run on one fleet, and the model as the plan sees it."""
-    config = loaded.located
+    config = with_slots(loaded.located, fleet)
     with loaded.placing():
         card = card_without_weights(config)
     machines, rows = find_fleet(config, fleet), count_rows(config, card, Console(stderr=True))
@@ -64,11 +64,12 @@ def plan_once(loaded: LoadedConfig, fleet: str | None, *, as_json: bool, console
 
 
 def plan_on_fleets(loaded: LoadedConfig, fleets: Sequence[str], *, as_json: bool, console: Console) -> None:
-    """The same run on several fleets, ranked by cost and by time."""
+    """The same run on several fleets, ranked by cost and by time; none named: on this machine."""
     config = loaded.located
     with loaded.placing():
         card = card_without_weights(config)
-    machines, rows = [find_fleet(config, fleet) for fleet in fleets], count_rows(config, card, Console(stderr=True))
+    machines = [find_fleet(config, fleet) for fleet in fleets] or [find_fleet(config, None)]
+    rows = count_rows(config, card, Console(stderr=True))
     comparison = compare_fleets(config, machines, card, rows=rows)
     if as_json:
         ranked = {"by_cost": comparison.by_cost, "by_time": comparison.by_time}

@@ -1,0 +1,37 @@
+"""Which machines `coremill plan` plans for: slots of a hostfile, and none named at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from coremill.config.load import load_config
+from coremill.config.schema import RunConfig
+from coremill.run.machines import with_slots
+from coremill.run.plan_command import plan_on_fleets
+
+
+@pytest.mark.parametrize(
+    ("lines", "set_ranks", "expected"),
+    [
+        ("node1 slots=2\nnode2 slots=2\n", "auto", 2),
+        ("node1 slots=2\nnode2 slots=2\n", 3, 3),
+        ("node1 slots=2\nnode2 slots=4\n", "auto", "auto"),
+        ("node1\nnode2\n", "auto", "auto"),
+    ],
+)
+def test_slots_are_ranks_per_node(tmp_path: Path, lines: str, set_ranks: int | str, expected: int | str) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(lines)
+    config = RunConfig.model_validate({"parallel": {"ranks_per_node": set_ranks}})
+    assert with_slots(config, str(hostfile)).parallel.ranks_per_node == expected
+    assert with_slots(config, "2xc7i.8xlarge") is config and with_slots(config, None) is config
+
+
+def test_a_comparison_without_fleets_is_of_the_one_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = load_config(None, ["fleet.instance=c7i.8xlarge", "train.steps=5"])
+    plan_on_fleets(loaded, [], as_json=True, console=Console())
+    ranked = json.loads(capsys.readouterr().out)
+    assert [plan["fleet"] for plan in ranked["by_cost"]] == [plan["fleet"] for plan in ranked["by_time"]]
+    assert "c7i.8xlarge" in ranked["by_cost"][0]["fleet"]
