@@ -19,9 +19,10 @@ SECRET_NAME = re.compile(
     r"TOKEN(?!IZER|S)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|PRIVATE|(API|ACCESS)[_-]?KEY|AUTH(?!OR)|(^|[_-])(KEY|PAT|DSN)$",
     re.IGNORECASE,
 )
+# hf://name:config@revision is a dataset, not a user with a password.
 SECRET_VALUE = re.compile(
     r"hf_[A-Za-z0-9]{12,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|AKIA[A-Z0-9]{12,}"
-    r"|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)|(?<=[Bb]earer )[\w.~+/-]{8,}=*"
+    r"|(?<=://)(?<!hf://)[^/\s:@]+:[^/\s@]+(?=@)|(?<=[Bb]earer )[\w.~+/-]{8,}=*"
 )
 # Shorter values are words (AUTH_MODE=disabled): blotting them out everywhere would garble what is printed.
 LEAST_LENGTH = 12

@@ -43,12 +43,14 @@ def _handler(hub: UploadHub) -> type[BaseHTTPRequestHandler]:
                 )
             elif path.startswith("/api/models/me/"):
                 name = "/".join(path.split("/")[3:5])
-                if "/tree/" in path:
+                if name not in hub.private:
+                    self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+                elif "/tree/" in path:
                     tree = [{"type": "file", "path": each, "size": 1, "oid": COMMIT} for each in hub.files]
                     self._answer(200, tree)
                 else:
                     siblings = [{"rfilename": each} for each in hub.files]
-                    private = hub.private.get(name, False)
+                    private = hub.private[name]
                     self._answer(200, {"id": name, "sha": COMMIT, "private": private, "siblings": siblings})
             else:
                 self._answer(404, {"error": "not here"})
@@ -117,11 +119,13 @@ def _handler(hub: UploadHub) -> type[BaseHTTPRequestHandler]:
                 self._answer(401, {"error": "Invalid username or password."})
             return known
 
-        def _answer(self, status: int, document: Any) -> None:
+        def _answer(self, status: int, document: Any, headers: dict[str, str] | None = None) -> None:
             body = json.dumps(document).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 

@@ -192,7 +192,7 @@ def test_a_stopped_run_goes_to_the_hub(scene: Scene, stopped: Ended) -> None:
         assert refused.code == 78 and "is there already, and public" in refused.err
         refused = scene.coremill("export", "stopped", "pushed", "--push", "you/model", environ=known)
         assert refused.code == 78 and "may not write to you/model" in refused.err
-        assert not scene.path("pushed").exists()
+        assert not scene.path("pushed").exists() and list(hub.private) == ["me/open"], "nothing was made, here or there"
 
         done = scene.coremill("export", "stopped", "pushed", "--push", "me/model", "--private", environ=known)
         assert done.code == 0, str(done)

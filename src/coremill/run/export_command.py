@@ -66,7 +66,9 @@ def export_run(run: Path, destination: Path, wanted: Wanted, console: Console) -
     dtype = wanted.dtype or run_dtype
     step = _export(config, folder, wanted.step, (model, tokenizer, dtype), destination, card_of, console)
     if wanted.push is not None:
-        address = push_folder(destination, wanted.push, message=f"step {step} of a run of coremill")
+        address = push_folder(
+            destination, wanted.push, message=f"step {step} of a run of coremill", private=wanted.private
+        )
         say(console, f"pushed to {address}{' (private)' if wanted.private else ''}")
 
 
@@ -74,12 +76,18 @@ def _refuse_full(destination: Path) -> None:
     """Nothing that lies there is ever written over."""
     try:
         if not destination.exists() or (destination.is_dir() and not any(destination.iterdir())):
-            destination.parent.mkdir(parents=True, exist_ok=True)
             return
     except OSError as error:
         raise InputError(f"{destination} cannot be written: {error.strerror}", where="DEST") from None
     what = "is not empty" if destination.is_dir() else "is a file"
     raise InputError(f"{destination} {what}", where="DEST", do="name a folder that is not there yet")
+
+
+def _make_parents(destination: Path) -> None:
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{destination} cannot be written: {error.strerror}", where="DEST") from None
 
 
 def _sources(config: RunConfig, folder: RunFolder, console: Console) -> tuple[ModelFolder, Path, str]:
@@ -149,6 +157,7 @@ def _export(
         files = _readable(config, folder, step, stack, console)
         reader = stack.enter_context(CheckpointReader(files))
         writer = checkpoint_writer(reader, model, tokenizer, dtype=DTYPES[dtype])
+        _make_parents(destination)
         with _bar("exporting", writer.total_bytes, console) as on_bytes:
             writer.write(destination, on_bytes, replaces=False, card=card_of(files.step))
         scores = scores_of(config, files)

@@ -20,7 +20,7 @@ REPLACED = ["*.safetensors", "*.safetensors.index.json"]
 
 
 def require_place(name: str, *, private: bool) -> None:
-    """OWNER/NAME on the hub is there, ours to write, and as private as asked; it is made where it is not."""
+    """OWNER/NAME on the hub is ours to write, and where it is there already as private as asked; nothing is made."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -41,9 +41,17 @@ def require_place(name: str, *, private: bool) -> None:
         )
     hub.quieten(bars=sys.stderr.isatty())
     client = HfApi()
-    _ask(name, lambda: client.whoami())
-    _ask(name, lambda: client.create_repo(name, private=private or None, exist_ok=True))
-    if private and not _ask(name, lambda: client.model_info(name)).private:
+    who = _ask(name, lambda: client.whoami())
+    owners = [who["name"], *(each["name"] for each in who.get("orgs", ()))]
+    if name.split("/")[0] not in owners:
+        raise InputError(
+            f"this login may not write to {name} on the hub",
+            where="--push",
+            why=f"it may write to names of {' and '.join(owners)}",
+            do="push to a name of your own, or log in as somebody who may: hf auth login",
+        )
+    is_there = private and _ask(name, lambda: client.repo_exists(name))
+    if is_there and not _ask(name, lambda: client.model_info(name)).private:
         raise InputError(
             f"{name} is there already, and public",
             where="--private",
@@ -52,12 +60,13 @@ def require_place(name: str, *, private: bool) -> None:
         )
 
 
-def push_folder(folder: Path, name: str, *, message: str) -> str:
-    """Upload; gives the address. The folder stays, whatever happens."""
+def push_folder(folder: Path, name: str, *, message: str, private: bool) -> str:
+    """Upload, to a new model where there is none of that name; gives the address. The folder stays in any case."""
     from huggingface_hub import HfApi
 
     client = HfApi()
     try:
+        client.create_repo(name, private=private or None, exist_ok=True)
         client.upload_folder(repo_id=name, folder_path=folder, commit_message=message, delete_patterns=REPLACED)
     except Exception as error:
         raise CoremillError(

@@ -52,6 +52,16 @@ def test_a_pause_is_no_wall_time(tmp_path: Path) -> None:
     assert summary["wall_seconds_split"]["other"] == pytest.approx(4.0)
 
 
+def test_a_pause_before_going_back_is_no_wall_time_either(tmp_path: Path) -> None:
+    """`train --from 2`: the launcher's word about it comes before the ranks', and belongs to no attempt."""
+    (tmp_path / "plan.json").write_text('{"world_size": 2, "steps": 10}')
+    write_attempt(tmp_path, START, range(1, 5), stopped=True)
+    write_line(tmp_path, 0, "set_aside", START + 86399, after_step=2)
+    write_attempt(tmp_path, START + 86400, range(3, 11), stopped=False)
+    summary = summarise(tmp_path)
+    assert summary["pauses"] == 1 and summary["seconds"] == pytest.approx(6 + 10)
+
+
 def test_a_restart_is_wall_time(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"world_size": 2}')
     write_attempt(tmp_path, START, range(1, 5), stopped=False)

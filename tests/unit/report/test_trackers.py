@@ -209,6 +209,24 @@ def test_a_library_that_is_missing_is_refused_with_its_extra(monkeypatch: pytest
     require_libraries([])
 
 
+def test_a_step_done_again_has_its_own_rate() -> None:
+    """After a restart from step 5 of 10, ten times slower: not the rate of the furthest step."""
+    numbers = NumbersOfRun.of_plan({"world_size": 1})
+
+    def rates(attempt: float, steps: range, seconds: float) -> list[float | None]:
+        numbers.take(Event("start", attempt, 0, {"world_size": 1, "attempt": attempt}))
+        told = (
+            numbers.take(
+                Event("step", attempt + step, 0, {"step": step, "loss": 1.0, "seconds": seconds, "tokens": 100})
+            )
+            for step in steps
+        )
+        return [point.numbers.get("train/tokens_per_second") for point in told if point is not None]
+
+    assert rates(0.0, range(1, 11), 1.0) == [None, *[100.0] * 9]
+    assert rates(100.0, range(6, 9), 10.0) == [None, 10.0, 10.0]
+
+
 def test_notes_stay_short_however_long_the_run() -> None:
     numbers = NumbersOfRun.of_plan({})
     for step in range(1000):

@@ -133,8 +133,9 @@ class Changes:
 
     def end(self) -> None:
         """Nothing will change any more: visitors are told."""
-        with contextlib.suppress(Exception):  # the run folder may be gone
-            self.look(at_once=True)
+        if self._version:  # somebody has looked; else nobody waits for the last state
+            with contextlib.suppress(Exception):  # the run folder may be gone
+                self.look(at_once=True)
         with self._changed:
             self.has_ended = True
             self._changed.notify_all()
@@ -198,9 +199,7 @@ class PageServer(ThreadingHTTPServer):
         while not self.changes.has_ended:
             with self._waiting:
                 self._waiting.wait_for(lambda: self._streams > 0)
-            with contextlib.suppress(
-                CoremillError, OSError, ValueError, KeyError
-            ):  # a file is being replaced: look again
+            with contextlib.suppress(Exception):  # a file is being replaced, or of another form: look again
                 self.changes.look()
             time.sleep(LOOK_EVERY_SECONDS)
 

@@ -46,7 +46,9 @@ class NumbersOfRun:
         return None
 
     def _step(self, event: Event) -> Point:
-        rate = self.tally.tokens_per_second(1)  # of this step; none of the first of an attempt, which allocates
+        record = self.tally.steps.get(int(event.number("step")))
+        # Of this step, which may be one that is done again; none of the first of an attempt, which allocates.
+        rate = None if record is None or record.warming_up or not record.seconds else record.tokens / record.seconds
         numbers = {
             "train/loss": event.get("loss"),
             "train/learning_rate": event.get("learning_rate"),
