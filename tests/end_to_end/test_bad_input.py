@@ -83,8 +83,10 @@ def empty_text(scene: Scene) -> None:
     scene.path("empty.jsonl").write_text("")
 
 
-def folder_as_text(scene: Scene) -> None:
-    scene.path("folder.yaml").write_text(RUN_FILE.replace("text/*.jsonl", "text"))
+def folder_without_text(scene: Scene) -> None:
+    scene.path("drawings").mkdir(exist_ok=True)
+    scene.path("drawings/one.png").write_bytes(b"PNG")
+    scene.path("folder.yaml").write_text(RUN_FILE.replace("text/*.jsonl", "drawings"))
 
 
 def broken_line(scene: Scene) -> None:
@@ -184,8 +186,10 @@ CASES = {
         words=("--nproc", "2"),
         prepare=truncated_parquet,
     ),
-    "a folder as text": Case(
-        r"is a folder...where: folder.yaml:3 \(data.source\): text\n", file="folder.yaml", prepare=folder_as_text
+    "a folder without text": Case(
+        r"the folder holds no data...where: folder.yaml:3 \(data.source\): drawings\n...\.png",
+        file="folder.yaml",
+        prepare=folder_without_text,
     ),
     "fewer rows than ranks": Case(
         "fewer rows than there are ranks: 1 rows?, 2 ranks",
