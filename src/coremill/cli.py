@@ -284,6 +284,8 @@ def export(
 @data_app.command("show")
 def data_show(
     config: ConfigPath = None,
+    model: ModelName = None,
+    data: DataSource = None,
     settings: Settings = None,
     rows: Annotated[int, typer.Option("--rows", metavar="N", help="how many rows to show")] = 3,
     evaluation: Annotated[
@@ -296,9 +298,11 @@ def data_show(
     Tokenises where that was not done before, and keeps it: the run that follows starts with it. Through a pipe the
     text is plain, and what is learned stands between marks.
     """
+    from coremill import api
     from coremill.run.data_command import show_data
 
-    show_data(config, settings or [], rows=rows, evaluation=evaluation, as_json=as_json, console=Console())
+    loaded = api.load_config(config, settings or [], model=model, data=data)
+    show_data(loaded, rows=rows, evaluation=evaluation, as_json=as_json, console=Console())
 
 
 @config_app.command("show")

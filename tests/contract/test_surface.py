@@ -71,7 +71,7 @@ COMMANDS = {
     "coremill report": ["--html", "--json", "--port", "--serve", "RUN"],
     "coremill export": ["--dtype", "--private", "--push", "--step", "DESTINATION", "RUN"],
     "coremill data": [],
-    "coremill data show": ["--evaluation", "--json", "--rows", "--set", "CONFIG"],
+    "coremill data show": ["--data", "--evaluation", "--json", "--model", "--rows", "--set", "CONFIG"],
     "coremill config": [],
     "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],
     "coremill config schema": [],

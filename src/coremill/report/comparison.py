@@ -15,6 +15,7 @@ from rich.console import Console
 
 from coremill.config.show import scalar_text
 from coremill.errors import InputError
+from coremill.report.metrics import memory_beside_plan
 from coremill.report.subject import config_values
 from coremill.report.terminal import (
     NONE,
@@ -31,7 +32,8 @@ from coremill.report.terminal import (
 
 RIGHT_WITHIN = 0.10  # of the planned value
 SAME_SPEED_WITHIN = 0.02  # the same command twice differs by as much
-PLANNED = ("tokens_per_second", "step_seconds", "memory_bytes_per_rank")
+MEMORY = "memory_bytes_per_rank"
+PLANNED = ("tokens_per_second", "step_seconds", MEMORY)
 ALWAYS_DIFFERENT = ("run.folder",)
 WHAT_A_LOSS_IS_OF = ("data.", "tokenizer", "task", "train.seed")  # of which rows, in which tokens
 
@@ -166,7 +168,7 @@ def _verdict_on_plan(run: Values) -> str:
     return ", ".join(wrong) if wrong else f"the plan was right, speed and memory within {format_percent(RIGHT_WITHIN)}"
 
 
-_WORDS = {"tokens_per_second": "speed", "memory_bytes_per_rank": "memory"}
+_WORDS = {"tokens_per_second": "speed", MEMORY: "memory"}
 
 
 def _row(name: str, summary: Values) -> dict[str, Any]:
@@ -178,7 +180,10 @@ def _row(name: str, summary: Values) -> dict[str, Any]:
         "best": _best(summary),
         "plan": planned,
         "measured": measured,
-        "plan_error": {key: _off(measured[key], planned[key]) for key in PLANNED},
+        "plan_error": {
+            key: _off(memory_beside_plan(summary["measured"]) if key == MEMORY else measured[key], planned[key])
+            for key in PLANNED
+        },
     }
 
 

@@ -1,4 +1,4 @@
-"""What a report says of a run's task, whichever that is: the metrics of its evaluations and what loads its model."""
+"""What several screens show alike: the metrics of a run's task, what loads its model, memory beside its plan."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ def format_metric(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.4f}" if abs(value) < 1 else f"{value:,.2f}" if abs(value) < 1e6 else f"{value:.2e}"
+
+
+def memory_beside_plan(measured: Mapping[str, Any]) -> int | None:
+    """The measured peak that a planned one is held against: with as many pages of libraries as every plan counts, for
+    the kernel takes them back, and maps as many as its cache suggests."""
+    found: int | None = measured.get("memory_bytes_per_rank_as_planned") or measured["memory_bytes_per_rank"]
+    return found
 
 
 def model_class_of(summary: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.report.loss_plot import render_loss_plot
-from coremill.report.metrics import format_metric, in_words, metric_names, model_class_of
+from coremill.report.metrics import format_metric, in_words, memory_beside_plan, metric_names, model_class_of
 from coremill.report.terminal import (
     bar,
     format_bytes,
@@ -156,11 +156,11 @@ def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:
         planned, came_out = plan.get(key), measured.get(key)
         if key == "step_seconds":
             planned, came_out = (planned or {}).get("total"), (came_out or {}).get("total")
-        # Pages of libraries are compared apart: the kernel takes them back, and maps as many as its cache suggests.
-        comparable = measured.get("memory_bytes_per_rank_as_planned") if key == "memory_bytes_per_rank" else None
+        of_memory = key == "memory_bytes_per_rank"
+        comparable = memory_beside_plan(measured) if of_memory else came_out
         if planned or came_out:
-            rows.append((label, show(planned), show(came_out), format_difference(comparable or came_out, planned)))
-        if comparable and planned:
+            rows.append((label, show(planned), show(came_out), format_difference(comparable, planned)))
+        if of_memory and planned and measured.get("memory_bytes_per_rank_as_planned"):
             mapped = measured.get("mapped_file_bytes_per_rank")
             rows.append(("of it, pages of libraries", show(MAPPED_FILE_BYTES), show(mapped), "left out above"))
     limit = plan.get("memory_limit_bytes_per_rank")

@@ -10,14 +10,13 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from coremill.config.load import LoadedConfig, load_config
+from coremill.config.load import LoadedConfig
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.data.token_text import Segment, TokenText, load_token_text
 from coremill.errors import InputError
@@ -73,13 +72,10 @@ class ReadRow:
         }
 
 
-def show_data(
-    path: Path | None, settings: Sequence[str], *, rows: int, evaluation: bool, as_json: bool, console: Console
-) -> None:
+def show_data(loaded: LoadedConfig, *, rows: int, evaluation: bool, as_json: bool, console: Console) -> None:
     """The first rows of a run, or of its evaluations; progress and what is found on the way go to stderr."""
     if rows < 1:
         raise InputError(f"--rows {rows} shows nothing", do="give 1 or more")
-    loaded = load_config(path, settings)
     aside = Console(stderr=True)
     if not as_json:
         say_basis(loaded, aside)

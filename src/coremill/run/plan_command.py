@@ -39,11 +39,13 @@ from coremill.run.machines import Place, find_fleet, measured_fleet, with_slots
 from coremill.run.opening import say_basis, with_paths_of_run
 from coremill.run.prepare import card_without_weights
 from coremill.run.row_count import count_rows
+from coremill.tasks.base import deciding_metric
 
 
 def plan_and_card(loaded: LoadedConfig, fleet: str | None) -> tuple[Plan, ModelCard]:
     """One run on one fleet, and the model as the plan sees it."""
     config = with_slots(loaded.located, fleet)
+    deciding_metric(config)  # refuses a name that the task does not know
     with loaded.placing():
         card = card_without_weights(config)
     machines, rows = find_fleet(config, fleet), count_rows(config, card, Console(stderr=True))

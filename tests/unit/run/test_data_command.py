@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from coremill.cli import app
+from coremill.config.load import load_config
 from coremill.config.schema import RunConfig
 from coremill.data.packed_batches import IGNORED, make_loader
 from coremill.data.token_text import load_token_text
@@ -100,7 +101,7 @@ def test_on_a_terminal_what_is_learned_is_coloured(folder: Path) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, color_system="standard", width=80)
     settings = ["data.attention_across_documents=false"]
-    show_data(Path("run.yaml"), settings, rows=4, evaluation=False, as_json=False, console=console)
+    show_data(load_config(Path("run.yaml"), settings), rows=4, evaluation=False, as_json=False, console=console)
     out = screen.getvalue()
     assert "\x1b[1;35m<begin>" in out and "\x1b[32m" in out and "\x1b[90m" in out and "«" not in out
     assert "\x1b[31m" not in out  # of the text itself: shown, not obeyed

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from coremill.report import terminal
-from coremill.report.metrics import format_metric, in_words, metric_names, model_class_of
+from coremill.report.metrics import format_metric, in_words, memory_beside_plan, metric_names, model_class_of
 from coremill.report.page import run_charts
 from coremill.report.page.document import render_blocks, render_document
 from coremill.report.summary_screen import collective_rows
@@ -173,7 +173,11 @@ def _comparison(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
             terminal.format_bytes,
         ),
     )
-    return [(label, show(a), show(b), terminal.format_difference(b, a)) for label, a, b, show in pairs]
+    comparable = {"Peak memory per rank": memory_beside_plan(measured)}
+    return [
+        (label, show(planned), show(found), terminal.format_difference(comparable.get(label, found), planned))
+        for label, planned, found, show in pairs
+    ]
 
 
 def _environment(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

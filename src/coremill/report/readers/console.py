@@ -181,10 +181,7 @@ class RunConsole(Reader):
         found = f"loss {format_loss(event.get('loss'))}{''.join(metrics)}"
         cost = f"{format_count(event.get('tokens'))} tokens in {format_seconds(event.get('seconds'))}"
         step, best = int(event.number("step")), event.get("best_step")
-        is_first = len(self.tally.evaluations) == 1
-        beside = (
-            "" if best is None or is_first else ", the best so far" if best == step else f", the best was step {best}"
-        )
+        beside = "" if best is None else ", the best so far" if best == step else f", the best was step {best}"
         text = f"evaluation at step {step}: {found}{beside} ({cost})"
         print_line(self.console, text)
 
