@@ -13,6 +13,7 @@ print is lines of text where there is no terminal, so progress can be followed i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -204,6 +205,12 @@ def _result(ended: Ended) -> TrainResult:
 
 
 def _summary(ended: Ended) -> dict[str, Any] | None:
+    """The report that the run has left: counted anew from its events it would take seconds, of a long run."""
+    if not ended.leaves_report:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        summary: dict[str, Any] = json.loads((ended.folder / "report.json").read_text(encoding="utf-8"))
+        return summary
     with contextlib.suppress(InputError):  # it ended before it had left anything
-        return report(ended.folder) if ended.leaves_report else None
+        return report(ended.folder)
     return None
