@@ -45,6 +45,7 @@ def leave_report(
             with EventWriter(folder.path, 0) as events:
                 events.write("sample", **sample)
             OWNED.check_now()  # a sample takes its time
+    REQUESTS.leave()  # the outcome is decided: trackers may take their time, and a request changes nothing any more
     summary = readers.sum_up(exit_code)
     if exit_code == 0 and folder.export.is_dir():
         step = (summary["export"] or {}).get("step")
