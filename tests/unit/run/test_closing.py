@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from coremill.config.load import load_config
+from coremill.errors import StorageError
 from coremill.report.readers.base import Reader, Readers
 from coremill.report.readers.report_json import JsonReader
 from coremill.run.closing import leave_report
@@ -24,6 +27,29 @@ class Impatient(Reader):
         signal.raise_signal(signal.SIGINT)
 
 
+class Failing(Reader):
+    """And says nothing but why."""
+
+    name = "a page"
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        raise RuntimeError("no template\nin many words")
+
+
+class Screen(Reader):
+    name = "the screen"
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.has_ended = False
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        self.has_ended = True
+
+
 def close(run: Path, *readers: Reader) -> dict[str, Any]:
     """A run without a sample, which ended well."""
     make_fake_run(run, steps=3, total_steps=3)
@@ -38,3 +64,19 @@ def test_ctrl_c_does_not_change_a_run_that_is_over(tmp_path: Path) -> None:
         summary = close(tmp_path, JsonReader(tmp_path), Impatient())
     assert (summary["state"], summary["exit_code"]) == ("finished", 0)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_reader_that_fails_at_the_end_is_said_and_changes_nothing(tmp_path: Path) -> None:
+    screen = Screen()
+    (tmp_path / "export").mkdir()  # its card needs orders, and there are none
+    summary = close(tmp_path, Failing(), JsonReader(tmp_path), screen)
+    assert (summary["state"], summary["exit_code"]) == ("finished", 0)
+    assert screen.has_ended and (tmp_path / "report.json").is_file()
+    page, card = screen.said
+    assert page == "a page failed, the run is not affected: RuntimeError: no template"
+    assert card.startswith("the model card failed, the run is not affected: AttributeError: ")
+
+
+def test_a_run_without_its_report_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(StorageError):
+        close(tmp_path, JsonReader(tmp_path / "absent"))

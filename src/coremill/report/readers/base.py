@@ -6,6 +6,7 @@ Events are all that a reader needs: a tracker or a metrics endpoint would be one
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ KEPT = 64  # steps, evaluations, lines said: a run has millions, and those who f
 
 class Reader:
     """Follows one run. A reader overrides what it has a use for; calls come in this order."""
+
+    name = "a reader of the run"  # as the screen calls it
+    is_vital = False  # True: without what it leaves at the end the run has failed
 
     def begin(self) -> None:
         """Ranks are about to start."""
@@ -82,5 +86,16 @@ class Readers(Reader):
         """End all readers with the summary of the run, which comes back; `exit_code`: of its ranks, where known."""
         summary = summarise(self._folder, exit_code=exit_code)
         for reader in self._readers:
-            reader.end(summary)
+            try:
+                reader.end(summary)
+            except Exception as error:
+                if reader.is_vital:
+                    raise
+                self.note_failure(reader.name, error)
         return summary
+
+    def note_failure(self, what: str, error: Exception) -> None:
+        """Something beside the run went wrong at its end: said in one line, and it changes nothing."""
+        words = f"{type(error).__name__}: {error}".splitlines()[0]
+        with contextlib.suppress(Exception):  # the screen itself may be what is gone
+            self.note(f"{what} failed, the run is not affected: {words}")

@@ -28,6 +28,8 @@ ENDING_SECONDS = 10.0  # it needs well below one; then it is killed
 class LivePage(Reader):
     """Starts the page with the ranks, ends it after the report."""
 
+    name = "the live page"
+
     def __init__(self, run_folder: Path, listener: socket.socket, console: Console) -> None:
         self._folder, self._listener, self._console = run_folder, listener, console
         self._process: subprocess.Popen[bytes] | None = None

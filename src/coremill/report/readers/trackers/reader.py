@@ -53,6 +53,8 @@ class _Process:
 class TrackersReader(Reader):
     """All trackers of a run. `implementations`: MODULE:CLASS by name."""
 
+    name = "run.trackers"
+
     def __init__(
         self,
         run_folder: Path,
