@@ -7,7 +7,7 @@ Events are all that a reader needs: a tracker or a metrics endpoint would be one
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ class Reader:
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """All is over: the keys of report.json. Not called on a machine that does not write the report."""
+
+    def close(self, exit_code: int) -> None:
+        """Leave no process behind; `exit_code`: of what broke the run off, where `end` was not called."""
 
 
 class Readers(Reader):
@@ -93,6 +96,23 @@ class Readers(Reader):
                     raise
                 self.note_failure(reader.name, error)
         return summary
+
+    @contextlib.contextmanager
+    def closed_after(self) -> Iterator[None]:
+        """No reader outlives the block, whatever breaks it off: a notebook goes on, and may train again."""
+        exit_code = 0
+        try:
+            yield
+        except BaseException as error:
+            exit_code = getattr(error, "exit_code", 1)
+            raise
+        finally:
+            self.close(exit_code)
+
+    def close(self, exit_code: int) -> None:
+        for reader in self._readers:
+            with contextlib.suppress(Exception):  # what is on its way is worth more
+                reader.close(exit_code)
 
     def note_failure(self, what: str, error: Exception) -> None:
         """Something beside the run went wrong at its end: said in one line, and it changes nothing."""
