@@ -13,6 +13,7 @@ print is lines of text where there is no terminal, so progress can be followed i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -47,7 +48,7 @@ class TrainResult:
     state: Literal["finished", "stopped", "failed", "planned"]  # planned: a dry run
     exit_code: int
     folder: Path  # the run folder
-    summary: dict[str, Any] | None  # as `report` gives it; None: a dry run, or a rank that is not the first
+    summary: dict[str, Any] | None  # as `report` gives it; None: a dry run, stopped before it began, no first rank
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -57,9 +58,11 @@ class TrainingInterrupted(KeyboardInterrupt):
     """
 
     def __init__(self, result: TrainResult) -> None:
-        done = 0 if result.summary is None else int(result.summary["steps"])
-        where = f"after step {done}" if done else "before its first step"
-        super().__init__(f"the training in {result.folder} was stopped {where}; the same call goes on from there")
+        where = ""
+        if result.summary is not None:
+            done = int(result.summary["steps"])
+            where = f" after step {done}" if done else " before its first step"
+        super().__init__(f"the training in {result.folder} was stopped{where}; the same call goes on from there")
         self.result = result
 
 
@@ -137,20 +140,28 @@ def train(
             why="both would stop on the same Ctrl-C, and end each other's ranks",
             do="let the other call return, or train in a process of its own",
         )
+
+    def load() -> LoadedConfig:
+        return _loaded(config, settings, model, data, nproc)
+
+    is_guest = not REQUESTS.is_listening  # in somebody else's program
     try:
-        with contextlib.nullcontext() if REQUESTS.is_listening else signals_lent():
-            from coremill.hardware.probe import environment_snapshot
+        with signals_lent() if is_guest else contextlib.nullcontext():
+            try:
+                from coremill.hardware.probe import environment_snapshot
 
-            know(environment_snapshot())
-            from coremill.run.command import train_here
-            from coremill.run.opening import Options
+                know(environment_snapshot())
+                from coremill.run.command import train_here
+                from coremill.run.opening import Options
 
-            def load() -> LoadedConfig:
-                return _loaded(config, settings, model, data, nproc)
-
-            wanted = None if start_from is None else str(start_from)
-            options = Options(dry_run=dry_run, fresh=fresh, force=force, start_from=wanted, page=page, port=port)
-            ended = train_here(load, options, console or _standard_output())
+                wanted = None if start_from is None else str(start_from)
+                options = Options(dry_run=dry_run, fresh=fresh, force=force, start_from=wanted, page=page, port=port)
+                ended = train_here(load, options, console or _standard_output())
+            except (Stopped, Interrupted) as stopped:  # before ranks have started, or this is one
+                if not is_guest or REQUESTS.reason != "Ctrl-C":
+                    raise
+                REQUESTS.leave()
+                raise TrainingInterrupted(_stopped_early(load(), stopped.exit_code)) from stopped
             result = _result(ended)
             if ended.by_ctrl_c:
                 raise TrainingInterrupted(result)
@@ -203,7 +214,19 @@ def _result(ended: Ended) -> TrainResult:
     return TrainResult(state, ended.exit_code, ended.folder, _summary(ended))
 
 
+def _stopped_early(loaded: LoadedConfig, exit_code: int) -> TrainResult:
+    from coremill.run.opening import folder_of
+
+    return TrainResult("stopped", exit_code, folder_of(loaded).path, None)
+
+
 def _summary(ended: Ended) -> dict[str, Any] | None:
+    """The report that the run has left: counted anew from its events it would take seconds, of a long run."""
+    if not ended.leaves_report:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        summary: dict[str, Any] = json.loads((ended.folder / "report.json").read_text(encoding="utf-8"))
+        return summary
     with contextlib.suppress(InputError):  # it ended before it had left anything
-        return report(ended.folder) if ended.leaves_report else None
+        return report(ended.folder)
     return None

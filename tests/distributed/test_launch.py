@@ -176,6 +176,39 @@ os._exit(3 if rank else 0)
     assert launch(tmp_path, code).exit_code == 3
 
 
+def test_a_fork_of_a_rank_in_a_session_of_its_own_is_ended(launch: Launch, tmp_path: Path) -> None:
+    code = """
+if os.fork() == 0:
+    os.setsid()
+    say_up()
+    time.sleep(600)
+wait_for(2)
+os._exit(3)
+"""
+    assert launch(tmp_path, code).exit_code == 3
+    assert_gone(tmp_path)
+
+
+def test_another_parts_processes_are_left_alone(launch: Launch, tmp_path: Path) -> None:
+    """A notebook's cell may start a session of its own while ranks run, and wait for it itself."""
+    own: list[subprocess.Popen[bytes]] = []
+
+    def on_tick() -> None:
+        if not own:
+            own.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+            own.append(subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True))
+
+    try:
+        assert launch(tmp_path, "say_up(); wait_for(2)", on_tick=on_tick).exit_code == 0
+        going, done = own
+        assert going.poll() is None
+        assert done.wait(TOLD_WITHIN_SECONDS) == 7
+    finally:
+        for process in own:
+            process.kill()
+            process.wait()
+
+
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     outcome = run_local_ranks(argv=["no-such-program"], plan=rank_plan(2), environ=ENVIRON, log_folder=tmp_path)
     assert (outcome.exit_code, outcome.failed_rank) == (127, 0)

@@ -45,13 +45,21 @@ def leave_report(
             with EventWriter(folder.path, 0) as events:
                 events.write("sample", **sample)
             OWNED.check_now()  # a sample takes its time
+    REQUESTS.leave()  # the outcome is decided: trackers may take their time, and a request changes nothing any more
     summary = readers.sum_up(exit_code)
     if exit_code == 0 and folder.export.is_dir():
-        step = (summary["export"] or {}).get("step")
-        licensed = license_of(orders.model.folder)
-        card = model_card(summary, config, name=folder.path.name, license_name=licensed, step=step)
-        write_whole(folder.export / "README.md", card)
+        try:
+            _leave_card(summary, config, orders, folder)
+        except Exception as error:
+            readers.note_failure("the model card", error)
     return summary
+
+
+def _leave_card(summary: dict[str, Any], config: RunConfig, orders: Orders, folder: RunFolder) -> None:
+    step = (summary["export"] or {}).get("step")
+    licensed = license_of(orders.model.folder)
+    card = model_card(summary, config, name=folder.path.name, license_name=licensed, step=step)
+    write_whole(folder.export / "README.md", card)
 
 
 def close_launcher(run: NodeRun, ending: Ending, console: Console) -> int:

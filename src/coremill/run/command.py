@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console
@@ -23,12 +24,16 @@ class Ended:
     exit_code: int
     folder: Path
     is_dry_run: bool
-    leaves_report: bool  # by now: a dry run leaves none, and of ranks the first one writes it
+    leaves_report: bool  # by now: a dry run leaves none, nor do ranks, but for the first under somebody else's launcher
     by_ctrl_c: bool
 
 
 def train_here(load: Callable[[], LoadedConfig], options: Options, console: Console) -> Ended:
-    """Run to the end. `load` is called here: under somebody else's launcher a bad run file is said once, not by all."""
+    """Run to the end. `load` is called here: under somebody else's launcher a bad run file is said once, not by all.
+
+    It is called once: what becomes of the run file while the run goes is the next run's.
+    """
+    load = cache(load)
     environ = environment_snapshot()
     HEARTBEAT.begin(environ)  # before anything slow is imported
     from coremill.run.story import run_as_launcher, run_as_rank
@@ -43,7 +48,10 @@ def train_here(load: Callable[[], LoadedConfig], options: Options, console: Cons
         with refusals_told(node, environ, dry_run=options.dry_run):
             loaded = load()
             exit_code = run_as_launcher(loaded, options, node, console)
-    speaks = identity.rank == 0 if identity is not None else node is None or node.node_rank == 0
+    if identity is not None:
+        speaks = identity.rank == 0 and identity.launcher != "coremill"
+    else:
+        speaks = node is None or node.node_rank == 0
     return Ended(
         exit_code=exit_code,
         folder=folder_of(loaded).path,

@@ -7,7 +7,7 @@ import json
 import shlex
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -69,17 +69,26 @@ class Options:
             )
 
 
-def listen_for_page(options: Options) -> socket.socket | None:
-    """Take the port of the live page before anything is started; None where there is to be no page."""
+@contextlib.contextmanager
+def listen_for_page(options: Options, *, wanted: bool = True) -> Iterator[socket.socket | None]:
+    """Take the port of the live page before anything is started; None where there is to be no page.
+
+    After the block it is given back, also where input was refused: nobody listens there.
+    """
+    if not wanted:
+        yield None
+        return
     if options.port is not None and not options.page:
         raise InputError(
             "--port is for the live page", where=f"--port {options.port}", do="add --page, or leave it out"
         )
     if not options.page or options.dry_run:
-        return None
+        yield None
+        return
     from coremill.report.page.server import listen
 
-    return listen(options.port or 0)
+    with listen(options.port or 0) as listener:
+        yield listener
 
 
 def folder_of(loaded: LoadedConfig) -> RunFolder:

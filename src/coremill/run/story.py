@@ -67,9 +67,9 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
         console = Console(quiet=True)  # the first node speaks for all
     if not options.fresh:
         loaded = with_paths_of_run(loaded, folder, 0 if node is None else node.node_rank)
-    page = listen_for_page(options) if leads else None
     imports = EarlyImports(loaded.config, environ, node, wanted=not options.dry_run)
     with contextlib.ExitStack() as ownership, imports:
+        page = ownership.enter_context(listen_for_page(options, wanted=leads))
         if not options.dry_run:
             ownership.callback(OWNED.release)
             own_run(loaded, folder, console, node)
@@ -93,6 +93,7 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
         write_orders(folder, loaded, orders, options, console, node=node)
         trackers = loaded.config.run.trackers if leads else ()
         readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, page=page, trackers=trackers)
+        ownership.enter_context(readers.closed_after())
         run = NodeRun(config=loaded.config, orders=orders, folder=folder, environ=environ, node=node, readers=readers)
         ending = watch_ranks(run, imports)  # model, engine, train, export: in the ranks
         return close_launcher(run, ending, console)
@@ -100,23 +101,27 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
 
 def run_as_rank(load: Callable[[], LoadedConfig], identity: RankIdentity, options: Options) -> int:
     """Join the others, get orders, train; any failure is written as an event before the process ends with its code."""
-    page = listen_for_page(options) if identity.rank == 0 else None
-    with join_world(identity) as world:
-        loaded = load_together(load, world)
-        folder = folder_of(loaded)
-        if identity.launcher == "coremill":
-            orders: Orders | None = orders_of_launcher(loaded, folder, world)
-        else:
-            orders = prepare_together(loaded, folder, world, options)  # hardware, plan, data
-        if orders is None:  # a dry run, or finished earlier
-            return 0
-        # Of rank 0 under somebody else's launcher; off the terminal, for its output travels through pipes.
-        console, trackers = Console(force_terminal=False), loaded.config.run.trackers
-        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, page=page, trackers=trackers)
-        with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
-            with without_launcher(world, loaded, orders, folder, events, readers) as show:
-                train_rank(RankRun(loaded.config, orders, world, folder, events), show)
-    return close_rank(loaded.config, orders, world, folder, readers)
+    with contextlib.ExitStack() as readers_closed:
+        page = readers_closed.enter_context(listen_for_page(options, wanted=identity.rank == 0))
+        with join_world(identity) as world:
+            loaded = load_together(load, world)
+            folder = folder_of(loaded)
+            if identity.launcher == "coremill":
+                orders: Orders | None = orders_of_launcher(loaded, folder, world)
+            else:
+                orders = prepare_together(loaded, folder, world, options)  # hardware, plan, data
+            if orders is None:  # a dry run, or finished earlier
+                return 0
+            # Of rank 0 under somebody else's launcher; off the terminal, for its output travels through pipes.
+            console, trackers = Console(force_terminal=False), loaded.config.run.trackers
+            readers = make_readers(
+                folder.path, orders.steps, orders.plan.to_json(), console, page=page, trackers=trackers
+            )
+            readers_closed.enter_context(readers.closed_after())
+            with EventWriter(folder.path, world.rank) as events, failures_as_events(events):
+                with without_launcher(world, loaded, orders, folder, events, readers) as show:
+                    train_rank(RankRun(loaded.config, orders, world, folder, events), show)
+        return close_rank(loaded.config, orders, world, folder, readers)
 
 
 @dataclass(frozen=True)

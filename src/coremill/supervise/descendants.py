@@ -9,15 +9,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import sys
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _POLL_SECONDS = 0.05
 _STRAYS_SECONDS = 10.0  # a process in a hung file system never ends
+RANKS_OF = "COREMILL_RANKS_OF"  # in the environment of ranks and of what they start: whose they are
+_TOKEN = secrets.token_hex(4)  # a launcher in another container may have the same number
+
+
+def mark_of_ranks() -> dict[str, str]:
+    """What ranks of this process are known by, with all that they start."""
+    return {RANKS_OF: f"{os.getpid()}-{_TOKEN}"}
 
 
 def adopt_orphans() -> None:
@@ -27,24 +35,25 @@ def adopt_orphans() -> None:
 
 
 @contextlib.contextmanager
-def without_strays() -> Iterator[None]:
+def without_strays() -> Iterator[set[int]]:
     """What ranks started below this process within the block is gone after it, also what left its parent's session.
 
-    Processes that were there before stay, with all that they start, and so does what is in our own session: ranks are
-    sessions of their own, so another part of this program started it, a notebook's cell.
+    Theirs is what carries the mark of ranks or is in one of the sessions that the block adds, with all below it. Any
+    other process is some other part's of this program, a notebook's cell: it stays, and is not waited for.
     """
+    sessions: set[int] = set()
     if sys.platform != "linux":
-        yield
+        yield sessions
         return
     libc, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
     libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     adopt_orphans()
-    own_session, known = os.getsid(0), set(descendants(os.getpid()))
+    known = set(descendants(os.getpid()))
     try:
-        yield
+        yield sessions
     finally:
         deadline = time.monotonic() + _STRAYS_SECONDS
-        while (strays := _outside(own_session, descendants(os.getpid(), but=known))) and time.monotonic() < deadline:
+        while (strays := _of_ranks(sessions, descendants(os.getpid(), but=known))) and time.monotonic() < deadline:
             for pid in strays:
                 _signal(pid, signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
@@ -54,12 +63,14 @@ def without_strays() -> Iterator[None]:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
-def _outside(session: int, pids: list[int]) -> list[int]:
-    found = []
+def _of_ranks(sessions: Collection[int], pids: list[int]) -> set[int]:
+    """Of these processes those of ranks, and what is below them."""
+    (mark,) = (f"{name}={value}".encode() for name, value in mark_of_ranks().items())
+    found: set[int] = set()
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            if os.getsid(pid) != session:
-                found.append(pid)
+        with contextlib.suppress(OSError):  # it is gone, or somebody else's
+            if os.getsid(pid) in sessions or mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found |= {pid, *descendants(pid)}
     return found
 
 

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from coremill.supervise.descendants import mark_of_ranks
 from coremill.supervise.fork_server import RankStart, receive, send
 from coremill.supervise.process import POLL_SECONDS, ForkedProcess, start_process
 from coremill.supervise.waiting import wait_for_end
@@ -68,7 +69,7 @@ class ForkServer:
         with theirs, self.log_file.open("wb") as log:
             self._process = start_process(
                 [*self._argv, str(theirs.fileno())],
-                {**self._environ, **OWN_VARIABLES},
+                {**self._environ, **OWN_VARIABLES, **mark_of_ranks()},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 descriptors=[theirs.fileno()],

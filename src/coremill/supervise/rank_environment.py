@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from coremill.plan.layout import Layout
 from coremill.plan.types import Plan
+from coremill.supervise.descendants import mark_of_ranks
 from coremill.world.heartbeat import HEARTBEAT_FD
 from coremill.world.identity import LAUNCHER_PID, LOOPBACK, STORE_FD, NodeIdentity
 from coremill.world.sockets import interface_towards
@@ -73,7 +74,7 @@ def rank_environment(
     store_fd: int | None,
 ) -> dict[str, str]:
     """Of one rank; `launcher_pid` only where it has orders to find: a rank of `launch` has none, whatever it runs."""
-    kept = fork_server_environment(environ, settings)
+    kept = {**fork_server_environment(environ, settings), **mark_of_ranks()}
     kept.update(
         {
             "RANK": str(node.node_rank * local_size + local_rank),

@@ -107,7 +107,7 @@ def run_local_ranks(
             fork_server.wait(lambda: stop.first is not None, on_tick)
             if stop.first is not None:
                 return _outcome(ranks, None, stop, settings or (), 0)
-        with without_strays():
+        with without_strays() as sessions:
             try:
                 # Rank 0 inherits a socket that already listens: no port is chosen first and lost to somebody else
                 # afterwards, and the others may knock before rank 0 is ready.
@@ -125,6 +125,7 @@ def run_local_ranks(
                         with log_file.open("ab" if append_logs else "wb") as log:
                             begin, process = log.tell(), start_rank(start, log, fork_server)
                         ranks.append(RankProcess(rank, process, log_file, begin))
+                        sessions.add(process.pid)
                 stop_grace = grace_seconds if stop_grace_seconds is None else stop_grace_seconds
 
                 def grace_after(exit_code: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import os
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from coremill.errors import InputError
+from coremill.errors import CoremillError, InputError, PeerLost, Stopped
 from coremill.report.events import Event, read_events
+from coremill.report.readers.base import Readers
 from coremill.report.readers.trackers import TRACKERS, require_libraries
 from coremill.report.readers.trackers.numbers import NOTE_CHARACTERS, NumbersOfRun
 from coremill.report.readers.trackers.reader import TrackersReader
@@ -243,3 +245,23 @@ def test_a_fresh_run_forgets_what_trackers_know_and_a_continuation_keeps_it(tmp_
     assert file.exists()
     RunFolder(tmp_path).clear()
     assert not file.exists()
+
+
+@pytest.mark.parametrize(("error", "state"), [(PeerLost("gone"), "failed"), (Stopped("asked"), "stopped")])
+def test_a_run_that_breaks_off_leaves_no_tracker(
+    run: Path, monkeypatch: pytest.MonkeyPatch, error: CoremillError, state: str
+) -> None:
+    hooks: list[Any] = []
+    monkeypatch.setattr(atexit, "register", lambda hook, *_: hooks.append(hook))
+    monkeypatch.setattr(atexit, "unregister", hooks.remove)
+    screen = Screen(run, "Good")
+    readers = Readers(run, [screen.reader])
+    with pytest.raises(type(error)), readers.closed_after(), readers:
+        while not told(run, "good"):
+            readers.take([])
+            time.sleep(0.02)
+        raise error
+    (one,) = screen.reader._processes
+    assert one.process.returncode is not None
+    assert told(run, "good")[-1] == ["close", state, error.exit_code]
+    assert hooks == []

@@ -6,7 +6,8 @@ Events are all that a reader needs: a tracker or a metrics endpoint would be one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ KEPT = 64  # steps, evaluations, lines said: a run has millions, and those who f
 
 class Reader:
     """Follows one run. A reader overrides what it has a use for; calls come in this order."""
+
+    name = "a reader of the run"  # as the screen calls it
+    is_vital = False  # True: without what it leaves at the end the run has failed
 
     def begin(self) -> None:
         """Ranks are about to start."""
@@ -38,6 +42,9 @@ class Reader:
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """All is over: the keys of report.json. Not called on a machine that does not write the report."""
+
+    def close(self, exit_code: int) -> None:
+        """Leave no process behind; `exit_code`: of what broke the run off, where `end` was not called."""
 
 
 class Readers(Reader):
@@ -82,5 +89,33 @@ class Readers(Reader):
         """End all readers with the summary of the run, which comes back; `exit_code`: of its ranks, where known."""
         summary = summarise(self._folder, exit_code=exit_code)
         for reader in self._readers:
-            reader.end(summary)
+            try:
+                reader.end(summary)
+            except Exception as error:
+                if reader.is_vital:
+                    raise
+                self.note_failure(reader.name, error)
         return summary
+
+    @contextlib.contextmanager
+    def closed_after(self) -> Iterator[None]:
+        """No reader outlives the block, whatever breaks it off: a notebook goes on, and may train again."""
+        exit_code = 0
+        try:
+            yield
+        except BaseException as error:
+            exit_code = getattr(error, "exit_code", 1)
+            raise
+        finally:
+            self.close(exit_code)
+
+    def close(self, exit_code: int) -> None:
+        for reader in self._readers:
+            with contextlib.suppress(Exception):  # what is on its way is worth more
+                reader.close(exit_code)
+
+    def note_failure(self, what: str, error: Exception) -> None:
+        """Something beside the run went wrong at its end: said in one line, and it changes nothing."""
+        words = f"{type(error).__name__}: {error}".splitlines()[0]
+        with contextlib.suppress(Exception):  # the screen itself may be what is gone
+            self.note(f"{what} failed, the run is not affected: {words}")

@@ -54,6 +54,8 @@ _DOING = {  # what a rank is busy with until the phase of that name is done
 class RunConsole(Reader):
     """Shows one run from its events. `total_steps` may be None where only the data knows."""
 
+    name = "the screen"
+
     def __init__(
         self, total_steps: int | None, plan_json: Mapping[str, Any] | None = None, console: Console | None = None
     ) -> None:

@@ -28,6 +28,8 @@ ENDING_SECONDS = 10.0  # it needs well below one; then it is killed
 class LivePage(Reader):
     """Starts the page with the ranks, ends it after the report."""
 
+    name = "the live page"
+
     def __init__(self, run_folder: Path, listener: socket.socket, console: Console) -> None:
         self._folder, self._listener, self._console = run_folder, listener, console
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,11 +64,16 @@ class LivePage(Reader):
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """The last state, then the end."""
-        if self._process is None:
+        self.close(0)
+
+    def close(self, exit_code: int) -> None:
+        """It sees by itself how the run ended."""
+        process, self._process = self._process, None
+        if process is None:
             return
         try:
             with suppress(OSError):
-                self._process.communicate(timeout=ENDING_SECONDS)  # closes its standard input
+                process.communicate(timeout=ENDING_SECONDS)  # closes its standard input
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            process.kill()
+            process.wait()

@@ -14,6 +14,8 @@ from coremill.report.readers.base import Reader
 class PageReader(Reader):
     """Writes report.html, whole or not at all."""
 
+    name = "report.html"
+
     def __init__(self, run_folder: Path) -> None:
         self._file = run_folder / "report.html"
 

@@ -19,6 +19,8 @@ def summary_text(summary: Mapping[str, Any]) -> str:
 class JsonReader(Reader):
     """Writes report.json, whole or not at all."""
 
+    name, is_vital = "report.json", True
+
     def __init__(self, run_folder: Path) -> None:
         self._file = run_folder / "report.json"
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
-from coremill.errors import Interrupted
+from coremill.errors import Interrupted, Stopped
 from coremill.report.events import Event, events_folder
 from coremill.report.readers.base import Reader
 from coremill.report.readers.trackers import TRACKERS
@@ -52,6 +52,8 @@ class _Process:
 
 class TrackersReader(Reader):
     """All trackers of a run. `implementations`: MODULE:CLASS by name."""
+
+    name = "run.trackers"
 
     def __init__(
         self,
@@ -102,10 +104,16 @@ class TrackersReader(Reader):
         seconds = AT_ONCE_SECONDS if code == Interrupted.exit_code else ENDED_SECONDS
         self._end_all(summary, seconds if code else self._finished_seconds)
 
+    def close(self, exit_code: int) -> None:
+        """As after a second Ctrl-C: nobody waits for what is not there at once."""
+        state = "stopped" if exit_code in (Stopped.exit_code, Interrupted.exit_code) else "failed"
+        self._end_all({"state": state, "exit_code": exit_code}, AT_ONCE_SECONDS)
+
     def _end_all(self, summary: Mapping[str, Any], seconds: float) -> None:
         if self._has_ended:
             return
         self._has_ended = True
+        atexit.unregister(self._end_all)
         try:
             self._wait_for_all(_in_short(summary), seconds)
         finally:
