@@ -212,6 +212,8 @@ def test_a_named_step_of_which_a_host_lost_its_part_is_refused(stopped, tmp_path
     go_on_from(folder, 4)
     with pytest.raises(ranks.RankError, match="step 4, which --from named, cannot be used"):
         looked(folder, [0, 1])
+    for disk in (0, 1):
+        assert (folder / f"disk-{disk}" / "checkpoints" / "step-00000006").is_dir()  # nothing was moved
 
 
 def export_the_best(world: Any, *, folder: str, disks: list[int], model_folder: str, to: str) -> str | None:

@@ -186,8 +186,12 @@ class Store:
             if path.name not in kept and step_of(path.name) < step_of(kept[0]):
                 self._discard(path)
 
-    def set_aside(self, after_step: int, name: str) -> list[int]:
-        """Move all checkpoints of later steps into a folder of this name; which steps these are."""
+    def steps_after(self, step: int) -> list[int]:
+        """Of which there are checkpoints, usable or not."""
+        return sorted(later for path in step_folders(self.folder) if (later := step_of(path.name)) > step)
+
+    def set_aside(self, after_step: int, name: str) -> None:
+        """Move all checkpoints of later steps into a folder of this name."""
         later = [path for path in step_folders(self.folder) if step_of(path.name) > after_step]
         for path in reversed(later):
             (self.folder / name).mkdir(mode=0o755, exist_ok=True)
@@ -195,7 +199,6 @@ class Store:
         if later:
             sync_folder(self.folder / name)
             sync_folder(self.folder)
-        return sorted(step_of(path.name) for path in later)
 
     def sweep(self) -> None:
         """Remove what killed attempts left half-written; called once at the start, before any save of this attempt."""
