@@ -160,7 +160,8 @@ def already_finished(
     scores = None if checkpoint is None else scores_of(config, checkpoint)
     is_longer = checkpoint is not None and asks_for_more(config, checkpoint)
     why_over = None if scores is None else scores.why_over()
-    if finished and (not (is_longer or folder.is_ended_early()) or why_over is not None):
+    goes_on = is_longer or (checkpoint is not None and folder.is_ended_early())
+    if finished and (not goes_on or why_over is not None):
         early = f": {why_over}, raise that to go on" if why_over is not None and is_longer else ""
         text = f"{folder.path} holds this run, finished{early}"
         changed = ", ".join(change.key for change in changes if change.key != "run.folder")
