@@ -19,6 +19,7 @@ from coremill.train.schedule import learning_rate_at
 
 # Where a run lies is said by the line that it goes on; the config in its folder has the paths written out.
 NOT_WORTH_SAYING = ("run.folder", "checkpoint.folder")
+_MEANS = {"evaluation.rows": ": evaluations so far are not compared with later ones"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def describe_changes(
     `steps_before` the old one where the checkpoint says it."""
     changes = [change for change in changes_of(earlier, config) if change.key not in NOT_WORTH_SAYING]
     of_the_rate = [change for change in changes if change.key in SCHEDULE_KEYS]
-    lines = [str(change) for change in changes if change.key not in SCHEDULE_KEYS]
+    lines = [f"{change}{_MEANS.get(change.key, '')}" for change in changes if change.key not in SCHEDULE_KEYS]
     if of_the_rate:
         before = _train_section(earlier)
         old_steps = before.steps or steps_before
