@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from coremill.checkpoint.resume import ResumePoint
+    from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training
     from coremill.engines.base import Engine
 
@@ -253,7 +254,7 @@ def train(
     reset_peak()
     with saver:
         if scores.is_missing(origin.step):
-            evaluate(run, task, training, origin.step)()
+            catch_up(run, task, training, origin, saver)
         for result in train_steps(
             training.engine,
             task,
@@ -275,6 +276,17 @@ def train(
     if (why := scores.why_over()) is not None and run.world.rank == 0:
         run.events.write("early_stop", step=scores.last_step, text=why)
     show()
+
+
+def catch_up(
+    run: RankRun, task: TrainingTask[Any, Any], training: Training, origin: ResumePoint, saver: Saver
+) -> None:
+    """The evaluation that was left out of the step this run goes on from, which is saved again to know of it."""
+    is_news = not training.scores.metrics_of(origin.step)
+    judge = evaluate(run, task, training, origin.step)
+    if is_news and origin.places.is_one:  # over several places a save that fails would take the step with it
+        saver.after_step(origin.step)
+    judge()
 
 
 def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, step: int) -> Callable[[], None]:
