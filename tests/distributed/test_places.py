@@ -216,7 +216,7 @@ def test_a_named_step_of_which_a_host_lost_its_part_is_refused(stopped, tmp_path
         assert (folder / f"disk-{disk}" / "checkpoints" / "step-00000006").is_dir()  # nothing was moved
 
 
-def export_the_best(world: Any, *, folder: str, disks: list[int], model_folder: str, to: str) -> str | None:
+def export_the_best(world: Any, *, folder: str, disks: list[int], model_folder: str, to: str, done: int) -> str | None:
     """What the end of a run does, where step 4 was better than the weights as they are."""
     import torch
 
@@ -237,7 +237,7 @@ def export_the_best(world: Any, *, folder: str, disks: list[int], model_folder: 
         Path(model_folder), read_config(Path(model_folder)), "pretrained", "a model", "AutoModelForCausalLM"
     )
     _, reason = export_best.export_chosen(
-        training, origin, source, None, Path(to), world=world, dtype=torch.float32, events=Events()
+        training, origin, done, source, None, Path(to), world=world, dtype=torch.float32, events=Events()
     )
     origin.remove_fetched()
     return reason
@@ -245,7 +245,13 @@ def export_the_best(world: Any, *, folder: str, disks: list[int], model_folder: 
 
 def test_the_best_step_is_exported_from_the_parts_of_all_hosts(inputs, stopped, tmp_path):
     folder, made = copied(stopped, tmp_path), tmp_path / "export"
-    settings = {"folder": str(folder), "disks": [0, 1], "model_folder": inputs["model_folder"], "to": str(made)}
+    settings = {
+        "folder": str(folder),
+        "disks": [0, 1],
+        "model_folder": inputs["model_folder"],
+        "to": str(made),
+        "done": 8,
+    }
     assert ranks.run_ranks(export_the_best, 2, **settings) == ["the best that is kept (loss 1)"] * 2
     written = load_file(made / "model.safetensors")
     files = [next((folder / f"disk-{disk}" / "checkpoints" / "step-00000004").glob("rank-*")) for disk in (0, 1)]

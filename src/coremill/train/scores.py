@@ -90,11 +90,6 @@ class Scores:
     def is_over(self) -> bool:
         return self.why_over() is not None
 
-    @property
-    def last_step(self) -> int:
-        """That was evaluated; 0: none was."""
-        return max(self._by_step, default=0)
-
     def in_words(self, step: int) -> str:
         """The metric that decides, with its value."""
         value = self.metrics_of(step).get(self.metric.name)
