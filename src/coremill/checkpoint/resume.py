@@ -154,14 +154,18 @@ def _open_places(store: Store, world: World) -> Places:
 
 
 def _start_order(store: Store, world: World, places: Places) -> tuple[int, str] | None:
-    """The step that `train --from` named, and the folder for later ones."""
-    mark = store.folder / GO_ON_FROM
+    """The step that `train --from` named, and the folder for later ones; it is said where rank 0 is, and nowhere else:
+    a mark on another host is one that an earlier start left."""
+    mark, order = store.folder / GO_ON_FROM, None
     try:
-        order = json.loads(mark.read_text()) if places.leads and mark.exists() else None
+        if world.rank == 0:
+            order = json.loads(mark.read_text()) if mark.exists() else None
+        elif places.leads:
+            mark.unlink(missing_ok=True)
     except (OSError, ValueError):  # half-written, by one that is gone: nothing was moved yet
         order = None
-    told = [each for each in world.gather(order) if each is not None]
-    return (int(told[0]["step"]), str(told[0]["aside"])) if told else None
+    order = world.broadcast(order)
+    return None if order is None else (int(order["step"]), str(order["aside"]))
 
 
 def _set_later_aside(store: Store, step: int, aside: str, world: World, places: Places) -> None:
