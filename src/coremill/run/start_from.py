@@ -82,10 +82,10 @@ def set_later_aside(config: RunConfig, run_folder: Path, checkpoint: Checkpoint,
     store = Store(checkpoint_folder(config, run_folder), "set-aside")
     write_whole(store.folder / GO_ON_FROM, json.dumps({"step": checkpoint.step, "aside": name}) + "\n")
     steps = store.steps_after(checkpoint.step)
+    with EventWriter(run_folder, 0) as events:  # before: what is moved is known to the report, whoever is killed
+        events.write("set_aside", after_step=checkpoint.step, steps=steps, folder=str(store.folder / name))
     if not checkpoint.away:
         store.set_aside(checkpoint.step, name)
-    with EventWriter(run_folder, 0) as events:
-        events.write("set_aside", after_step=checkpoint.step, steps=steps, folder=str(store.folder / name))
     if steps:
         listed = ", ".join(str(step) for step in steps)
         say(f"set aside: step{'s' if len(steps) > 1 else ''} {listed}, now in {store.folder / name}")

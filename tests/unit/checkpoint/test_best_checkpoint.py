@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -98,6 +99,29 @@ def test_nothing_is_set_aside_for_a_step_that_cannot_be_used(tmp_path: Path) -> 
     set_later_aside(CONFIG, tmp_path, find_checkpoint(CONFIG, tmp_path, "20", "--from"), said.append)
     assert names(store.folder) == [20, 10] and (store.folder / GO_ON_FROM).exists()
     assert said[0].startswith("set aside: step 30, now in ")
+
+
+def test_killed_while_it_sets_aside_the_newest_are_gone_and_the_report_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path)
+    for step in (10, 20, 30):
+        save(store, step, keep=9)
+    rename, moved = Path.rename, []
+
+    def killed_at_the_second(self: Path, target: Path) -> Path:
+        if self.name.startswith("step-"):
+            if moved:
+                raise KeyboardInterrupt
+            moved.append(self.name)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        set_later_aside(CONFIG, tmp_path, find_checkpoint(CONFIG, tmp_path, "10", "--from"), lambda text: None)
+    assert names(store.folder) == [20, 10]
+    (told,) = map(json.loads, (tmp_path / "events" / "rank-00000.jsonl").read_text().splitlines())
+    assert (told["kind"], told["after_step"], told["steps"]) == ("set_aside", 10, [20, 30])
 
 
 def test_of_a_spread_step_ranks_set_later_ones_aside(tmp_path: Path) -> None:
