@@ -192,7 +192,9 @@ def test_a_file_altered_on_one_host_takes_all_to_the_step_before_or_to_a_good_co
 
 def go_on_from(folder: Path, step: int, disk: int = 0) -> None:
     """As the launcher of the first host leaves it."""
-    (folder / f"disk-{disk}" / "checkpoints" / GO_ON_FROM).write_text(json.dumps({"step": step, "aside": "set-aside-now"}))
+    (folder / f"disk-{disk}" / "checkpoints" / GO_ON_FROM).write_text(
+        json.dumps({"step": step, "aside": "set-aside-now"})
+    )
 
 
 def test_the_step_that_was_named_is_taken_and_every_host_sets_later_ones_aside(stopped, tmp_path):

@@ -57,6 +57,7 @@ class Options:
     fresh: bool = False
     force: bool = False
     start_from: str | None = None  # a step, or best; None: the newest
+    restarted: bool = False  # by torchrun, after a start that has followed --from or left it to the ranks
     page: bool = False  # a live page, at this port
     port: int | None = None
 
@@ -224,7 +225,8 @@ def write_orders(
         config, wanted = loaded.config, options.start_from
         if options.fresh:
             clear_checkpoints(config, folder.path)
-        forget_start(config, folder.path)
+        if not options.restarted:
+            forget_start(config, folder.path)
         checkpoint = start_of(config, folder, options)
         goes_on = checkpoint is not None
         if checkpoint is not None:
