@@ -191,8 +191,10 @@ class Store:
         return sorted(later for path in step_folders(self.folder) if (later := step_of(path.name)) > step)
 
     def set_aside(self, after_step: int, name: str) -> None:
-        """Move all checkpoints of later steps into a folder of this name, the newest first: whoever is killed on the way
-        leaves a run that goes on from one of them, and none in between is missing."""
+        """Move all checkpoints of later steps into a folder of this name.
+
+        The newest first: whoever is killed on the way leaves no newer one that the run would go on from.
+        """
         later = [path for path in step_folders(self.folder) if step_of(path.name) > after_step]
         for path in later:
             (self.folder / name).mkdir(mode=0o755, exist_ok=True)
