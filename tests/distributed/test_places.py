@@ -190,9 +190,11 @@ def test_a_file_altered_on_one_host_takes_all_to_the_step_before_or_to_a_good_co
     assert [result["step"] for result in looked(folder, [0, 1])] == [6, 6]
 
 
-def go_on_from(folder: Path, step: int) -> None:
+def go_on_from(folder: Path, step: int, disk: int = 0) -> None:
     """As the launcher of the first host leaves it."""
-    (folder / "disk-0" / "checkpoints" / GO_ON_FROM).write_text(json.dumps({"step": step, "aside": "set-aside-now"}))
+    (folder / f"disk-{disk}" / "checkpoints" / GO_ON_FROM).write_text(
+        json.dumps({"step": step, "aside": "set-aside-now"})
+    )
 
 
 def test_the_step_that_was_named_is_taken_and_every_host_sets_later_ones_aside(stopped, tmp_path):
@@ -212,9 +214,18 @@ def test_a_named_step_of_which_a_host_lost_its_part_is_refused(stopped, tmp_path
     go_on_from(folder, 4)
     with pytest.raises(ranks.RankError, match="step 4, which --from named, cannot be used"):
         looked(folder, [0, 1])
+    for disk in (0, 1):
+        assert (folder / f"disk-{disk}" / "checkpoints" / "step-00000006").is_dir()  # nothing was moved
 
 
-def export_the_best(world: Any, *, folder: str, disks: list[int], model_folder: str, to: str) -> str | None:
+def test_a_step_that_was_named_on_another_host_long_ago_is_not_taken(stopped, tmp_path):
+    folder = copied(stopped, tmp_path)
+    go_on_from(folder, 4, disk=1)
+    assert [each["step"] for each in looked(folder, [0, 1])] == [6, 6]
+    assert [steps_on(folder, disk) for disk in (0, 1)] == [[6, 4], [6, 4]]  # and no mark is left
+
+
+def export_the_best(world: Any, *, folder: str, disks: list[int], model_folder: str, to: str, done: int) -> str | None:
     """What the end of a run does, where step 4 was better than the weights as they are."""
     import torch
 
@@ -235,7 +246,7 @@ def export_the_best(world: Any, *, folder: str, disks: list[int], model_folder: 
         Path(model_folder), read_config(Path(model_folder)), "pretrained", "a model", "AutoModelForCausalLM"
     )
     _, reason = export_best.export_chosen(
-        training, origin, source, None, Path(to), world=world, dtype=torch.float32, events=Events()
+        training, origin, done, source, None, Path(to), world=world, dtype=torch.float32, events=Events()
     )
     origin.remove_fetched()
     return reason
@@ -243,7 +254,13 @@ def export_the_best(world: Any, *, folder: str, disks: list[int], model_folder: 
 
 def test_the_best_step_is_exported_from_the_parts_of_all_hosts(inputs, stopped, tmp_path):
     folder, made = copied(stopped, tmp_path), tmp_path / "export"
-    settings = {"folder": str(folder), "disks": [0, 1], "model_folder": inputs["model_folder"], "to": str(made)}
+    settings = {
+        "folder": str(folder),
+        "disks": [0, 1],
+        "model_folder": inputs["model_folder"],
+        "to": str(made),
+        "done": 8,
+    }
     assert ranks.run_ranks(export_the_best, 2, **settings) == ["the best that is kept (loss 1)"] * 2
     written = load_file(made / "model.safetensors")
     files = [next((folder / f"disk-{disk}" / "checkpoints" / "step-00000004").glob("rank-*")) for disk in (0, 1)]

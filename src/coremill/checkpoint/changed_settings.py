@@ -17,8 +17,9 @@ from coremill.data.packed import is_without_special_tokens
 from coremill.errors import InputError
 from coremill.train.schedule import learning_rate_at
 
-# Where a run lies is said by the line that it goes on; the config in its folder has the path written out.
-_NOT_WORTH_SAYING = ("run.folder",)
+# Where a run lies is said by the line that it goes on; the config in its folder has the paths written out.
+NOT_WORTH_SAYING = ("run.folder", "checkpoint.folder")
+_MEANS = {"evaluation.rows": ": evaluations so far are not compared with later ones"}
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ def describe_changes(
 ) -> list[str]:
     """A line for each setting that changed, one for those of the learning rate together; `steps` is the run's new end,
     `steps_before` the old one where the checkpoint says it."""
-    changes = [change for change in changes_of(earlier, config) if change.key not in _NOT_WORTH_SAYING]
+    changes = [change for change in changes_of(earlier, config) if change.key not in NOT_WORTH_SAYING]
     of_the_rate = [change for change in changes if change.key in SCHEDULE_KEYS]
-    lines = [str(change) for change in changes if change.key not in SCHEDULE_KEYS]
+    lines = [f"{change}{_MEANS.get(change.key, '')}" for change in changes if change.key not in SCHEDULE_KEYS]
     if of_the_rate:
         before = _train_section(earlier)
         old_steps = before.steps or steps_before

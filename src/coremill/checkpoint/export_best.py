@@ -37,6 +37,7 @@ class Kept:
 def export_chosen(
     training: Training,
     origin: ResumePoint,
+    done: int,
     source: ModelFolder,
     tokenizer_folder: Path | None,
     destination: Path,
@@ -45,27 +46,28 @@ def export_chosen(
     dtype: torch.dtype,
     events: EventSink,
 ) -> tuple[ExportReport, str | None]:
-    """Every rank takes part; with the report comes the reason for the step in words, None where nothing was chosen."""
+    """After step `done`; every rank takes part. With the report comes the reason for the step in words, None where
+    nothing was chosen."""
     scores = training.scores
-    best = _find_best(origin, scores, world, events) if scores.keeps_best else None
+    best = _find_best(origin, done, scores, world, events) if scores.keeps_best else None
     if best is None:
         report = export_model(training.model, source, tokenizer_folder, destination, world=world, dtype=dtype)
     else:
         report = _export(best, source, tokenizer_folder, destination, world=world, dtype=dtype)
-    if not scores.keeps_best:
+    step = done if best is None else best.checkpoint.step
+    if scores.keeps_best:
+        report = replace(report, step=step)
+    if not scores.keeps_best or not scores.metrics_of(step):
         return report, None
-    step = scores.last_step if best is None else best.checkpoint.step
-    return replace(
-        report, step=step
-    ), f"{'the best' if step == scores.best_step else 'the best that is kept'} ({scores.in_words(step)})"
+    return report, f"{'the best' if step == scores.best_step else 'the best that is kept'} ({scores.in_words(step)})"
 
 
-def _find_best(origin: ResumePoint, scores: Scores, world: World, events: EventSink) -> Kept | None:
-    """None: no checkpoint is better than the weights as they are."""
+def _find_best(origin: ResumePoint, done: int, scores: Scores, world: World, events: EventSink) -> Kept | None:
+    """None: no checkpoint is better than the weights as they are, which are those of step `done`."""
     found = survey_together(origin.store.folder, world, origin.places)
     kept = {step_of(whole.name): whole for whole in found.whole}
-    for step in scores.best_first({*kept, scores.last_step}):
-        if step == scores.last_step:
+    for step in scores.best_first({*kept, done}):
+        if step == done:
             return None
         try:
             return Kept(*verified(origin.store, kept[step], _NEEDS[world.rank == 0], world, origin.places))

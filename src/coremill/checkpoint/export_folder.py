@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from coremill.checkpoint.store import FirstFailure, SteadyFile
-from coremill.data.tokenizer_files import write_chat_templates
+from coremill.data.tokenizer_files import files_of_tokenizer, write_chat_templates
 from coremill.errors import StorageError
 from coremill.files import sync_file, sync_folder
 from coremill.model.build import build_on_meta, code_of, names_kept_in_fp32
@@ -45,9 +45,6 @@ STORED_NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-# Files of a tokenizer folder that belong to a model, if the folder is one.
-MODEL_ONLY = re.compile(r"^(config|generation_config|.*\.index|.*_results|trainer_state)\.json$")
-TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 
 
 @dataclass(frozen=True)
@@ -162,9 +159,8 @@ class FolderWriter:
             for path in sorted(code_of(source).glob("*.py")):
                 _copy(path, folder)
         if tokenizer_folder is not None:
-            for path in sorted(tokenizer_folder.iterdir()):
-                if path.is_file() and path.name.endswith(TOKENIZER_SUFFIXES) and not MODEL_ONLY.match(path.name):
-                    _copy(path, folder)
+            for path in files_of_tokenizer(tokenizer_folder):
+                _copy(path, folder)
             write_chat_templates(folder, tokenizer_folder, source.folder if source.weights == "pretrained" else None)
         if card is not None:
             _write_text(folder / "README.md", card)

@@ -24,6 +24,7 @@ from coremill.checkpoint.manifest import (
     Unusable,
     open_checkpoint,
     step_folder_name,
+    step_of,
     survey,
 )
 from coremill.checkpoint.places import NoPlace, Places, find_places
@@ -85,7 +86,8 @@ def find_resume_point(
     if world.nodes > 1:
         choice = places.choice()
         events.write("choice", name="checkpoints", value=choice.value, reason=choice.reason)
-    asked = _asked_start(store, world, places)
+    order = _start_order(store, world, places)
+    asked = None if order is None else order[0]
     found = survey_together(folder, world, places)
     bad: dict[str, PassedOver] = {}
 
@@ -94,7 +96,8 @@ def find_resume_point(
         events.write("passed_over", checkpoint=passed.name, reason=passed.reason, text=str(passed))
 
     for passed in found.passed_over:
-        pass_over(passed)
+        if asked is None or step_of(passed.name) <= asked:  # later ones are set aside
+            pass_over(passed)
     for whole in found.whole:
         if asked is not None and whole.name != step_folder_name(asked):
             continue
@@ -103,6 +106,8 @@ def find_resume_point(
         except Unusable as error:
             pass_over(PassedOver(whole.name, str(error)))
             continue
+        if order is not None:
+            _set_later_aside(store, *order, world, places)
         name, step = whole.name, checkpoint.step
         text = f"every file of checkpoint {name} is as it was written: the run goes on after step {step}"
         events.write("resume", step=step, checkpoint=name, world_size=world.size, text=text)
@@ -148,17 +153,23 @@ def _open_places(store: Store, world: World) -> Places:
     return places
 
 
-def _asked_start(store: Store, world: World, places: Places) -> int | None:
-    """The step that `train --from` named; later ones were set aside where that was said, and now are everywhere."""
-    mark = store.folder / GO_ON_FROM
+def _start_order(store: Store, world: World, places: Places) -> tuple[int, str] | None:
+    """The step that `train --from` named, and the folder for later ones; it is said where rank 0 is, and nowhere else:
+    a mark on another host is one that an earlier start left."""
+    mark, order = store.folder / GO_ON_FROM, None
     try:
-        order = json.loads(mark.read_text()) if places.leads and mark.exists() else None
+        if world.rank == 0:
+            order = json.loads(mark.read_text()) if mark.exists() else None
+        elif places.leads:
+            mark.unlink(missing_ok=True)
     except (OSError, ValueError):  # half-written, by one that is gone: nothing was moved yet
         order = None
-    told = [each for each in world.gather(order) if each is not None]
-    if not told:
-        return None
-    step, aside = int(told[0]["step"]), str(told[0]["aside"])
+    order = world.broadcast(order)
+    return None if order is None else (int(order["step"]), str(order["aside"]))
+
+
+def _set_later_aside(store: Store, step: int, aside: str, world: World, places: Places) -> None:
+    """In every place, once this step is known to be good."""
     problem = None
     if places.leads:
         try:
@@ -170,7 +181,6 @@ def _asked_start(store: Store, world: World, places: Places) -> int | None:
         failure = StorageError("later checkpoints cannot be set aside", where=str(store.folder), why=problems[0])
         failure.silent = world.rank != 0
         raise failure
-    return step
 
 
 def _refuse_start(step: int, store: Store, passed_over: Iterable[PassedOver], world: World) -> None:
@@ -178,7 +188,7 @@ def _refuse_start(step: int, store: Store, passed_over: Iterable[PassedOver], wo
         f"step {step}, which --from named, cannot be used",
         where=str(store.folder),
         why="; ".join(str(each) for each in passed_over if each.name == step_folder_name(step)) or "it is gone",
-        do="name another step; later ones lie in set-aside-... there, and can be moved back",
+        do="name another step; what was set aside already lies in set-aside-... there, and can be moved back",
     )
     error.silent = world.rank != 0
     raise error

@@ -186,16 +186,22 @@ class Store:
             if path.name not in kept and step_of(path.name) < step_of(kept[0]):
                 self._discard(path)
 
-    def set_aside(self, after_step: int, name: str) -> list[int]:
-        """Move all checkpoints of later steps into a folder of this name; which steps these are."""
+    def steps_after(self, step: int) -> list[int]:
+        """Of which there are checkpoints, usable or not."""
+        return sorted(later for path in step_folders(self.folder) if (later := step_of(path.name)) > step)
+
+    def set_aside(self, after_step: int, name: str) -> None:
+        """Move all checkpoints of later steps into a folder of this name.
+
+        The newest first: whoever is killed on the way leaves no newer one that the run would go on from.
+        """
         later = [path for path in step_folders(self.folder) if step_of(path.name) > after_step]
-        for path in reversed(later):
+        for path in later:
             (self.folder / name).mkdir(mode=0o755, exist_ok=True)
             path.rename(self.folder / name / path.name)
         if later:
             sync_folder(self.folder / name)
             sync_folder(self.folder)
-        return sorted(step_of(path.name) for path in later)
 
     def sweep(self) -> None:
         """Remove what killed attempts left half-written; called once at the start, before any save of this attempt."""

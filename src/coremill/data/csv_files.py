@@ -19,7 +19,7 @@ from coremill.data.pieces import Piece, pieces_of_text
 from coremill.errors import InputError
 
 # Far above any document; a quote that is never closed is found here, not at the end of memory.
-FIELD_CHARACTERS = 1 << 28
+FIELD_CHARACTERS = 1 << 25
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 SEPARATOR_WORDS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 
@@ -109,7 +109,7 @@ def _next_row(rows: Iterator[list[str]], path: Path, began: int) -> list[str] | 
         what, why = "the quotes of this row do not fit", str(error)
         if "end of data" in why or "field limit" in why:
             what = "a quote that is opened here is never closed"
-            why = "everything behind it would be part of one field"
+            why = f"everything behind it would be part of one field, which has at most {FIELD_CHARACTERS:,} characters"
         raise InputError(
             what,
             where=f"{path}:{began}",

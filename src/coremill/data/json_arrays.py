@@ -20,7 +20,7 @@ from coremill.errors import InputError
 
 BLOCK_BYTES = 1 << 18
 # An element of more is no document any more: most likely a bracket or quote that is never closed.
-ELEMENT_BYTES = 1 << 28
+ELEMENT_BYTES = 1 << 25
 BLANKS = " \t\r\n"
 # How near to the end of what was read an error must be for more text to cure it; a literal or escape is shorter.
 UNFINISHED_CHARACTERS = 16

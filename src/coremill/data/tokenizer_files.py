@@ -26,6 +26,28 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
+# Beside these: what some tokenizers of transformers have more, and templates. What else lies there is nobody's business.
+OTHER_FILES = (
+    "chat_template.json",
+    "normalizer.json",
+    "spm.model",
+    "spm_char.model",
+    "sentencepiece.model",
+    "prophetnet.tokenizer",
+    "bpe.codes",
+    "byte_maps.json",
+    "dict.txt",
+    "emoji.json",
+    "entity_vocab.json",
+    "vocab-src.json",
+    "vocab-tgt.json",
+    "target_vocab.json",
+    "source.spm",
+    "target.spm",
+    "word_shape.json",
+    "word_pronunciation.json",
+)
+FILE_SUFFIXES = (".jinja", ".tiktoken")
 MORE_TEMPLATES = "additional_chat_templates"
 SpecialTokens = Literal["auto", "none"]
 PROBES = ("a", "the mill", "0", "文")  # one whose ids are none of the special ones
@@ -66,6 +88,25 @@ def tokenizer_identity(folder: Path) -> str:
         digest.update(repr(name).encode())
         digest.update((folder / name).read_bytes())
     return digest.hexdigest()
+
+
+def files_of_tokenizer(folder: Path) -> list[Path]:
+    """Those that a copy of it needs: known ones, templates, and what its config names; never all that lies there."""
+    known = {*TOKENIZER_FILES, *OTHER_FILES, *_named_files(folder)}
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file() and (path.name in known or path.name.endswith(FILE_SUFFIXES))
+    ]
+
+
+def _named_files(folder: Path) -> set[str]:
+    """Files that tokenizer_config.json names, as `vocab_file` and the like."""
+    try:
+        document = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        return {value for key, value in document.items() if key.endswith("_file") and isinstance(value, str)}
+    except (OSError, ValueError, AttributeError):
+        return set()
 
 
 def chat_template_of(folder: Path) -> str | None:

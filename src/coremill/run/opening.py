@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coremill.checkpoint.changed_settings import another_config, changes_of
+from coremill.checkpoint.changed_settings import NOT_WORTH_SAYING, another_config, changes_of
 from coremill.checkpoint.continuation import (
     asks_for_more,
     checkpoint_folder,
@@ -57,6 +57,7 @@ class Options:
     fresh: bool = False
     force: bool = False
     start_from: str | None = None  # a step, or best; None: the newest
+    restarted: bool = False  # by torchrun, after a start that has followed --from or left it to the ranks
     page: bool = False  # a live page, at this port
     port: int | None = None
 
@@ -169,10 +170,11 @@ def already_finished(
     scores = None if checkpoint is None else scores_of(config, checkpoint)
     is_longer = checkpoint is not None and asks_for_more(config, checkpoint)
     why_over = None if scores is None else scores.why_over()
-    if finished and (not (is_longer or folder.is_ended_early()) or why_over is not None):
+    goes_on = is_longer or (checkpoint is not None and folder.is_ended_early())
+    if finished and (not goes_on or why_over is not None):
         early = f": {why_over}, raise that to go on" if why_over is not None and is_longer else ""
         text = f"{folder.path} holds this run, finished{early}"
-        changed = ", ".join(change.key for change in changes if change.key != "run.folder")
+        changed = ", ".join(change.key for change in changes if change.key not in NOT_WORTH_SAYING)
         if changed and not early:
             text += f"; that {changed} changed has no effect without more train.steps or train.epochs"
         say(console, f"{text}; coremill report {folder.path} shows it, --fresh runs it anew")
@@ -232,7 +234,8 @@ def write_orders(
         config, wanted = loaded.config, options.start_from
         if options.fresh:
             clear_checkpoints(config, folder.path)
-        forget_start(config, folder.path)
+        if not options.restarted:
+            forget_start(config, folder.path)
         checkpoint = start_of(config, folder, options)
         goes_on = checkpoint is not None
         if checkpoint is not None:
@@ -245,19 +248,23 @@ def write_orders(
         folder.clear(keep_events=goes_on, keep_logs=node is not None and node.nodes > 1)
         if not goes_on:
             reset_events(folder.path)
-    settled = replace(
-        loaded,
-        config=loaded.config.model_copy(
-            update={"run": loaded.config.run.model_copy(update={"folder": str(folder.path)})}
-        ),
-    )
-    write_whole(folder.config, show(settled))
+    write_whole(folder.config, show(with_folders_settled(loaded, folder)))
     if leads:
         write_whole(folder.plan, json.dumps(orders.plan.to_json(), indent=2) + "\n")
     node_rank = 0 if node is None else node.node_rank
     paths = places_to_record(loaded.config, loaded.places)
     document = {**orders.to_json(), "command": command_line(sys.argv), "paths": paths}
     write_whole(folder.orders_of(node_rank), json.dumps(document, indent=2) + "\n")
+
+
+def with_folders_settled(loaded: LoadedConfig, folder: RunFolder) -> LoadedConfig:
+    """As the folder of a run has it: whoever reads it there may have another current folder."""
+    config = loaded.config
+    update: dict[str, object] = {"run": config.run.model_copy(update={"folder": str(folder.path)})}
+    if config.checkpoint.folder is not None:
+        checkpoints = str(checkpoint_folder(config, folder.path))
+        update["checkpoint"] = config.checkpoint.model_copy(update={"folder": checkpoints})
+    return replace(loaded, config=config.model_copy(update=update))
 
 
 def command_line(argv: Sequence[str]) -> str | None:

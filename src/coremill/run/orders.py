@@ -82,6 +82,7 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
     cpus = _cpus_of_node(world)
     # One rank speaks for the run; off the terminal, for its output travels through the launcher's pipes.
     console = Console(force_terminal=False, quiet=world.rank != 0)
+    options = _as_restarted(options, world, console)
     asks = world.rank == 0 and not options.dry_run
     say_basis(loaded, console, folder)
 
@@ -119,6 +120,17 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
 
     world.once_per_node(leave_orders)
     return with_cpus_told(orders, folder, world)
+
+
+def _as_restarted(options: Options, world: World, console: Console) -> Options:
+    """`--from` is for the first start: what torchrun starts anew goes on from what was saved since.
+
+    Only the agent of the rank that failed counts a restart.
+    """
+    if options.start_from is None or not any(world.gather(world.identity.restarts)):
+        return options
+    say(console, f"started anew by torchrun: --from {options.start_from} was for its first start")
+    return replace(options, start_from=None, restarted=True)
 
 
 def _require_nodes(loaded: LoadedConfig, world: World) -> None:

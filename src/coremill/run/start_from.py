@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coremill.checkpoint.continuation import checkpoint_folder, scores_of
-from coremill.checkpoint.manifest import Checkpoint, Survey, refuse_writable_by_others, survey
+from coremill.checkpoint.manifest import Checkpoint, Survey, Unusable, refuse_writable_by_others, survey
 from coremill.checkpoint.store import GO_ON_FROM, SET_ASIDE_PREFIX, Store
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
@@ -65,13 +65,27 @@ def _kept(found: Survey) -> str:
 
 
 def set_later_aside(config: RunConfig, run_folder: Path, checkpoint: Checkpoint, say: Callable[[str], None]) -> None:
-    """Called by the one who leads, once nothing else can be wrong; ranks do the same on other hosts."""
+    """Called by the one who leads, once nothing else can be wrong; ranks do the same on other hosts.
+
+    Nothing is moved for a step that cannot be used; of one spread over hosts ranks find that out, and move then.
+    """
+    try:
+        checkpoint.verify(file.name for file in checkpoint.manifest.files if file.name not in checkpoint.away)
+    except Unusable as error:
+        raise InputError(
+            f"step {checkpoint.step} cannot be used",
+            where=str(checkpoint.folder),
+            why=str(error),
+            do="name another one",
+        ) from None
     name = f"{SET_ASIDE_PREFIX}{time.strftime('%Y%m%d-%H%M%S')}"
     store = Store(checkpoint_folder(config, run_folder), "set-aside")
     write_whole(store.folder / GO_ON_FROM, json.dumps({"step": checkpoint.step, "aside": name}) + "\n")
-    steps = store.set_aside(checkpoint.step, name)
-    with EventWriter(run_folder, 0) as events:
+    steps = store.steps_after(checkpoint.step)
+    with EventWriter(run_folder, 0) as events:  # before: what is moved is known to the report, whoever is killed
         events.write("set_aside", after_step=checkpoint.step, steps=steps, folder=str(store.folder / name))
+    if not checkpoint.away:
+        store.set_aside(checkpoint.step, name)
     if steps:
         listed = ", ".join(str(step) for step in steps)
         say(f"set aside: step{'s' if len(steps) > 1 else ''} {listed}, now in {store.folder / name}")

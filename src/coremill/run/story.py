@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from coremill.checkpoint.resume import ResumePoint
+    from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training
     from coremill.engines.base import Engine
 
@@ -144,10 +145,10 @@ def train_rank(run: RankRun, show: Callable[[], None]) -> None:
     origin = load(run, model)
     engine.start()
     training = resume(run, task, engine, model, origin)
-    train(run, task, training, origin, show)
+    done = train(run, task, training, origin, show)
     if run.config.run.export:
         engine.finish()
-        export(run, training, origin)
+        export(run, training, origin, done)
     run.events.write("end", seconds=time.perf_counter() - began)
 
 
@@ -248,17 +249,17 @@ def resume(
 
 def train(
     run: RankRun, task: TrainingTask[Any, Any], training: Training, origin: ResumePoint, show: Callable[[], None]
-) -> None:
-    """Every step, and between steps what is due: saves, evaluations, what is shown."""
+) -> int:
+    """Every step, and between steps what is due: saves, evaluations, what is shown; gives the last step done."""
     from coremill.checkpoint.saver import Saver
     from coremill.train.loop import train_steps
 
-    config, orders, scores = run.config, run.orders, training.scores
+    config, orders, scores, done = run.config, run.orders, training.scores, origin.step
     saver = Saver(config, run.folder.path, origin, orders.plan.memory, orders.steps, run.world, training, run.events)
     reset_peak()
     with saver:
         if scores.is_missing(origin.step):
-            evaluate(run, task, training, origin.step)()
+            catch_up(run, task, training, origin, saver)
         for result in train_steps(
             training.engine,
             task,
@@ -277,9 +278,20 @@ def train(
             if judge is not None:
                 judge()
             show()
+            done = result.step
     if (why := scores.why_over()) is not None and run.world.rank == 0:
-        run.events.write("early_stop", step=scores.last_step, text=why)
+        run.events.write("early_stop", step=done, text=why)
     show()
+    return done
+
+
+def catch_up(run: RankRun, task: TrainingTask[Any, Any], training: Training, origin: ResumePoint, saver: Saver) -> None:
+    """The evaluation that was left out of the step this run goes on from, which is saved again to know of it."""
+    is_news = not training.scores.metrics_of(origin.step)
+    judge = evaluate(run, task, training, origin.step)
+    if is_news and origin.places.is_one:  # over several places a save that fails would take the step with it
+        saver.after_step(origin.step)
+    judge()
 
 
 def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, step: int) -> Callable[[], None]:
@@ -306,16 +318,18 @@ def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, ste
     return lambda: training.guard.judge_evaluation(step, loss, bad_rows)
 
 
-def export(run: RankRun, training: Training, origin: ResumePoint) -> None:
-    """A plain Hugging Face folder, of the best step where that is kept; every rank takes part."""
+def export(run: RankRun, training: Training, origin: ResumePoint, done: int) -> None:
+    """After step `done`: a plain Hugging Face folder, of the best step where that is kept; every rank takes part."""
     from coremill.checkpoint.export_best import export_chosen
     from coremill.engines.base import DTYPES
 
     orders, folder, world = run.orders, run.folder.export, run.world
     with phase(run.events, "export"):
         dtype, sources = DTYPES[orders.plan.dtype.value], (orders.model, orders.tokenizer)
-        done, reason = export_chosen(training, origin, *sources, folder, world=world, dtype=dtype, events=run.events)
+        made, reason = export_chosen(
+            training, origin, done, *sources, folder, world=world, dtype=dtype, events=run.events
+        )
     if world.rank == 0:
         run.events.write(
-            "export", folder=str(folder), bytes=done.bytes, seconds=done.seconds, step=done.step, reason=reason
+            "export", folder=str(folder), bytes=made.bytes, seconds=made.seconds, step=made.step, reason=reason
         )

@@ -29,7 +29,9 @@ class Scores:
         self.metric, self._steps = metric, steps
         self._every_steps, self._stop_after = settings.every_steps, settings.stop_after
         self.keeps_best = bool(settings.keep_best)
+        self._rows = settings.rows
         self._by_step: dict[int, dict[str, float | None]] = {}
+        self._rows_of: dict[int, int] = {}  # how many rows each was measured on: other rows are not compared
         self.best_step: int | None = None  # None before the first evaluation with a value
         self._since_best = 0  # evaluations
         self._missing: int | None = None  # a step that was saved, but asked to stop before it was evaluated
@@ -47,7 +49,7 @@ class Scores:
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take one evaluation in; numbers that are none are kept as None."""
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._by_step[step] = finite
+        self._by_step[step], self._rows_of[step] = finite, self._rows
         self._missing = None
         self._compare()
 
@@ -56,14 +58,17 @@ class Scores:
         return self._by_step.get(step, {})
 
     def best_first(self, steps: Iterable[int]) -> list[int]:
-        """Those of these steps that have a value, the best first; of equal ones the earlier."""
-        values = {step: self.metrics_of(step).get(self.metric.name) for step in steps}
+        """Those of these steps that have a value of the rows of now, the best first; of equal ones the earlier."""
+        values = {step: self.metrics_of(step).get(self.metric.name) for step in steps if self._is_comparable(step)}
         sign = 1.0 if self.metric.better == "lower" else -1.0
         return sorted((step for step in values if values[step] is not None), key=lambda s: (sign * values[s], s))  # type: ignore[operator]
 
     def _compare(self) -> None:
         self.best_step = best = next(iter(self.best_first(self._by_step)), None)
-        self._since_best = len(self._by_step) if best is None else sum(step > best for step in self._by_step)
+        self._since_best = sum(self._is_comparable(step) and (best is None or step > best) for step in self._by_step)
+
+    def _is_comparable(self, step: int) -> bool:
+        return self._rows_of.get(step) == self._rows
 
     def best_kept(self, steps: Iterable[int]) -> int | None:
         """Of these checkpoints: which stays whatever is newer; None: none has to."""
@@ -85,11 +90,6 @@ class Scores:
     def is_over(self) -> bool:
         return self.why_over() is not None
 
-    @property
-    def last_step(self) -> int:
-        """That was evaluated; 0: none was."""
-        return max(self._by_step, default=0)
-
     def in_words(self, step: int) -> str:
         """The metric that decides, with its value."""
         value = self.metrics_of(step).get(self.metric.name)
@@ -98,12 +98,16 @@ class Scores:
     def state(self, step: int) -> dict[str, Any]:
         """For a checkpoint of this step."""
         return {
-            "scores": [{"step": each, "metrics": metrics} for each, metrics in sorted(self._by_step.items())],
+            "scores": [
+                {"step": each, "metrics": metrics, "rows": self._rows_of[each]}
+                for each, metrics in sorted(self._by_step.items())
+            ],
             "is_due": self.is_due(step) and step not in self._by_step,
         }
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
         """What a checkpoint of this step has; one of an older coremill has nothing."""
         self._by_step = {int(each["step"]): dict(each["metrics"]) for each in state.get("scores", ())}
+        self._rows_of = {int(each["step"]): int(each.get("rows", self._rows)) for each in state.get("scores", ())}
         self._missing = step if state.get("is_due") else None
         self._compare()

@@ -47,6 +47,7 @@ class RankIdentity:
     master_port: int  # 0: any free one (a world of one)
     launcher: Launcher
     agent_store: bool = False  # torchrun's agent already serves a store at the master address
+    restarts: int = 0  # how often torchrun has started ranks anew, as far as this node knows
     store_fd: int | None = None  # rank 0 under coremill: the store's listening socket, bound by the launcher
 
     @property
@@ -180,6 +181,7 @@ def _torch(environ: Mapping[str, str], mpi: RankIdentity | None) -> RankIdentity
         master_port=_integer(environ, "MASTER_PORT", minimum=0, default=other_port),
         launcher="coremill" if ours else "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "environment",
         agent_store=not ours and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        restarts=0 if ours else _integer(environ, "TORCHELASTIC_RESTART_COUNT", minimum=0, default=0),
         store_fd=store_fd,
     )
 

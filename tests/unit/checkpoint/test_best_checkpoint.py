@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from small_checkpoints import make_store, save, save_spread
 
 from coremill.checkpoint.agreement import join_views, view_of
 from coremill.checkpoint.held import held, verify_held
-from coremill.checkpoint.manifest import Unusable, step_folders, survey
+from coremill.checkpoint.manifest import Checkpoint, Unusable, step_folders, survey
+from coremill.checkpoint.store import GO_ON_FROM
 from coremill.config.schema import EvaluationSection, RunConfig
 from coremill.errors import InputError
-from coremill.run.start_from import find_checkpoint
+from coremill.run.start_from import find_checkpoint, set_later_aside
 
 CONFIG = RunConfig().model_copy(update={"evaluation": EvaluationSection(every_steps=10, keep_best="loss")})
 
@@ -47,8 +49,10 @@ def test_later_ones_are_set_aside_and_nothing_is_deleted(tmp_path: Path) -> None
     store = make_store(tmp_path)
     for step in (10, 20, 30):
         save(store, step, keep=9)
-    assert store.set_aside(10, "set-aside-now") == [20, 30]
-    assert store.set_aside(10, "set-aside-now") == []  # once more, by a rank: nothing is left to move
+    assert store.steps_after(10) == [20, 30]
+    store.set_aside(10, "set-aside-now")
+    store.set_aside(10, "set-aside-now")  # once more, by a rank: nothing is left to move
+    assert store.steps_after(10) == []
     assert names(store.folder) == [10]
     assert names(store.folder / "set-aside-now") == [30, 20]
     for checkpoint in survey(store.folder / "set-aside-now").sound:
@@ -75,6 +79,59 @@ def test_a_step_is_found_by_number_or_as_the_best_of_those_kept(tmp_path: Path) 
         find_checkpoint(CONFIG, tmp_path, "10", "--from")
 
 
+def damage(checkpoint: Checkpoint) -> None:
+    file = checkpoint.folder / checkpoint.manifest.files[0].name
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def test_nothing_is_set_aside_for_a_step_that_cannot_be_used(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    damage(save(store, 10, keep=9))
+    save(store, 20, keep=9)
+    said: list[str] = []
+    with pytest.raises(InputError, match="step 10 cannot be used") as refused:
+        set_later_aside(CONFIG, tmp_path, find_checkpoint(CONFIG, tmp_path, "10", "--from"), said.append)
+    assert "was altered" in (refused.value.why or "")
+    assert names(store.folder) == [20, 10] and not (store.folder / GO_ON_FROM).exists()
+    save(store, 30, keep=9)
+    set_later_aside(CONFIG, tmp_path, find_checkpoint(CONFIG, tmp_path, "20", "--from"), said.append)
+    assert names(store.folder) == [20, 10] and (store.folder / GO_ON_FROM).exists()
+    assert said[0].startswith("set aside: step 30, now in ")
+
+
+def test_killed_while_it_sets_aside_the_newest_are_gone_and_the_report_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path)
+    for step in (10, 20, 30):
+        save(store, step, keep=9)
+    rename, moved = Path.rename, []
+
+    def killed_at_the_second(self: Path, target: Path) -> Path:
+        if self.name.startswith("step-"):
+            if moved:
+                raise KeyboardInterrupt
+            moved.append(self.name)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        set_later_aside(CONFIG, tmp_path, find_checkpoint(CONFIG, tmp_path, "10", "--from"), lambda text: None)
+    assert names(store.folder) == [20, 10]
+    (told,) = map(json.loads, (tmp_path / "events" / "rank-00000.jsonl").read_text().splitlines())
+    assert (told["kind"], told["after_step"], told["steps"]) == ("set_aside", 10, [20, 30])
+
+
+def test_of_a_spread_step_ranks_set_later_ones_aside(tmp_path: Path) -> None:
+    first, _ = save_spread(tmp_path, 10)
+    save(first, 20, keep=9)
+    run = first.folder.parent
+    set_later_aside(CONFIG, run, find_checkpoint(CONFIG, run, "10", "--from"), lambda text: None)
+    assert names(first.folder) == [20, 10] and (first.folder / GO_ON_FROM).exists()
+
+
 def test_without_an_evaluation_there_is_no_best(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no checkpoint that is kept was evaluated"):
         find_checkpoint(CONFIG, tmp_path, "best", "--step")
@@ -98,9 +155,7 @@ def test_what_is_held_can_be_read_after_it_was_let_go(tmp_path: Path) -> None:
 def test_what_is_held_and_altered_is_found(tmp_path: Path) -> None:
     checkpoint = save(make_store(tmp_path), 10)
     file = checkpoint.folder / checkpoint.manifest.files[0].name
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    damage(checkpoint)
     with held(checkpoint) as files, pytest.raises(Unusable, match="was altered"):
         verify_held(files, lambda count: None)
     file.unlink()

@@ -147,7 +147,7 @@ def test_every_setting_that_may_change_is_shown_with_its_old_value(tmp_path: Pat
     assert words_of_changes(config, checkpoint, 8) == [
         "train.learning_rate: 1 -> 0.5, train.minimum_learning_rate: 0 -> 0.1, train.schedule: linear -> cosine:"
         " the learning rate goes from 0.625 in step 4 to 0.3 in step 5, where it would have been 0.5",
-        "evaluation.rows: 64 -> 1,000",
+        "evaluation.rows: 64 -> 1,000: evaluations so far are not compared with later ones",
         'sample.prompt: null -> "once upon"',
     ]
 

@@ -150,3 +150,16 @@ def test_identity_knows_kind_and_column(tmp_path: Path) -> None:
         for column in ("text", "body")
     }
     assert len(found) == 7  # plain text has no columns
+
+
+def test_a_quote_that_is_never_closed_is_found_long_before_memory_ends(tmp_path: Path) -> None:
+    filler = b"many words\n" * (10 << 20)
+    (tmp_path / "a.csv").write_bytes(b'text\n"' + filler)
+    (tmp_path / "a.json").write_bytes(b'["' + filler.replace(b"\n", b" "))
+    for name, reader in (("a.csv", read_csv), ("a.json", read_json)):
+        path = tmp_path / name
+        options = {"kind": "csv", "say": lambda text: None} if reader is read_csv else {}
+        with path.open("rb") as stream:
+            with pytest.raises(InputError):
+                list(reader(stream, path, "text", BadRows(), **options))  # type: ignore[operator]
+            assert stream.tell() <= 1 << 26

@@ -102,3 +102,17 @@ def test_cpus_that_may_round_differently_are_in_the_plan(tmp_path: Path, engine,
         return
     assert len(told) == 1 and "aarch64 NEON" in told[0]
     assert json.loads((tmp_path / "plan.json").read_text())["assumptions"][-1] == told[0]
+
+
+def test_what_torchrun_starts_anew_goes_on_from_the_newest() -> None:
+    console = Console(record=True, width=400)
+
+    def world(*restarts: int) -> Any:
+        return SimpleNamespace(identity=SimpleNamespace(restarts=restarts[0]), gather=lambda mine: list(restarts))
+
+    named, newest = Options(start_from="best"), Options()
+    assert orders_module._as_restarted(named, world(0, 0), console) is named
+    assert orders_module._as_restarted(newest, world(0, 1), console) is newest
+    again = orders_module._as_restarted(named, world(0, 1), console)  # the agent of another host counted it
+    assert (again.start_from, again.restarted) == (None, True)
+    assert "--from best was for its first start" in console.export_text()

@@ -52,6 +52,24 @@ def test_a_run_ends_after_so_many_without_a_better_one_across_continuations() ->
     assert not second.is_over()
 
 
+def test_evaluations_on_other_rows_are_kept_and_not_compared() -> None:
+    first = scores_with({10: 1.0, 20: 2.0}, stop_after=2, keep_best=True, rows=8)
+    again = scores_with({}, stop_after=2, keep_best=True, rows=64)
+    again.restore(json.loads(json.dumps(first.state(20))), 20)
+    assert again.best_step is None and again.best_kept([10, 20]) is None
+    again.add(30, {"loss": 5.0})
+    assert again.must_keep(30) and not again.is_over()
+    again.add(40, {"loss": 6.0})
+    assert not again.is_over() and again.metrics_of(10) == {"loss": 1.0}
+    back = scores_with({}, rows=8)
+    back.restore(again.state(40), 40)
+    assert back.best_step == 10
+    for each in (state := first.state(20))["scores"]:
+        del each["rows"]  # of an older coremill
+    again.restore(state, 20)
+    assert again.best_step == 10
+
+
 def test_the_last_step_ends_a_run_as_it_always_did() -> None:
     assert scores_with({10: 1.0, 20: 2.0, 30: 3.0}, steps=30, stop_after=2).why_over() is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,6 +60,9 @@ HYDRA_RANK = identity(master_port=port_of_job("hydra 5"), launcher="hydra")
         pytest.param({}, None, id="plain python"),
         pytest.param({"MASTER_ADDR": "host-a", "OMP_NUM_THREADS": "2"}, None, id="unrelated variables"),
         pytest.param(TORCHRUN, TORCHRUN_RANK, id="torchrun"),
+        pytest.param(
+            {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"}, replace(TORCHRUN_RANK, restarts=2), id="a restart"
+        ),
         pytest.param(COREMILL, COREMILL_RANK, id="coremill"),
         pytest.param(
             {**COREMILL, "TORCHELASTIC_USE_AGENT_STORE": "True"}, COREMILL_RANK, id="coremill has its own store"

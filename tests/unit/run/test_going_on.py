@@ -1,0 +1,64 @@
+"""What a run folder means to the command that is given for it again: finished, or to go on, and from where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from coremill.checkpoint.changed_settings import describe_changes
+from coremill.checkpoint.continuation import checkpoint_folder
+from coremill.config.load import LoadedConfig, load_config
+from coremill.config.show import show
+from coremill.run.folder import RunFolder
+from coremill.run.opening import Options, already_finished, with_folders_settled
+
+RUN_FILE = """\
+model: models/tiny
+data: {source: text.txt, evaluation_fraction: 0.1}
+train: {steps: 100}
+checkpoint: {every: never}
+evaluation: {every_steps: 5, stop_after: 2}
+"""
+
+
+def loaded_in(folder: Path, *settings: str) -> LoadedConfig:
+    (folder / "run.yaml").write_text(RUN_FILE)
+    return load_config(folder / "run.yaml", [f"run.folder={folder / 'run'}", *settings])
+
+
+def finished_run(loaded: LoadedConfig, **report: object) -> RunFolder:
+    folder = RunFolder(Path(loaded.config.run.folder or ""))
+    folder.path.mkdir()
+    folder.config.write_text(show(loaded))
+    folder.report.write_text(json.dumps({"state": "finished", **report}))
+    return folder
+
+
+def test_an_early_end_without_a_checkpoint_is_an_end(tmp_path: Path) -> None:
+    loaded = loaded_in(tmp_path)
+    folder = finished_run(loaded, early_stop={"step": 15, "text": "none was better"})
+    console = Console(record=True, width=400)
+    assert already_finished(loaded.config, folder, Options(), console)
+    assert "holds this run, finished" in console.export_text()
+
+
+def test_the_folder_of_checkpoints_is_the_same_wherever_the_config_of_a_run_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    loaded = loaded_in(tmp_path, "checkpoint.folder=saved")
+    folder = finished_run(with_folders_settled(loaded, RunFolder(tmp_path / "run")))
+    monkeypatch.chdir(tmp_path / "second")
+    written = load_config(folder.config).config
+    assert checkpoint_folder(written, folder.path) == tmp_path / "first" / "saved"
+    earlier = written.model_dump(mode="json")
+    assert describe_changes(earlier, loaded.config, done=5, steps_before=100, steps=100) == []
+    console = Console(record=True, width=400)
+    assert already_finished(loaded.config, folder, Options(), console)
+    assert "changed" not in console.export_text()
+    assert with_folders_settled(loaded_in(tmp_path), folder).config.checkpoint.folder is None
