@@ -65,4 +65,4 @@ def test_a_log_on_a_full_disk_loses_words_and_nothing_else() -> None:
 
 def test_a_dataset_with_its_config_and_revision_is_no_password() -> None:
     assert redact("hf://wikitext:wikitext-2-raw-v1@main") == "hf://wikitext:wikitext-2-raw-v1@main"
-    assert redact("https://me:secret@host/x") == "https://***@host/x"
+    assert redact("http://user:secret@host:3128/x") == "http://***@host:3128/x"

@@ -120,10 +120,9 @@ class RunTally:
         if handler is not None:
             handler(self, rank, event)
             self._forget()
-        if event.kind == "set_aside":  # the launcher's word before an attempt begins: no time of the one before it
-            return
-        first, last = self.spans.get(rank.attempt, (event.time, event.time))
-        self.spans[rank.attempt] = min(first, event.time), max(last, event.time)
+        if event.kind != "set_aside":  # the launcher's word before an attempt begins: no time of the one before it
+            first, last = self.spans.get(rank.attempt, (event.time, event.time))
+            self.spans[rank.attempt] = min(first, event.time), max(last, event.time)
 
     def host_of(self, rank: int) -> str | None:
         """By name, for people; with the number of its node where several hosts have the same name."""
