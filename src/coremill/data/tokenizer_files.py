@@ -26,7 +26,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
-# Beside these: what some tokenizers of transformers have more, and templates. What else lies there stays there.
+# Beside these: what some tokenizers of transformers have more, and templates. What else lies there is not theirs.
 OTHER_FILES = (
     "chat_template.json",
     "normalizer.json",
