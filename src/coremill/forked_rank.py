@@ -29,6 +29,7 @@ STAGES = (
     "coremill.run.story",
     "coremill.checkpoint.continuation",
     "coremill.checkpoint.export",
+    "coremill.checkpoint.export_best",
     "coremill.checkpoint.resume",
     "coremill.checkpoint.saver",
     "coremill.checkpoint.snapshot",
@@ -38,10 +39,12 @@ STAGES = (
     "coremill.engines.optimizers",
     "coremill.model.build",
     "coremill.model.changes",
+    "coremill.model.freeze",
     "coremill.model.fused_layers",
     "coremill.model.load",
     "coremill.train.loop",
     "coremill.train.numerics",
+    "coremill.train.scores",
 )
 
 
