@@ -69,7 +69,7 @@ def manifest(module):
     module.hashlib = types.SimpleNamespace(sha256=Slow)
 
 def store(module):
-    file = getattr(module, "SteadyFile", module.HashedFile)
+    file = module.SteadyFile
     write = file.write
     def slow(self, data):
         if self._path.suffix == ".safetensors":
@@ -81,16 +81,10 @@ def store(module):
 def work(module):
     module.WORTH_SAYING_SECONDS, module.LINE_EVERY_SECONDS = 1.0, 2.0
 
-def export(module):
-    if not hasattr(module, "SteadyFile"):  # 0.1.0
-        whole = module._as_bytes
-        module._as_bytes = lambda tensor: (piece("export"), whole(tensor))[1]
-
 AFTER = {{
     "coremill.supervise.stuck": stuck, "coremill.world.group": world, "coremill.checkpoint.in_flight": in_flight,
     "coremill.plan.saving": saving, "coremill.model.read": read, "coremill.checkpoint.manifest": manifest,
-    "coremill.checkpoint.store": store, "coremill.checkpoint.export": export,
-    "coremill.report.work": work,
+    "coremill.checkpoint.store": store, "coremill.report.work": work,
 }}
 
 class Finder(importlib.abc.MetaPathFinder):

@@ -70,7 +70,8 @@ def test_the_page_shows_the_last_state_and_ends_with_the_run(tmp_path: Path) -> 
     port = listener.getsockname()[1]
     page = LivePage(run, listener, Console(file=screen))
     page.begin()
-    assert f"http://127.0.0.1:{port}/" in screen.getvalue()
+    process = page._process
+    assert process is not None and f"http://127.0.0.1:{port}/" in screen.getvalue()
     with ask(port, "/events") as stream:
         first = read_event(stream)
         assert "running" in first["heading"]
@@ -80,7 +81,7 @@ def test_the_page_shows_the_last_state_and_ends_with_the_run(tmp_path: Path) -> 
         parts = read_event(stream)
         assert "finished" in parts["heading"]
         assert b"event: end" in stream.read()
-    assert page._process is not None and page._process.returncode == 0
+    assert process.returncode == 0
 
 
 def read_event(stream: http.client.HTTPResponse) -> dict[str, str]:

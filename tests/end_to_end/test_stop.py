@@ -212,8 +212,9 @@ def test_a_terminal_shows_progress_and_ctrl_c_stops(scene: Scene) -> None:
     assert not left_behind("terminal")
     assert "\x1b[?25l" in drawn and drawn.rindex("\x1b[?25h") > drawn.rindex("\x1b[?25l")  # the cursor comes back
     assert re.search(r"training  ━+  \d+/50000  ETA ", text), text
-    figures = re.findall(r"loss \d+\.\d+  [\d,]+ tokens/s  utilization [\d.]+ %  memory/rank \d+ MB of [\d.]+ GB", text)
-    assert len(figures) > 3, text
+    learning = r"loss \d+\.\d+  learning rate \S+  gradient norm \S+  epoch [\d.]+ of 1732\b"
+    pace = r"[\d,]+ tokens/s  utilization [\d.]+ %  memory/rank \d+ MB of [\d.]+ GB"
+    assert len(re.findall(learning, text)) > 3 and len(re.findall(pace, text)) > 3, text
     assert max(len(line) for line in re.split(r"[\r\n]", text) if "/" not in line.split(" ")[-1]) <= 80
     assert "Ctrl-C: saving, then stopping; Ctrl-C again ends at once" in text
     assert re.search(r"stopped on request after step \d+, which is saved", text), text

@@ -246,9 +246,13 @@ def test_a_finished_run_says_so(scene: Scene, one: Finished) -> None:
 
 
 def test_a_changed_config_is_refused_by_name(scene: Scene, one: Finished) -> None:
-    changed = scene.coremill("train", "run.yaml", "--set", "train.learning_rate=0.5", "--set", "data.column=words")
+    """Only what a continuation cannot change is named, with the old value and the way out."""
+    free, fixed = "train.learning_rate=0.5", ("data.column=words", "train.adam_beta1=0.5")
+    words = [word for setting in (free, *fixed) for word in ("--set", setting)]
+    changed = scene.coremill("train", "run.yaml", *words)
     assert changed.code == 78
-    assert "data.column, train.learning_rate" in changed.err and "--fresh" in changed.err
+    assert "--set data.column=text --set train.adam_beta1=0.9" in changed.err and "--fresh" in changed.err, changed.err
+    assert "learning_rate" not in changed.err
     assert json.loads((one.folder / "report.json").read_text()) == one.report
 
 
