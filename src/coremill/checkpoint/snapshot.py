@@ -24,7 +24,7 @@ from coremill.engines.base import Engine, ParameterState
 from coremill.errors import InputError
 from coremill.model.load import LoadReport
 from coremill.model.read import TensorReader
-from coremill.model.slices import RowSlice, kept, model_name, named_tensors, rows_of_rank, slice_of
+from coremill.model.slices import RowSlice, is_saved, kept, model_name, named_tensors, rows_of_rank, slice_of
 from coremill.plan.headers import TensorHeader, read_file_header
 from coremill.train.numerics import NumericsGuard
 from coremill.train.scores import Scores
@@ -168,13 +168,13 @@ def files_needed(model: nn.Module, *, rank: int, world_size: int) -> Callable[[M
 
 
 def _slices(model: nn.Module, rank: int, world_size: int) -> list[RowSlice]:
-    named = model.named_parameters()
+    named = [(name, parameter) for name, parameter in model.named_parameters() if is_saved(model, parameter)]
     return [slice_of(model_name(name), kept(parameter), rank, world_size) for name, parameter in named]
 
 
 @torch.no_grad()
 def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, world_size: int) -> LoadReport:
-    """Fill a placed module from a checkpoint: this rank's rows only."""
+    """Fill a placed module from a checkpoint, but for a base that lies elsewhere: this rank's rows only."""
     started = time.perf_counter()
     slices = _slices(model, rank, world_size)
     _check_shapes(slices, checkpoint)

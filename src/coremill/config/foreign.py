@@ -21,7 +21,6 @@ _TASKS = "this task comes in a later release"
 _QUANTISED = "weights are trained in fp32 (masters) and computed with in fp32 or bf16: nothing is quantised"
 
 LATER_KEYS = {
-    "lora": _ADAPTERS,
     "compile": _COMPILE,
     "kubernetes": "manifests come in a later release; this one runs where it is started, also in a pod",
     "parallel.deepspeed": "this engine comes in a later release; engine: shard keeps 1/N of the model on each rank too",

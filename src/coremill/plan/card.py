@@ -48,6 +48,21 @@ class FrozenParameters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterParameters:
+    """What is trained beside a model whose weights stay as they are (`lora`)."""
+
+    rank: int
+    layers: tuple[int, ...]  # by layer
+    rest: int  # of linear maps outside of the layers
+    inputs: int  # widths of what goes into the adapted maps, over all of them
+    outputs: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.layers) + self.rest
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelCard:
     """A causal language model in numbers."""
 
@@ -80,11 +95,13 @@ class ModelCard:
     unread: tuple[str, ...] = ()  # what the config says in a form that was not read, in words
     estimated_numbers: int | None = None  # kept of a token by a layer of an unknown family; None: it is known
     frozen: FrozenParameters | None = None  # None: all are trained
+    adapters: AdapterParameters | None = None  # trained beside it; what is frozen is then held narrow and never saved
 
     @property
     def trainable_parameters(self) -> int:
         """Those with a gradient, optimizer state and a place in reductions."""
-        return self.parameters - (self.frozen.total if self.frozen else 0)
+        own = self.parameters - (self.frozen.total if self.frozen else 0)
+        return own + (self.adapters.total if self.adapters else 0)
 
     @property
     def trainable_embedding_parameters(self) -> int:
@@ -104,7 +121,11 @@ class ModelCard:
     def trainable_layer_parameters(self) -> tuple[int, ...]:
         if self.frozen is None:
             return self.layer_parameters
-        return tuple(all_ - left for all_, left in zip(self.layer_parameters, self.frozen.layers, strict=True))
+        beside = self.adapters.layers if self.adapters else (0,) * self.layers
+        return tuple(
+            all_ - left + added
+            for all_, left, added in zip(self.layer_parameters, self.frozen.layers, beside, strict=True)
+        )
 
     @property
     def largest_trainable_layer_parameters(self) -> int:

@@ -36,6 +36,7 @@ from coremill.model import hub_models
 from coremill.model.parameter_list import parameters_of
 from coremill.model.source import ModelFolder, Say, resolve_model, resolve_tokenizer
 from coremill.model.tokenizer_fit import require_fitting_tokenizer
+from coremill.plan.adapters import adapted_by, with_adapters, words_of_adapters
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.headers import weight_files
 from coremill.plan.length import steps_of_epochs
@@ -130,11 +131,17 @@ def card_without_weights(config: RunConfig) -> ModelCard:
 def card_with_patterns(
     config: RunConfig, card: ModelCard, model: Callable[[], ModelFolder], progress: Say | None = None
 ) -> ModelCard:
-    """Less what `train.freeze` names; its patterns and those of `train.no_decay` name parameters of the model."""
-    if not config.train.freeze and not config.train.no_decay:
+    """Less what `train.freeze` names, or with adapters beside it; patterns of these and of `train.no_decay` name parts
+    of the model."""
+    if not config.train.freeze and not config.train.no_decay and config.lora.rank is None:
         return card
     parameters = parameters_of(model(), cache_folder(environment_snapshot()), progress)
     named_by(parameters, config.train.no_decay, key="train.no_decay")
+    if config.lora.rank is not None:
+        adapted = adapted_by(parameters, config.lora)
+        if progress is not None:
+            progress(words_of_adapters(adapted, config.lora))
+        return with_adapters(card, parameters, adapted)
     frozen = frozen_by(parameters, config.train.freeze)
     if frozen and progress is not None:
         progress(words_of_frozen(parameters, frozen))

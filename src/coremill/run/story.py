@@ -176,12 +176,12 @@ def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine
     from coremill.engines.optimizers import optimizer_of
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
-    from coremill.model.freeze import freeze
+    from coremill.model.trained import choose_trained
 
     config, plan = run.config, run.orders.plan
     with phase(run.events, "build"):
         model = build_on_meta(run.orders.model, attention=config.model.attention)
-        choices = freeze(model, config.train.freeze) | apply_changes(model, task, config)
+        choices = choose_trained(model, config) | apply_changes(model, task, config)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -204,7 +204,8 @@ def load(run: RankRun, model: nn.Module) -> ResumePoint:
     from coremill.checkpoint.continuation import checkpoint_folder
     from coremill.checkpoint.resume import find_resume_point
     from coremill.checkpoint.snapshot import files_needed, restore_parameters
-    from coremill.model.load import fill_parameters
+    from coremill.model.load import fill_parameters, together
+    from coremill.model.slices import has_base_apart
 
     config, world = run.config, run.world
     with phase(run.events, "load") as before:
@@ -212,12 +213,14 @@ def load(run: RankRun, model: nn.Module) -> ResumePoint:
         saving = config.checkpoint.every != "never" or bool(config.evaluation.keep_best)
         folder = checkpoint_folder(config, run.folder.path)
         origin = find_resume_point(folder, world, run.events, saving=saving, needs=needs)
+        where, reports = {"rank": world.rank, "world_size": world.size}, []
+        if origin.checkpoint is None or has_base_apart(model):
+            seed, lora = config.train.seed, config.lora
+            reports.append(fill_parameters(model, run.orders.model, seed=seed, lora=lora, **where))
         if origin.checkpoint is not None:
-            loaded = restore_parameters(model, origin.checkpoint, rank=world.rank, world_size=world.size)
-        else:
-            seed = config.train.seed
-            loaded = fill_parameters(model, run.orders.model, seed=seed, rank=world.rank, world_size=world.size)
-        run.events.write("load", **asdict(loaded), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
+            reports.append(restore_parameters(model, origin.checkpoint, **where))
+        loaded = asdict(together(reports))
+        run.events.write("load", **loaded, peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
     return origin
 
 
