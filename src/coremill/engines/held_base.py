@@ -21,7 +21,7 @@ ALIGNED_BYTES = 64  # what vector instructions read at once
 
 
 class HeldBase:
-    """The frozen parameters of a model on meta get memory; `arrived` once every rank of the host has filled its rows."""
+    """Gives the frozen parameters of a model on meta their memory; `arrived` once all ranks of the host filled theirs."""
 
     def __init__(self, world: World, model: nn.Module, compute_dtype: torch.dtype) -> None:
         self._world = world
