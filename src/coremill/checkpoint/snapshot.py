@@ -23,6 +23,7 @@ from coremill.data.order import order_key
 from coremill.engines.base import Engine, ParameterState
 from coremill.errors import InputError
 from coremill.model.load import LoadReport
+from coremill.model.lora_base import Base
 from coremill.model.read import TensorReader
 from coremill.model.slices import RowSlice, is_saved, kept, model_name, named_tensors, rows_of_rank, slice_of
 from coremill.plan.headers import TensorHeader, read_file_header
@@ -46,6 +47,7 @@ class Training:
     loader: Loader[Any]
     guard: NumericsGuard
     scores: Scores = field(default_factory=Scores)
+    base: Base | None = None  # what the weights are beside of; None: they are all there is
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def take_snapshot(training: Training, *, rank: int, world_size: int, copy: bool)
             part = tensor[start - piece.start : stop - piece.start] if piece.shape else tensor
             add(f"{group}/{piece.name}", part)
     if rank == 0:
-        for name, buffer in _buffers(training.model).items():
+        for name, buffer in buffers_of(training.model).items():
             add(f"{BUFFERS}/{name}", buffer.reshape(1) if buffer.dim() == 0 else buffer)
     add(RNG, torch.get_rng_state())
     updates = max((each.updates for each in state), default=0)
@@ -160,7 +162,7 @@ def files_needed(model: nn.Module, *, rank: int, world_size: int) -> Callable[[M
         files = {file.name for file in manifest.files if any(_common_rows(file, piece) for piece in slices)}
         if manifest.world_size == world_size:
             files.add(file_name(rank, world_size))
-        if _buffers(model):
+        if buffers_of(model):
             files.add(file_name(0, manifest.world_size))
         return files
 
@@ -183,7 +185,7 @@ def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, w
         for piece in slices:
             reader.read(WEIGHTS, piece, piece.local)
         first_file = file_name(0, checkpoint.manifest.world_size)
-        for name, buffer in _buffers(model).items():
+        for name, buffer in buffers_of(model).items():
             stored = reader.read_whole(first_file, f"{BUFFERS}/{name}")
             if stored is not None:
                 buffer.copy_(stored.view(buffer.shape))
@@ -263,6 +265,6 @@ def _check_shapes(slices: Sequence[RowSlice], checkpoint: Checkpoint) -> None:
     )
 
 
-def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+def buffers_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Buffers that belong to the saved state, which few models have."""
     return {name: tensor for name, tensor in named_tensors(model).items() if not isinstance(tensor, nn.Parameter)}

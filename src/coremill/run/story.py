@@ -215,7 +215,9 @@ def load(run: RankRun, model: nn.Module) -> ResumePoint:
         origin = find_resume_point(folder, world, run.events, saving=saving, needs=needs)
         where, reports = {"rank": world.rank, "world_size": world.size}, []
         if origin.checkpoint is None or has_base_apart(model):
-            seed, lora = config.train.seed, config.lora
+            begun = origin.checkpoint is not None or run.orders.start_from is None
+            seed, start_from = config.train.seed, None if begun else str(run.orders.start_from)
+            lora = config.lora.model_copy(update={"start_from": start_from})
             reports.append(fill_parameters(model, run.orders.model, seed=seed, lora=lora, **where))
         if origin.checkpoint is not None:
             reports.append(restore_parameters(model, origin.checkpoint, **where))
@@ -245,7 +247,7 @@ def resume(
     guard = NumericsGuard(config.numerics, world, run.events)
     steps = run.orders.steps if run.orders.data.evaluation_rows else 0
     scores = Scores(deciding_metric(config), config.evaluation, steps=steps)
-    training = Training(engine, model, loader, guard, scores)
+    training = Training(engine, model, loader, guard, scores, run.orders.base)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
     return training
 
@@ -323,16 +325,18 @@ def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, ste
 
 def export(run: RankRun, training: Training, origin: ResumePoint, done: int) -> None:
     """After step `done`: a plain Hugging Face folder, of the best step where that is kept; every rank takes part."""
+    from coremill.checkpoint.export_adapter import asked_of
     from coremill.checkpoint.export_best import export_chosen
     from coremill.engines.base import DTYPES
 
-    orders, folder, world = run.orders, run.folder.export, run.world
+    orders, folder, world, adapters = run.orders, run.folder.export, run.world, asked_of(run.config, run.orders.base)
     with phase(run.events, "export"):
         dtype, sources = DTYPES[orders.plan.dtype.value], (orders.model, orders.tokenizer)
         made, reason = export_chosen(
-            training, origin, done, *sources, folder, world=world, dtype=dtype, events=run.events
+            training, origin, done, *sources, folder, world=world, dtype=dtype, events=run.events, adapters=adapters
         )
     if world.rank == 0:
+        about = {"form": made.form.value, "base": None if orders.base is None else orders.base.name}
         run.events.write(
-            "export", folder=str(folder), bytes=made.bytes, seconds=made.seconds, step=made.step, reason=reason
+            "export", folder=str(folder), bytes=made.bytes, seconds=made.seconds, step=made.step, reason=reason, **about
         )
