@@ -166,7 +166,9 @@ def train_here(
         "loss_path": choices["loss"].value,
         "layers": choices["layers"].value,
         "choices": {name: choice.reason for name, choice in choices.items()},
-        "replaced": [n for n, m in model.named_modules() if "forward" in vars(m) or type(m) is not types.get(n, type(m))],
+        "replaced": [
+            n for n, m in model.named_modules() if "forward" in vars(m) or type(m) is not types.get(n, type(m))
+        ],
         "own_loss_function": "_loss_function" in vars(model),
         "bytes_read": report.bytes_read,
     }
