@@ -94,9 +94,9 @@ def train_here(
     from coremill.engines.optimizers import optimizer_of
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
-    from coremill.model.trained import freeze as freeze_named
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
+    from coremill.model.trained import freeze as freeze_named
     from coremill.tasks.causal_lm.training import CausalLmTraining
     from coremill.train.loop import train_steps
 
