@@ -21,7 +21,7 @@ ALIGNED_BYTES = 64  # what vector instructions read at once
 
 
 class HeldBase:
-    """Gives the frozen parameters of a model on meta their memory; `arrived` once all ranks of the host filled theirs."""
+    """Memory for the frozen parameters of a model on meta; `arrived` once every rank of the host filled its part."""
 
     def __init__(self, world: World, model: nn.Module, compute_dtype: torch.dtype) -> None:
         self._world = world
