@@ -66,6 +66,7 @@ class Case:
     export: bool = False
     documents_apart: bool = False
     freeze: tuple[str, ...] = ()
+    lora: dict[str, Any] = field(default_factory=dict)
     quick: bool = field(default=False)  # part of --quick
 
     def run_file(self, run: Path, steps: int) -> str:
@@ -87,6 +88,7 @@ class Case:
                 "activation_checkpointing": self.checkpointing,
                 "freeze": list(self.freeze),
             },
+            "lora": self.lora,
             "parallel": {
                 "engine": self.engine,
                 "ranks_per_node": self.ranks,
@@ -132,6 +134,8 @@ M9_CAPPED = Shape(
     keys={"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 256},
 )
 
+ALL_MAPS: dict[str, Any] = {"rank": 16}
+QUERY_AND_VALUE: dict[str, Any] = {"rank": 16, "target_modules": ["q_proj", "v_proj"]}
 LOOKUP = ("model.embed_tokens.*",)
 LOWER_LAYERS = ("model.layers.[0-5].*",)
 
@@ -208,6 +212,24 @@ HERE = (
     Case(name="91M lower half frozen, shard 2", shape=M91, ranks=2, engine="shard", freeze=(*LOOKUP, *LOWER_LAYERS)),
     Case(name="91M frozen layers above a lookup, replicate 1", shape=M91, freeze=LOWER_LAYERS),
     Case(name="91M frozen layers above a lookup, shard 2", shape=M91, ranks=2, engine="shard", freeze=LOWER_LAYERS),
+    Case(name="91M LoRA, replicate 1", shape=M91, lora=ALL_MAPS),
+    Case(name="91M LoRA, replicate 1 recomputing", shape=M91, lora=ALL_MAPS, checkpointing=True),
+    Case(name="91M LoRA of q and v, replicate 1", shape=M91, lora=QUERY_AND_VALUE),
+    Case(name="196M LoRA, replicate 1 recomputing", shape=M196, lora=ALL_MAPS, checkpointing=True, sequence_length=512),
+    Case(name="60M LoRA, replicate 2", shape=M60, ranks=2, lora=ALL_MAPS),
+    Case(name="91M LoRA, replicate 2", shape=M91, ranks=2, lora=ALL_MAPS),
+    Case(
+        name="91M LoRA of q and v, replicate 2 recomputing",
+        shape=M91,
+        ranks=2,
+        lora=QUERY_AND_VALUE,
+        checkpointing=True,
+    ),
+    Case(name="60M LoRA, shard 2", shape=M60, ranks=2, engine="shard", lora=ALL_MAPS),
+    Case(name="91M LoRA, shard 2", shape=M91, ranks=2, engine="shard", lora=ALL_MAPS),
+    Case(name="91M LoRA, shard 2 recomputing", shape=M91, ranks=2, engine="shard", lora=ALL_MAPS, checkpointing=True),
+    Case(name="91M LoRA of q and v, shard 2", shape=M91, ranks=2, engine="shard", lora=QUERY_AND_VALUE),
+    Case(name="91M LoRA with dropout, replicate 1", shape=M91, lora={**ALL_MAPS, "dropout": 0.05}),
 )
 
 B1 = Shape(hidden=2048, intermediate=8192, layers=16, vocabulary=128256, kv_heads=8, tied=True)

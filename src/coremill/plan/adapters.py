@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 from coremill.config.schema import LoraSection
 from coremill.errors import InputError
-from coremill.plan.card import AdapterParameters, ModelCard, role_of
+from coremill.plan.card import AdapterParameters, FrozenParameters, ModelCard, role_of
 from coremill.plan.trained import NamedParameter, with_frozen
 from coremill.plan.words import plural
 
@@ -29,6 +29,7 @@ class Adapted:
     targets: tuple[tuple[str, tuple[int, ...]], ...]  # linear maps: the names of their modules, shapes of their weights
     whole: tuple[NamedParameter, ...]  # of lora.modules_to_save
     reason: str
+    has_dropout: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,7 +73,7 @@ def adapted_by(parameters: Sequence[NamedParameter], lora: LoraSection) -> Adapt
         targets = _named(free, linear, lora.target_modules)
         reason = f"{plural(len(targets), 'linear map')} named by lora.target_modules"
     shapes = tuple((name, parameter.shape) for name, parameter in targets.items())
-    return Adapted(lora.rank, shapes, tuple(whole), reason)
+    return Adapted(lora.rank, shapes, tuple(whole), reason, has_dropout=lora.dropout > 0)
 
 
 def with_adapters(card: ModelCard, parameters: Sequence[NamedParameter], adapted: Adapted) -> ModelCard:
@@ -85,10 +86,78 @@ def with_adapters(card: ModelCard, parameters: Sequence[NamedParameter], adapted
             layers[int(role)] += adapted.rank * sum(shape)
         else:
             rest += adapted.rank * sum(shape)
-    # Weights are (outputs, inputs); GPT-2's are turned, and the two are only added up.
+    # Weights are (outputs, inputs); GPT-2's are turned.
     inputs, outputs = (sum(shape[axis] for _, shape in adapted.targets) for axis in (1, 0))
-    beside = AdapterParameters(rank=adapted.rank, layers=tuple(layers), rest=rest, inputs=inputs, outputs=outputs)
+    beside = AdapterParameters(
+        rank=adapted.rank,
+        layers=tuple(layers),
+        rest=rest,
+        inputs=inputs,
+        outputs=outputs,
+        maps=len(adapted.targets),
+        unkept=_unkept(card, parameters, adapted),
+        has_dropout=adapted.has_dropout,
+    )
     return replace(card, adapters=beside)
+
+
+def _unkept(card: ModelCard, parameters: Sequence[NamedParameter], adapted: Adapted) -> int:
+    """Numbers of a token, over all layers, that full training keeps and this does not: inputs of maps without a
+    gradient.
+
+    Maps of one module (attention, an MLP) read the same, but the last one, which reads what the module made of it; and
+    attention keeps its own result anyway. Of families that are not known, and of experts, nothing is taken off."""
+    if card.estimated_numbers is not None:
+        return 0
+    reading = {name for each in adapted.whole for name in map(_module, each.names)}
+    reading |= set() if adapted.has_dropout else set(adapted.names)  # a copy of what they read is kept instead
+    modules: dict[tuple[str, str], list[tuple[str, tuple[int, ...]]]] = {}
+    for each in parameters:
+        role = role_of(each.names[0])
+        if each.is_linear and role.isdigit():
+            name = _module(each.names[0])
+            modules.setdefault((role, _module(name)), []).append((name, each.shape))
+    feeds: dict[str, list[bool]] = {}  # by layer: whether what goes into each of its modules is kept
+    unkept = 0
+    for (layer, _), maps in modules.items():
+        is_mlp = any(card.intermediate in shape or 2 * card.intermediate in shape for _, shape in maps)
+        last = next((name for name, shape in reversed(maps) if is_mlp or shape[0] == card.hidden), None)
+        feeds.setdefault(layer, []).append(any(name in reading for name, _ in maps if name != last))
+        if is_mlp and last not in reading and card.block.mlp_tensors_kept > 1 and not card.experts:
+            unkept += card.intermediate
+    for kept in feeds.values():
+        has_one_feed = card.block.norms_into_matmul < len(kept)
+        left_out = (not any(kept)) * 1 if has_one_feed else kept.count(False)
+        unkept += left_out * card.hidden
+    return unkept
+
+
+def with_usual_adapters(card: ModelCard, rank: int) -> ModelCard:
+    """About the card of a run with adapters beside all linear maps of the layers, by what the model's card says alone:
+    near enough to tell whether it would fit."""
+    width, kv_width = card.heads * card.head_dim, card.kv_heads * card.head_dim
+    ends = [(card.hidden, width), (card.hidden, kv_width), (card.hidden, kv_width), (width, card.hidden)]
+    if not card.experts:
+        ups = 1 if card.block.norm == "layer" else 2
+        ends += [(card.hidden, card.intermediate)] * ups + [(card.intermediate, card.hidden)]
+    inputs, outputs = (card.layers * sum(each[side] for each in ends) for side in (0, 1))
+    of_a_layer = rank * (inputs + outputs) // max(1, card.layers)
+    frozen = FrozenParameters(
+        embedding=card.embedding_parameters,
+        head=card.head_parameters,
+        layers=card.layer_parameters,
+        rest=card.rest_parameters,
+        matmul=card.matmul_parameters,
+    )
+    beside = AdapterParameters(
+        rank=rank,
+        layers=(of_a_layer,) * card.layers,
+        rest=0,
+        inputs=inputs,
+        outputs=outputs,
+        maps=card.layers * len(ends),
+    )
+    return replace(card, frozen=frozen, adapters=beside)
 
 
 def words_of_adapters(adapted: Adapted, lora: LoraSection) -> str:

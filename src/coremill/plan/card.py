@@ -56,6 +56,9 @@ class AdapterParameters:
     rest: int  # of linear maps outside of the layers
     inputs: int  # widths of what goes into the adapted maps, over all of them
     outputs: int
+    maps: int = 0  # how many these are
+    unkept: int = 0  # numbers of a token, over all layers, that only gradients of weights would need which have none
+    has_dropout: bool = False  # of what goes into adapters: a copy of it is kept for each, and what was left out
 
     @property
     def total(self) -> int:
@@ -104,6 +107,21 @@ class ModelCard:
         return own + (self.adapters.total if self.adapters else 0)
 
     @property
+    def base_parameters(self) -> int:
+        """Of a model that adapters are trained beside: held in the compute dtype, never moved, never saved."""
+        return self.frozen.total if self.frozen and self.adapters else 0
+
+    @property
+    def held_parameters(self) -> int:
+        """All that is computed with."""
+        return self.parameters + (self.adapters.total if self.adapters else 0)
+
+    @property
+    def own_parameters(self) -> int:
+        """Those that belong to the state of a run: fp32, and in its checkpoints."""
+        return self.held_parameters - self.base_parameters
+
+    @property
     def trainable_embedding_parameters(self) -> int:
         return self.embedding_parameters - (self.frozen.embedding if self.frozen else 0)
 
@@ -118,14 +136,17 @@ class ModelCard:
         return bool(self.trainable_embedding_parameters if self.tied else self.trainable_head_parameters)
 
     @property
+    def held_layer_parameters(self) -> tuple[int, ...]:
+        """By layer, with the adapters that are gathered and reduced with it."""
+        if self.adapters is None:
+            return self.layer_parameters
+        return tuple(map(sum, zip(self.layer_parameters, self.adapters.layers, strict=True)))
+
+    @property
     def trainable_layer_parameters(self) -> tuple[int, ...]:
         if self.frozen is None:
             return self.layer_parameters
-        beside = self.adapters.layers if self.adapters else (0,) * self.layers
-        return tuple(
-            all_ - left + added
-            for all_, left, added in zip(self.layer_parameters, self.frozen.layers, beside, strict=True)
-        )
+        return tuple(all_ - left for all_, left in zip(self.held_layer_parameters, self.frozen.layers, strict=True))
 
     @property
     def largest_trainable_layer_parameters(self) -> int:
@@ -145,7 +166,7 @@ class ModelCard:
 
     @property
     def largest_layer_parameters(self) -> int:
-        return max(self.layer_parameters, default=0)
+        return max(self.held_layer_parameters, default=0)
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -161,7 +182,7 @@ class ModelCard:
         """Model FLOPs of one token: 6 per matmul parameter, plus causal attention; recomputing is not counted.
 
         Of these 6, 2 are forward, 2 the gradient of what came in and 2 that of the weight: what is frozen has no
-        gradient, and what lies below all that is trained is not gone back through."""
+        gradient, and what lies below all that is trained is not gone back through. Adapters have all 6."""
         if self.frozen is None:
             return 6.0 * self.matmul_parameters + self.attention_flops_per_token(sequence_length)
         attention = self.attention_flops_per_token(sequence_length)
@@ -169,7 +190,8 @@ class ModelCard:
         forward = 2.0 * self.matmul_parameters + attention / 3
         backward = (2.0 * in_layers + attention * 2 / 3) * self.share_of_layers_in_backward
         head = 2.0 * self.vocabulary_rows * self.hidden if self._trains_below_the_head else 0.0
-        return forward + backward + head + 2.0 * (self.matmul_parameters - self.frozen.matmul)
+        adapters = 6.0 * self.adapters.total if self.adapters else 0.0
+        return forward + backward + head + 2.0 * (self.matmul_parameters - self.frozen.matmul) + adapters
 
     @property
     def head_flops_per_token(self) -> float:
@@ -196,6 +218,11 @@ def require_positions(sequence_length: int, max_positions: int | None) -> None:
             why="the model has no position for the tokens beyond",
             do=f"set data.sequence_length to {max_positions} or less",
         )
+
+
+def fully_trained(card: ModelCard) -> ModelCard:
+    """The card of the same model with all its weights trained, and nothing beside it."""
+    return replace(card, frozen=None, adapters=None)
 
 
 def as_written(card: ModelCard) -> ModelCard:

@@ -79,22 +79,22 @@ FILES = [
     # TRL and PEFT
     ("TRL", STEPS + "dataset_text_field: body\npacking: true", "set data.column: body"),
     ("TRL", STEPS + "chat_template: chatml", "remove it"),
-    ("PEFT", STEPS + "peft: {r: 8}\nuse_peft: true", "remove it"),
-    ("PEFT", STEPS + "lora_r: 16\nlora_alpha: 32\nlora_dropout: 0.05", "remove it"),
+    ("PEFT", STEPS + "peft: {r: 8}\nuse_peft: true", "lora.rank: 8"),
+    ("PEFT", STEPS + "lora_r: 16\nlora_alpha: 32\nlora_dropout: 0.05", "lora.rank: 16"),
     ("bitsandbytes", STEPS + "load_in_4bit: true", "remove it; parallel.engine: shard"),
     # accelerate
     ("accelerate", STEPS + "compute_environment: LOCAL_MACHINE\nmachine_rank: 0\nmain_training_function: main\nsame_network: true\ndowncast_bf16: 'no'", "remove it"),
     ("accelerate", STEPS + "distributed_type: MULTI_CPU\nmixed_precision: bf16\nnum_processes: 2\nnum_machines: 1\nuse_cpu: true", "set parallel.engine: replicate"),
     # Axolotl
     ("Axolotl", "base_model: built-in\nsequence_len: 256\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\nnum_epochs: 1\noptimizer: adamw_torch\nlr_scheduler: cosine\nlearning_rate: 2e-5", "set train.tokens_per_step: 2048"),
-    ("Axolotl", STEPS + "adapter: lora\nlora_r: 8\nlora_target_linear: true", "remove it"),
+    ("Axolotl", STEPS + "adapter: lora\nlora_r: 8\nlora_target_linear: true", "lora.rank: 8"),
     ("Axolotl", STEPS + "datasets:\n  - path: texts/part.jsonl\n    type: completion", "set data.source: texts/part.jsonl"),
     ("Axolotl", STEPS + "val_set_size: 0.05", "set data.evaluation_fraction: 0.05"),
     ("Axolotl", STEPS + "sample_packing: true\npad_to_sequence_len: true\nflash_attention: true", "remove it"),
     # LLaMA-Factory
     ("LLaMA-Factory", "model_name_or_path: built-in\ncutoff_len: 256\nnum_train_epochs: 1\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nstage: pt\nfinetuning_type: full\ndo_train: true\noverwrite_output_dir: true\nplot_loss: true", "set train.tokens_per_step: 2048"),
     ("LLaMA-Factory", STEPS + "stage: sft\ntemplate: llama3", "remove it; write the conversations out"),
-    ("LLaMA-Factory", STEPS + "finetuning_type: lora\nlora_rank: 8\nlora_target: all", "remove it"),
+    ("LLaMA-Factory", STEPS + "finetuning_type: lora\nlora_rank: 8\nlora_target: all", "lora.rank: 8"),
     ("LLaMA-Factory", STEPS + "preprocessing_num_workers: 16\noverwrite_cache: true\nval_size: 0.1", "set data.evaluation_fraction: 0.1"),
     # torchtune, torchtitan, litgpt, DeepSpeed
     ("torchtune", STEPS + "batch_size: 2\nmax_seq_len: 128\nenable_activation_checkpointing: true\ndtype: fp32", "set train.tokens_per_step: 256"),
@@ -172,7 +172,7 @@ WORDS = [
     ("train run.yaml train.steps=5 seed=3", "write --set train.seed=3"),
     ("train run.yaml --bf16 --output_dir out", "write --set parallel.dtype=bf16"),
     ("train run.yaml --bf16 True --gradient_checkpointing", "write --set train.activation_checkpointing=true"),
-    ("train run.yaml --lora_r 8 --use_cpu", "remove it"),
+    ("train run.yaml --lora_r 8 --use_cpu", "lora.rank=8"),
     ("train --config run.yaml", "name it without an option: coremill train run.yaml"),
     ("train run.yaml --nproc_per_node 2", "write --nproc 2"),
     ("train run.yaml --num_processes=2 --dry_run", "write --dry-run"),

@@ -10,9 +10,9 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from coremill.model.trained import freeze
 from coremill.model.fused_layers import fuse_layers
 from coremill.model.parameter_list import named_parameters
+from coremill.model.trained import freeze
 from coremill.plan.activations import ends_bytes_per_token, layer_bytes_per_token
 from coremill.plan.activations import kept_bytes as planned_bytes
 from coremill.plan.attention import EAGER_ONLY
