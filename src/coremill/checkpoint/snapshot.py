@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,14 +19,25 @@ from torch import nn
 from coremill.checkpoint.export_folder import STORED_NAMES
 from coremill.checkpoint.manifest import Checkpoint, Manifest, StoredFile
 from coremill.checkpoint.store import StoredTensor
+from coremill.config.schema import LoraSection
 from coremill.data.loader import Loader
 from coremill.data.order import order_key
 from coremill.engines.base import Engine, ParameterState
 from coremill.errors import InputError
-from coremill.model.load import LoadReport
+from coremill.model.load import LoadReport, fill_parameters, together
 from coremill.model.lora_base import Base
 from coremill.model.read import TensorReader
-from coremill.model.slices import RowSlice, is_saved, kept, model_name, named_tensors, rows_of_rank, slice_of
+from coremill.model.slices import (
+    RowSlice,
+    has_base_apart,
+    is_saved,
+    kept,
+    model_name,
+    named_tensors,
+    rows_of_rank,
+    slice_of,
+)
+from coremill.model.source import ModelFolder
 from coremill.plan.headers import TensorHeader, read_file_header
 from coremill.train.numerics import NumericsGuard
 from coremill.train.scores import Scores
@@ -172,6 +184,35 @@ def files_needed(model: nn.Module, *, rank: int, world_size: int) -> Callable[[M
 def _slices(model: nn.Module, rank: int, world_size: int) -> list[RowSlice]:
     named = [(name, parameter) for name, parameter in model.named_parameters() if is_saved(model, parameter)]
     return [slice_of(model_name(name), kept(parameter), rank, world_size) for name, parameter in named]
+
+
+def load_parameters(
+    model: nn.Module,
+    source: ModelFolder,
+    checkpoint: Checkpoint | None,
+    lora: LoraSection,
+    start_from: Path | None,
+    *,
+    seed: int,
+    rank: int,
+    world_size: int,
+) -> LoadReport:
+    """Where a run begins or goes on: the model's files, or the checkpoint; with adapters the base from the one and what
+    is trained from the other. `start_from` is an adapter to begin with."""
+    reports = []
+    if checkpoint is None and lora.start_from is not None and start_from is None:
+        raise InputError(
+            f"the run begins anew, for no checkpoint could be used, but {lora.start_from} is not there any more",
+            where="lora.start_from",
+            do="bring it back, or repair the checkpoints",
+        )
+    if checkpoint is None or has_base_apart(model):
+        begins_with = str(start_from) if checkpoint is None and start_from is not None else None
+        lora = lora.model_copy(update={"start_from": begins_with})
+        reports.append(fill_parameters(model, source, rank=rank, world_size=world_size, seed=seed, lora=lora))
+    if checkpoint is not None:
+        reports.append(restore_parameters(model, checkpoint, rank=rank, world_size=world_size))
+    return together(reports)
 
 
 @torch.no_grad()

@@ -186,7 +186,7 @@ def prepare_run(
         model = resolve_model(config.model, task, cache=cache, progress=on_model)
         card = card_for(config, model, on_model)
         base = base_of(config, model)
-        start_from = None if steps_done else find_adapter(config, model, base, cache, on_model)
+        start_from = find_adapter(config, model, base, cache, on_model, goes_on=steps_done > 0)
         task.check_data(max_positions=card.max_positions)
         fleet = measured_fleet(place, on_model)
         if (busy := busy_with_others(fleet.node)) is not None:

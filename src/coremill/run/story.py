@@ -203,9 +203,7 @@ def load(run: RankRun, model: nn.Module) -> ResumePoint:
     """This rank's part of the weights: from the newest whole checkpoint, from the model's files, or drawn."""
     from coremill.checkpoint.continuation import checkpoint_folder
     from coremill.checkpoint.resume import find_resume_point
-    from coremill.checkpoint.snapshot import files_needed, restore_parameters
-    from coremill.model.load import fill_parameters, together
-    from coremill.model.slices import has_base_apart
+    from coremill.checkpoint.snapshot import files_needed, load_parameters
 
     config, world = run.config, run.world
     with phase(run.events, "load") as before:
@@ -213,16 +211,17 @@ def load(run: RankRun, model: nn.Module) -> ResumePoint:
         saving = config.checkpoint.every != "never" or bool(config.evaluation.keep_best)
         folder = checkpoint_folder(config, run.folder.path)
         origin = find_resume_point(folder, world, run.events, saving=saving, needs=needs)
-        where, reports = {"rank": world.rank, "world_size": world.size}, []
-        if origin.checkpoint is None or has_base_apart(model):
-            begun = origin.checkpoint is not None or run.orders.start_from is None
-            seed, start_from = config.train.seed, None if begun else str(run.orders.start_from)
-            lora = config.lora.model_copy(update={"start_from": start_from})
-            reports.append(fill_parameters(model, run.orders.model, seed=seed, lora=lora, **where))
-        if origin.checkpoint is not None:
-            reports.append(restore_parameters(model, origin.checkpoint, **where))
-        loaded = asdict(together(reports))
-        run.events.write("load", **loaded, peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
+        report = load_parameters(
+            model,
+            run.orders.model,
+            origin.checkpoint,
+            config.lora,
+            run.orders.start_from,
+            seed=config.train.seed,
+            rank=world.rank,
+            world_size=world.size,
+        )
+        run.events.write("load", **asdict(report), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
     return origin
 
 
