@@ -70,6 +70,7 @@ def peft_config(adapted: Adapted, linear: list[str], lora: LoraSection, base: Ba
         # Modules that hold parameters themselves, by all their names: a tied table has two.
         whole = {name.rpartition(".")[0] for parameter in adapted.whole for name in parameter.names}
         config.modules_to_save = sorted(whole) or None
+        config.ensure_weight_tying = any(len(parameter.names) > 1 for parameter in adapted.whole)
     return config
 
 

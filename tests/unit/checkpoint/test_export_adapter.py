@@ -110,6 +110,7 @@ def test_peft_loads_the_adapter_and_merges_to_the_same(tmp_path: Path, family: s
     ours = logits(run.model)
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), made.folder)
     assert (logits(theirs) - ours).abs().max() < 1e-5
+    assert (logits(AutoModelForCausalLM.from_pretrained(made.folder)) - ours).abs().max() < 1e-5
     merged = run.export(tmp_path / "merged", merged=True)
     assert merged.form.value == "merged"
     assert set(read_headers(merged.folder)) == set(read_headers(folder))

@@ -99,7 +99,7 @@ def complete(export: str, prompt: str, tokens: int, begin_ids: list[int], code_s
     if adapter is not None:
         from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, export)
+        model = PeftModel.from_pretrained(model, export, trust_remote_code=trusted)
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     if ids[: len(begin_ids)] != begin_ids:
         ids = [*begin_ids, *ids]
