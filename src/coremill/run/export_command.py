@@ -201,6 +201,12 @@ def _export(
             writer.write(destination, on_bytes, replaces=False, card=card_of(files.step, form.value))
         scores = scores_of(config, files)
     what = {"model": "", "adapter": "the adapter of ", "merged": "the model with the adapter of "}[form.value]
+    if form.value == "adapter" and wanted.push and adapters is not None and sources.base != adapters.base:
+        say(
+            console,
+            f"note: the model beside it is a folder of this machine, {adapters.base.name}: whoever loads the adapter"
+            " from the hub gives it their own copy",
+        )
     if form.value == "merged":
         say(console, f"the adapters are merged into the model: {form.reason}")
     scored = f" ({scores.in_words(files.step)})" if scores.metrics_of(files.step) else ""
