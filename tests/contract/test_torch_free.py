@@ -17,6 +17,7 @@ PROBE = Path(__file__).with_name("torch_free_probe.py")
 COMPUTING = (
     "coremill.checkpoint.committing",
     "coremill.checkpoint.export",
+    "coremill.checkpoint.export_adapter",
     "coremill.checkpoint.export_best",
     "coremill.checkpoint.export_checkpoint",
     "coremill.checkpoint.export_folder",
@@ -41,6 +42,7 @@ COMPUTING = (
     "coremill.engines.wire.collectives",
     "coremill.engines.wire.exchange",
     "coremill.engines.wire.link",
+    "coremill.model.base_rows",
     "coremill.model.build",
     "coremill.model.chunked_loss",
     "coremill.model.documents",

@@ -220,7 +220,7 @@ PATHS = [
     ("model", "models/tiny/config.json", "models/tiny", "it is a file"),
     ("model", "models", "models/tiny", "no config.json in the model folder"),
     ("model", "https://huggingface.co/openai-community/gpt2", "openai-community/gpt2", "an address, not a hub id"),
-    ("model", "adapted", None, "merge the adapter into its model first"),
+    ("model", "adapted", None, "this folder in lora.start_from"),
     ("model", "some/model", None, "the hub cannot be reached"),
     ("data.source", "text/*.jsonl", "texts/*.jsonl", "no file matches"),
     ("data.source", "texts/*.txt", "texts/*.jsonl", "no file matches"),

@@ -73,6 +73,10 @@ def _subject(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     parameters, trained = subject["parameters"], subject["trainable_parameters"]
     size = f"{terminal.format_count(parameters)} parameters" if parameters else ""
     part = f", {terminal.format_count(trained)} of them trained" if trained and trained != parameters else ""
+    if trained and (rank := subject.get("adapter_rank")):
+        part = (
+            f" that stay as they are, {terminal.format_count(trained)} trained beside them in adapters of rank {rank}"
+        )
     drawn = "started from random weights" if subject["weights"] == "random" else ""
     documents = f"{data['documents']:,} documents" if data.get("documents") else ""
     tokens = f"{terminal.format_count(data['tokens'])} tokens" if data.get("tokens") else ""
