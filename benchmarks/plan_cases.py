@@ -212,24 +212,31 @@ HERE = (
     Case(name="91M lower half frozen, shard 2", shape=M91, ranks=2, engine="shard", freeze=(*LOOKUP, *LOWER_LAYERS)),
     Case(name="91M frozen layers above a lookup, replicate 1", shape=M91, freeze=LOWER_LAYERS),
     Case(name="91M frozen layers above a lookup, shard 2", shape=M91, ranks=2, engine="shard", freeze=LOWER_LAYERS),
-    Case(name="91M LoRA, replicate 1", shape=M91, lora=ALL_MAPS),
-    Case(name="91M LoRA, replicate 1 recomputing", shape=M91, lora=ALL_MAPS, checkpointing=True),
-    Case(name="91M LoRA of q and v, replicate 1", shape=M91, lora=QUERY_AND_VALUE),
-    Case(name="196M LoRA, replicate 1 recomputing", shape=M196, lora=ALL_MAPS, checkpointing=True, sequence_length=512),
-    Case(name="60M LoRA, replicate 2", shape=M60, ranks=2, lora=ALL_MAPS),
-    Case(name="91M LoRA, replicate 2", shape=M91, ranks=2, lora=ALL_MAPS),
-    Case(
-        name="91M LoRA of q and v, replicate 2 recomputing",
-        shape=M91,
-        ranks=2,
-        lora=QUERY_AND_VALUE,
-        checkpointing=True,
+    *(
+        Case(
+            name=f"{size} LoRA{where}, {engine} {ranks}{' recomputing' if recomputing else ''}",
+            shape=shape,
+            ranks=ranks,
+            engine=engine,
+            lora=lora,
+            checkpointing=recomputing,
+            tokens_per_step=512 * ranks,
+        )
+        for size, shape, engine, ranks, where, lora, recomputing in (
+            ("91M", M91, "replicate", 1, "", ALL_MAPS, False),
+            ("91M", M91, "replicate", 1, "", ALL_MAPS, True),
+            ("91M", M91, "replicate", 1, " of q and v", QUERY_AND_VALUE, False),
+            ("91M", M91, "replicate", 1, " of q and v", QUERY_AND_VALUE, True),
+            ("91M", M91, "replicate", 1, " with dropout", {**ALL_MAPS, "dropout": 0.05}, False),
+            ("196M", M196, "replicate", 1, "", ALL_MAPS, True),
+            ("91M", M91, "replicate", 2, "", ALL_MAPS, False),
+            ("91M", M91, "replicate", 2, " of q and v", QUERY_AND_VALUE, True),
+            ("60M", M60, "shard", 2, "", ALL_MAPS, False),
+            ("91M", M91, "shard", 2, "", ALL_MAPS, False),
+            ("91M", M91, "shard", 2, "", ALL_MAPS, True),
+            ("91M", M91, "shard", 2, " of q and v", QUERY_AND_VALUE, False),
+        )
     ),
-    Case(name="60M LoRA, shard 2", shape=M60, ranks=2, engine="shard", lora=ALL_MAPS),
-    Case(name="91M LoRA, shard 2", shape=M91, ranks=2, engine="shard", lora=ALL_MAPS),
-    Case(name="91M LoRA, shard 2 recomputing", shape=M91, ranks=2, engine="shard", lora=ALL_MAPS, checkpointing=True),
-    Case(name="91M LoRA of q and v, shard 2", shape=M91, ranks=2, engine="shard", lora=QUERY_AND_VALUE),
-    Case(name="91M LoRA with dropout, replicate 1", shape=M91, lora={**ALL_MAPS, "dropout": 0.05}),
 )
 
 B1 = Shape(hidden=2048, intermediate=8192, layers=16, vocabulary=128256, kv_heads=8, tied=True)

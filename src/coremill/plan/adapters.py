@@ -86,8 +86,8 @@ def with_adapters(card: ModelCard, parameters: Sequence[NamedParameter], adapted
             layers[int(role)] += adapted.rank * sum(shape)
         else:
             rest += adapted.rank * sum(shape)
-    # Weights are (outputs, inputs); GPT-2's are turned.
-    inputs, outputs = (sum(shape[axis] for _, shape in adapted.targets) for axis in (1, 0))
+    turned = _has_turned_weights(card, parameters)
+    inputs, outputs = (sum(shape[axis] for _, shape in adapted.targets) for axis in ((0, 1) if turned else (1, 0)))
     beside = AdapterParameters(
         rank=adapted.rank,
         layers=tuple(layers),
@@ -106,30 +106,53 @@ def _unkept(card: ModelCard, parameters: Sequence[NamedParameter], adapted: Adap
     gradient.
 
     Maps of one module (attention, an MLP) read the same, but the last one, which reads what the module made of it; and
-    attention keeps its own result anyway. Of families that are not known, and of experts, nothing is taken off."""
+    attention keeps its own result anyway, if not a copy of it. Of families that are not known, and of experts, nothing
+    is taken off."""
     if card.estimated_numbers is not None:
         return 0
     reading = {name for each in adapted.whole for name in map(_module, each.names)}
     reading |= set() if adapted.has_dropout else set(adapted.names)  # a copy of what they read is kept instead
-    modules: dict[tuple[str, str], list[tuple[str, tuple[int, ...]]]] = {}
-    for each in parameters:
-        role = role_of(each.names[0])
-        if each.is_linear and role.isdigit():
-            name = _module(each.names[0])
-            modules.setdefault((role, _module(name)), []).append((name, each.shape))
     feeds: dict[str, list[bool]] = {}  # by layer: whether what goes into each of its modules is kept
     unkept = 0
-    for (layer, _), maps in modules.items():
-        is_mlp = any(card.intermediate in shape or 2 * card.intermediate in shape for _, shape in maps)
+    for (layer, _), maps in _maps_by_module(parameters).items():
+        is_mlp = _is_mlp(card, maps)
         last = next((name for name, shape in reversed(maps) if is_mlp or shape[0] == card.hidden), None)
         feeds.setdefault(layer, []).append(any(name in reading for name, _ in maps if name != last))
-        if is_mlp and last not in reading and card.block.mlp_tensors_kept > 1 and not card.experts:
+        if last is None or last in reading:
+            continue
+        if is_mlp and card.block.mlp_tensors_kept > 1 and not card.experts:
             unkept += card.intermediate
+        if not is_mlp and card.block.copies_attention_output:
+            unkept += card.heads * card.head_dim
     for kept in feeds.values():
         has_one_feed = card.block.norms_into_matmul < len(kept)
         left_out = (not any(kept)) * 1 if has_one_feed else kept.count(False)
         unkept += left_out * card.hidden
     return unkept
+
+
+_Maps = list[tuple[str, tuple[int, ...]]]  # names and shapes of linear maps
+
+
+def _maps_by_module(parameters: Sequence[NamedParameter]) -> dict[tuple[str, str], _Maps]:
+    """The linear maps of the layers, by layer and by the module that they are in."""
+    modules: dict[tuple[str, str], _Maps] = {}
+    for each in parameters:
+        role = role_of(each.names[0])
+        if each.is_linear and role.isdigit():
+            name = _module(each.names[0])
+            modules.setdefault((role, _module(name)), []).append((name, each.shape))
+    return modules
+
+
+def _is_mlp(card: ModelCard, maps: _Maps) -> bool:
+    return any(card.intermediate in shape or 2 * card.intermediate in shape for _, shape in maps)
+
+
+def _has_turned_weights(card: ModelCard, parameters: Sequence[NamedParameter]) -> bool:
+    """Whether weights are (inputs, outputs), as GPT-2's: the first of an MLP reads the hidden state."""
+    first = next((maps[0][1] for maps in _maps_by_module(parameters).values() if _is_mlp(card, maps)), None)
+    return first is not None and first[0] == card.hidden != first[1]
 
 
 def with_usual_adapters(card: ModelCard, rank: int) -> ModelCard:
