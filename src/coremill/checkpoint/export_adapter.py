@@ -94,7 +94,7 @@ def adapter_export_writer(
         copy_tokenizer(folder, tokenizer_folder, source)
 
     groups = _adapter_groups(adapted, trained, dtype or torch.float32)
-    return FolderWriter(groups, {ADAPTER_WEIGHTS: groups}, trained, base.blueprint, write_beside), form
+    return FolderWriter({ADAPTER_WEIGHTS: groups}, trained, base.blueprint, write_beside), form
 
 
 def _form_of(wanted: AdapterExport, source: ModelFolder, drawn: list[str]) -> Choice[Form]:

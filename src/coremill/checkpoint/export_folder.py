@@ -101,14 +101,13 @@ class FolderWriter:
 
     def __init__(
         self,
-        groups: list[Group],
         files: dict[str, list[Group]],
         weights: Weights,
         blueprint: PreTrainedModel,
         write_beside: Callable[[Path], None],
     ) -> None:
         self.files, self._weights, self._blueprint, self._write_beside = files, weights, blueprint, write_beside
-        self.total_bytes = sum(group.bytes for group in groups)
+        self.total_bytes = sum(group.bytes for groups in files.values() for group in groups)
 
     def write(
         self,
@@ -176,7 +175,7 @@ def model_writer(
         copy_code(folder, source)
         copy_tokenizer(folder, tokenizer_folder, source)
 
-    return FolderWriter(groups, files, weights, blueprint, write_beside)
+    return FolderWriter(files, weights, blueprint, write_beside)
 
 
 def copy_code(folder: Path, source: ModelFolder) -> None:
