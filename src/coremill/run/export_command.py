@@ -207,7 +207,7 @@ def _export(
             f"note: the model beside it is a folder of this machine, {adapters.base.name}: whoever loads the adapter"
             " from the hub gives it their own copy",
         )
-    if form.value == "merged":
+    if form.value == "merged" and adapters is not None and not adapters.merged:
         say(console, f"the adapters are merged into the model: {form.reason}")
     scored = f" ({scores.in_words(files.step)})" if scores.metrics_of(files.step) else ""
     size = f"{format_bytes(writer.total_bytes)}{f', {dtype}' if dtype else ''}"
