@@ -23,7 +23,8 @@ from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
 from coremill.report.model_card import base_model_of, license_of, model_card
 from coremill.report.progress import AmountProgress
-from coremill.report.summary import summarise
+from coremill.report.step_figures import figures_at
+from coremill.report.summary import read_plan, summarise
 from coremill.report.terminal import format_bytes
 from coremill.run.folder import RunFolder
 from coremill.run.prepare import Orders, say
@@ -47,7 +48,7 @@ class Wanted:
 def export_run(run: Path, destination: Path, wanted: Wanted, console: Console) -> None:
     """What is wrong is said before anything is written."""
     folder, destination = RunFolder(run.absolute()), destination.absolute()
-    summary = summarise(folder.path)  # refuses what is no run folder
+    read_plan(folder.path)  # refuses what is no run folder
     _refuse_full(destination)
     if wanted.private and wanted.push is None:
         raise InputError("--private says how to push, but --push is not given", where="--private")
@@ -61,7 +62,8 @@ def export_run(run: Path, destination: Path, wanted: Wanted, console: Console) -
 
     def card_of(step: int) -> str:
         name = wanted.push or destination.name
-        return model_card(summary, config, name=name, license_name=licensed, step=step)
+        summary, exported = summarise(folder.path), figures_at(folder.path, step)  # now: the run may have gone on
+        return model_card(summary, config, name=name, license_name=licensed, exported=exported)
 
     dtype = wanted.dtype or run_dtype
     step = _export(config, folder, wanted.step, (model, tokenizer, dtype), destination, card_of, console)

@@ -158,7 +158,7 @@ def already_finished(
     """
     if options.fresh or (options.dry_run and options.start_from is None):
         return False
-    if options.start_from is not None:
+    if options.start_from is not None and not _is_at_its_end(config, folder, options):
         if leads:
             _say_start(config, folder, options.start_from, console)
         return False
@@ -189,6 +189,22 @@ def already_finished(
         say(console, f"{folder.path} holds an unfinished run, no checkpoint is here: all hosts agree where it goes on")
     elif folder.config.is_file():
         say(console, f"{folder.path} holds an unfinished run without a whole checkpoint: it starts anew")
+    return False
+
+
+def _is_at_its_end(config: RunConfig, folder: RunFolder, options: Options) -> bool:
+    """Whether `--from` names the step that the finished run here ended with, and asks for nothing that it lacks.
+
+    Of other settings, such as evaluation.rows or more steps, or of an export that is gone, something is left to do.
+    """
+    if not folder.is_finished() or (config.run.export and not folder.export.is_dir()):
+        return False
+    changes = changes_of(written_config(load_config(folder.config)), config)
+    if any(change.key not in NOT_WORTH_SAYING for change in changes):
+        return False
+    with contextlib.suppress(InputError):  # said where the step is looked for next
+        checkpoint, newest = start_of(config, folder, options), newest_checkpoint(config, folder.path)
+        return checkpoint is not None and newest is not None and checkpoint.step == newest.step == folder.last_step()
     return False
 
 

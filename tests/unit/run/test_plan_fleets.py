@@ -9,7 +9,7 @@ from rich.console import Console
 from coremill.config.load import load_config
 from coremill.config.schema import RunConfig
 from coremill.run.machines import with_slots
-from coremill.run.plan_command import plan_on_fleets
+from coremill.run.plan_command import plan_on_fleets, plan_once
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,13 @@ def test_a_comparison_without_fleets_is_of_the_one_there_is(capsys: pytest.Captu
     ranked = json.loads(capsys.readouterr().out)
     assert [plan["fleet"] for plan in ranked["by_cost"]] == [plan["fleet"] for plan in ranked["by_time"]]
     assert "c7i.8xlarge" in ranked["by_cost"][0]["fleet"]
+
+
+def test_a_shape_of_the_run_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COREMILL_CACHE", str(tmp_path))
+    shape = "{model_type: gpt2, n_embd: 64, n_layer: 2, n_head: 2, vocab_size: 500}"
+    settings = [f"model.config={shape}", "model.weights=random", "tokenizer=built-in", "train.steps=5"]
+    console = Console(record=True, width=200)
+    plan_once(load_config(None, settings), "c7i.8xlarge", as_json=False, console=console)
+    assert "gpt2 shape of the run file 1" in console.export_text().replace("\n", " ")
+    assert "built-in" not in console.export_text()
