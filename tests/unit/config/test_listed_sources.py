@@ -53,6 +53,18 @@ def test_all_mistakes_at_once_each_with_its_line(tmp_path: Path) -> None:
     assert lines == ["4", "5", "6"] and found[0].do == "did you mean share?"
 
 
+def test_names_of_other_tools_in_an_entry(tmp_path: Path) -> None:
+    text = HEAD + "  sources:\n    - {path: a.txt, weight: 7}\n    - {dataset: b.txt, weight: 3, text_field: body}\n"
+    found = problems(tmp_path / "run.yaml", text)
+    assert [(str(problem.where).rpartition(".")[2], problem.do) for problem in found] == [
+        ("path)", "write source: a.txt"),
+        ("weight)", "write share: 0.7"),
+        ("dataset)", "write source: b.txt"),
+        ("weight)", "write share: 0.3"),
+        ("text_field)", "write column: body"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("sources", "what"),
     [
