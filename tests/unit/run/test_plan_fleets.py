@@ -45,3 +45,21 @@ def test_a_shape_of_the_run_file_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     plan_once(load_config(None, settings), "c7i.8xlarge", as_json=False, console=console)
     assert "gpt2 shape of the run file 1" in console.export_text().replace("\n", " ")
     assert "built-in" not in console.export_text()
+
+
+@pytest.mark.parametrize("length", ["train.steps=5", "train.epochs=1"])
+@pytest.mark.parametrize("text", ["title,body\na,some words\n", '{"title": "a", "body": "some words"}\n'])
+def test_data_that_train_refuses_is_said_with_its_columns(
+    length: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COREMILL_CACHE", str(tmp_path))
+    file = tmp_path / ("data.csv" if "," in text[:6] else "data.jsonl")
+    file.write_text(text)
+    plan_once(load_config(None, [length], data=str(file)), "c7i.8xlarge", as_json=True, console=Console())
+    out, err = capsys.readouterr()
+    assert json.loads(out)["fits"] is True
+    assert f"warning: coremill train would refuse this data here: there is no column 'text' ({file}:1)" in err
+    assert "its columns are: title, body" in err and "set data.column" in err
+    right = load_config(None, ["train.steps=5", "data.column=body"], data=str(file))
+    plan_once(right, "c7i.8xlarge", as_json=True, console=Console())
+    assert "refuse" not in capsys.readouterr().err
