@@ -15,7 +15,7 @@ import typer.core
 from coremill.errors import InputError
 
 # By its name: typer has click inside, or beside it, and both have this class.
-_USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+_USAGE_ERROR: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 
 
 class Commands(typer.core.TyperGroup):

@@ -58,6 +58,16 @@ def explain_unknown_key(
     )
 
 
+def as_settings(name: str, value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings that a bare name with its value stands for, ours or another tool's; empty where nobody knows."""
+    homes = [key.dotted for key in keys().values() if key.name == plain_name(name)]
+    if homes:
+        return {homes[0]: value}
+    return (
+        explain_unknown_key(TOP, name, value, given).settings if is_known_elsewhere(name, ours=False) else None
+    ) or {}
+
+
 def inside_a_list(key: Key, path: Sequence[object], value: Any, entries: Any) -> UnknownKey:
     """A key inside an entry of a list (`data.sources.1.share`), which `--set` takes as a whole only.
 

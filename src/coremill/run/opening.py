@@ -28,7 +28,7 @@ from coremill.checkpoint.continuation import (
 )
 from coremill.checkpoint.manifest import Checkpoint
 from coremill.config.load import LoadedConfig, load_config
-from coremill.config.places import places_recorded, places_to_record
+from coremill.config.places import CHECKPOINTS, checkpoints_recorded, places_recorded, places_to_record
 from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
 from coremill.errors import InputError
@@ -124,9 +124,18 @@ def with_paths_of_run(loaded: LoadedConfig, folder: RunFolder, node_rank: int = 
     """Where the folder holds an earlier run: relative paths mean what they meant there, whatever folder is current."""
     try:
         record = json.loads(folder.orders_of(node_rank).read_text(encoding="utf-8"))["paths"]
-        return replace(loaded, places=places_recorded(loaded.config, loaded.places, record))
+        found = replace(loaded, places=places_recorded(loaded.config, loaded.places, record))
+        checkpoints = checkpoints_recorded(loaded.config, record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return loaded  # none, or of a release that did not write them down
+    if checkpoints is None:
+        return found
+    config, places = found.config, found.places
+    note = f"note: checkpoint.folder: {config.checkpoint.folder} is where this run has it, {checkpoints}"
+    section = config.checkpoint.model_copy(update={"folder": checkpoints})
+    config = config.model_copy(update={"checkpoint": section})
+    places = replace(places, notes=(*places.notes, note), checkpoints=record[CHECKPOINTS])
+    return replace(found, config=config, places=places)
 
 
 def place_of(loaded: LoadedConfig, node: NodeIdentity | None, console: Console) -> Place:

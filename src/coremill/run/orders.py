@@ -41,7 +41,6 @@ from coremill.run.opening import (
     say_basis,
     say_dry_run,
     steps_done,
-    with_paths_of_run,
     write_orders,
 )
 from coremill.run.prepare import Orders, card_for, plan_for_rows, prepare_run, say
@@ -74,8 +73,6 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
 
     None where there is nothing to train: a dry run, or a run that is finished already.
     """
-    if not options.fresh:
-        loaded = with_paths_of_run(loaded, folder)
     # Before anything that all ranks do together or not at all, as the run file says.
     flags = {"--dry-run": Fact("given" if options.dry_run else "not given")}
     flags["--from"] = Fact(options.start_from or "not given")

@@ -23,6 +23,7 @@ from coremill.plan.learn import observe, without_learning
 from coremill.plan.planner import make_plan, price, step_counts
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Plan, StepSeconds
+from coremill.report.events import not_a_run
 from coremill.report.plan_screen import length_in_words, render_plan
 from coremill.report.summary import summarise
 from coremill.report.terminal import (
@@ -104,7 +105,7 @@ def _row(plan: Plan) -> tuple[str, ...]:
 def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
     """Feed the measured rates of a finished run back: later plans on this machine go by them."""
     if not (run / "plan.json").is_file() or not (run / "config.yaml").is_file():
-        raise InputError(f"{run} is not the folder of a run", do="name a folder that coremill train left")
+        raise not_a_run(run)
     config = with_paths_of_run(load_config(run / "config.yaml"), RunFolder(run)).located
     plan = plan_from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
     summary = summarise(run)
