@@ -241,7 +241,7 @@ def dataset_source(value: Any, given: Given) -> Cure | None:
         return None if cure is None else Cure(cure.settings, cure.note + _left_out(value))
     if not isinstance(value, str) or not value:
         return None
-    if "," in value:
+    if "," in value and "{" not in value:
         return dataset_source([part.strip() for part in value.split(",")], given)
     if _FILE.search(value):
         return Cure({"data.source": value})
