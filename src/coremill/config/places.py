@@ -15,9 +15,9 @@ from pathlib import Path
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.nearby import is_pattern, nearest_path
 
-PATH_KEYS = ("model.name", "tokenizer", "data.source", "data.evaluation_source")
+PATH_KEYS = ("model.name", "tokenizer", "data.source", "data.evaluation_source", "lora.start_from")
 CHECKPOINTS = "checkpoint.folder"  # written to, so in the current folder only
-_FOLDER_KEYS = ("model.name", "tokenizer")  # of the others files and patterns
+_FOLDER_KEYS = ("model.name", "tokenizer", "lora.start_from")  # of the others files and patterns
 
 
 @dataclass(frozen=True)

@@ -57,10 +57,11 @@ def leave_report(
 
 
 def _leave_card(summary: dict[str, Any], config: RunConfig, orders: Orders, folder: RunFolder) -> None:
-    step = (summary["export"] or {}).get("step")
-    licensed = license_of(orders.model.folder)
+    export = summary["export"] or {}
+    licensed, form, step = license_of(orders.model.folder), export.get("form") or "model", export.get("step")
     exported = None if step in (None, summary["steps"]) else figures_at(folder.path, step)
-    card = model_card(summary, config, name=folder.path.name, license_name=licensed, exported=exported)
+    name = folder.path.name
+    card = model_card(summary, config, name=name, license_name=licensed, exported=exported, form=form)
     write_whole(folder.export / "README.md", card)
 
 
