@@ -156,6 +156,7 @@ class PackedData:
     bad_rows: int = 0  # left out of both
     bad_rows_words: str = ""  # how many, why, and where they are listed
     evaluation_documents: int = 0  # of `documents`
+    train_documents: int | None = None  # likewise; one whose tail is held out is in both. None: all the others
     evaluation_words: str = ""  # what was held out of the training text
     begin_ids: tuple[int, ...] = ()  # the special tokens in front of every document; a sample's prompt gets them too
     is_plain: bool = True  # special tokens made no difference
@@ -191,7 +192,7 @@ class PackedData:
 
     def train_in_words(self) -> str:
         """How much there is to train on."""
-        documents = max(1, self.documents - self.evaluation_documents)
+        documents = self.train_documents or self.documents - self.evaluation_documents
         of_documents = "1 document" if documents == 1 else f"{documents:,} documents"
         tokens = self.train_rows * self.sequence_length
         return f"{self.train_rows:,} rows of {self.sequence_length:,} tokens ({tokens:,} in all) from {of_documents}"
@@ -228,7 +229,7 @@ class PackedData:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PackedData:
         """The inverse of `to_json`."""
-        values = {field.name: document[field.name] for field in fields(cls)}
+        values = {field.name: document[field.name] for field in fields(cls) if field.name in document}
         values["folder"] = Path(values["folder"])
         values["begin_ids"], values["notes"] = tuple(values["begin_ids"]), tuple(values["notes"])
         values["sources"] = tuple(SourceRows.from_json(source) for source in values["sources"])
