@@ -181,7 +181,11 @@ def dataset_source(value: Any, given: Given) -> Cure | None:
         if named in _LISTED:
             named = value.get("data_files")
         config = value.get("name") or value.get("subset")
-        return dataset_source(named, {"subset": config} if config else {}) if isinstance(named, str) else None
+        cure = dataset_source(named, {"subset": config} if config else {}) if isinstance(named, str) else None
+        column = value.get("field_messages")
+        if cure is None or not isinstance(column, str):
+            return cure
+        return Cure({**cure.settings, "data.messages_column": column}, cure.note)
     if not isinstance(value, str) or not value:
         return None
     if _FILE.search(value):
@@ -196,6 +200,39 @@ def _several(values: Sequence[Any]) -> Cure | None:
     found = [dataset_source(value, {}) for value in values]
     named = [cure.settings["data.source"] for cure in found if cure is not None]
     return Cure({"data.sources": named}) if named and len(named) == len(values) else None
+
+
+def chat_template(value: Any, _: Given) -> Cure | None:
+    """A file; a name of one that another tool has is left out."""
+    if isinstance(value, str) and value.endswith((".jinja", ".jinja2", ".j2", ".txt")):
+        return Cure({"data.chat_template": value})
+    return Cure(note=": the tokenizer's own is taken, and data.chat_template names a file with another")
+
+
+def roles_learned(value: Any, _: Given) -> Cure | None:
+    """Answers are learned; whoever wants more than these wants all."""
+    roles = {str(role).lower() for role in (value if isinstance(value, list) else [value])}
+    return Cure() if roles <= {"assistant", "gpt", "model"} else Cure({"data.learn": "all"})
+
+
+def prompt_column(value: Any, given: Given) -> Cure | None:
+    """One goes with the other."""
+    names = "field_output response_column completion_column completion_field field_response response_field"
+    return _pair(value, _text(given, f"{names} answer_column"))
+
+
+def answer_column(value: Any, given: Given) -> Cure | None:
+    return _pair(_text(given, "field_instruction prompt_field field_prompt prompt_column"), value)
+
+
+def _pair(prompt: Any, answer: Any) -> Cure | None:
+    if not isinstance(prompt, str) or not isinstance(answer, str):
+        return None
+    return Cure({"data.prompt_column": prompt, "data.answer_column": answer})
+
+
+def _text(given: Given, names: str) -> str | None:
+    return next((given[name] for name in names.split() if isinstance(given.get(name), str)), None)
 
 
 def trackers(value: Any, _: Given) -> Cure | None:

@@ -140,12 +140,15 @@ class ChatTemplate:
         before = self._render(messages[:place], tools, header=True)[0]
         if self._writes_header is None:
             self._writes_header = before != self._render(messages[:place], tools)[0]
-        continues, calls = text.startswith(before), bool(message.get("tool_calls"))
+        continues, calls, words = text.startswith(before), bool(message.get("tool_calls")), None
         if continues and self._writes_header:
             words = None if calls else _find_words(text, len(before), message["content"])
-            return len(before), words
-        if not calls and (words := self._words_by_mark(text, conversation, place)) is not None:
-            return words[0], words
+        elif not calls:
+            words = self._words_by_mark(text, conversation, place)
+        if words is not None and continues and not text[len(before) : words[0]].strip():
+            words = len(before), words[1]  # a blank behind what the model is given: it has to say it
+        if words is not None or (continues and self._writes_header):
+            return len(before) if words is None else words[0], words
         # A call without a header in front, as Mistral writes it, begins with a token that says so.
         if continues and self._end_token.match(text, len(before)) is not None:
             return len(before), None

@@ -311,16 +311,17 @@ class Packer:
                 why="what was packed belongs to neither the old nor the new text",
                 do="run again once nothing writes to them",
             )
-        tokens, read = counts["tokens"] + counts["dropped_tokens"], last.bytes_total or last.bytes_done
-        self.progress(Progress(counts["documents"], read, last.bytes_total, tokens, "tokenise", is_done=True))
-        PackedManifest(
+        manifest = PackedManifest(
             version=FORMAT_VERSION,
             key=key,
             source=source.name,
             tokenizer=self.tokenizer_folder.name,
             sequence_length=self.sequence_length,
             **with_conversation_counts(counts),
-        ).write(partial)
+        )
+        tokens, read = manifest.real_tokens + manifest.dropped_tokens, last.bytes_total or last.bytes_done
+        self.progress(Progress(manifest.documents, read, last.bytes_total, tokens, "tokenise", is_done=True))
+        manifest.write(partial)
 
 
 def packer_of(

@@ -81,6 +81,8 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     if evaluation.get("keep_best") or evaluation.get("stop_after"):
         evaluation["every_steps"] = evaluation.get("every_steps") or 10
     data["sources"] = None  # its items are mappings, with rules of their own
+    # One form of examples: text.
+    data |= {"messages_column": None, "prompt_column": None, "answer_column": None}
     if model.get("trust_remote_code"):
         model |= {"name": "some/model", "revision": "0" * 40, "config": None}
     if model.get("config") is not None:

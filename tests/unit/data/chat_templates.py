@@ -33,7 +33,8 @@ You are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>
 """
 LLAMA3 = """\
 {%- for message in messages -%}
-{%- set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' -%}
+{%- set header = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' -%}
+{%- set content = header + message['content'] | trim + '<|eot_id|>' -%}
 {%- if loop.index0 == 0 -%}{%- set content = bos_token + content -%}{%- endif -%}
 {{- content -}}
 {%- endfor -%}
@@ -81,7 +82,9 @@ ZEPHYR = """\
 # Thoughts of answers that are not the last are left out, and an empty one is written where the last has none.
 QWEN3 = """\
 {%- set last = namespace(user=0) -%}
-{%- for message in messages -%}{%- if message.role == 'user' -%}{%- set last.user = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}{%- set last.user = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
 {%- for message in messages -%}
 {%- set content = message.content -%}
 {%- if message.role == 'assistant' -%}
@@ -90,7 +93,9 @@ QWEN3 = """\
 {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') -%}
 {%- set content = content.split('</think>')[-1].lstrip('\\n') -%}
 {%- endif -%}
-{%- if loop.index0 > last.user -%}{%- set content = '<think>\\n' + thought + '\\n</think>\\n\\n' + content -%}{%- endif -%}
+{%- if loop.index0 > last.user -%}
+{%- set content = '<think>\\n' + thought + '\\n</think>\\n\\n' + content -%}
+{%- endif -%}
 {%- endif -%}
 {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' -}}
 {%- endfor -%}

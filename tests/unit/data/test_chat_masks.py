@@ -171,11 +171,12 @@ def test_an_end_that_is_no_token_and_none_at_all_are_told(tmp_path: Path) -> Non
     written = plain.written(asked, "answers", "x:1")
     assert [written.text[first:last] for first, last in written.learned] == ["1<|im_end|>", "2<|im_end|>"]
     assert written.end_mark == "<|im_end|>"
-    endless = ChatTemplate("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}", {}, tokens)
+    lines = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    endless = ChatTemplate(lines, {}, tokens)
     for same in ("assistant", "assistant: ", "user: "):  # it writes no header for an answer to come
         written = endless.written(conversation(("user", "as"), ("assistant", same)), "answers", "x:1")
         assert written.learned == ((len("user: as\nassistant: "), len(f"user: as\nassistant: {same}")),)
-    headed = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    headed = lines + "{% if add_generation_prompt %}assistant: {% endif %}"
     written = ChatTemplate(headed, {}, tokens).written(asked, "answers", "x:1")
     assert [written.text[first:last] for first, last in written.learned] == ["1", "2"] and written.end_mark == ""
 
