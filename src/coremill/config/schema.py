@@ -143,6 +143,12 @@ class DataSection(Section):
         " that do not keep documents apart (docs/families.md). Conversations are kept apart wherever the family can",
     )
 
+    @property
+    def documents_apart(self) -> bool:
+        """Whether the documents of a row are to be kept apart, as far as the run file says what it trains on."""
+        names_conversations = self.messages_column is not None or self.prompt_column is not None
+        return names_conversations or not self.attention_across_documents
+
 
 class TrainSection(Section):
     """How long and how fast to learn."""

@@ -175,12 +175,15 @@ def pack_conversations(
 
 
 def count_chat_tokens(pieces: Iterator[Piece], tokenizer: TextTokenizer, folder: Path, job: ChatJob) -> dict[str, int]:
-    """What conversations would become, and how much of the source they are; nothing is kept."""
-    chat, tokens, source_bytes = ChatTokenizer(tokenizer, folder, job), 0, 0
+    """How many tokens the rows of these conversations have, padding included, and how much of the source they are;
+    nothing is kept."""
+    chat, source_bytes = ChatTokenizer(tokenizer, folder, job), 0
+    lengths: list[int] = []
     for batch, written in _batches(OpenedText(pieces, None), chat):
-        tokens += sum(min(len(ids), job.sequence_length) for ids, _ in chat.tokens(written, batch))
+        lengths += [min(len(ids), job.sequence_length) for ids, _ in chat.tokens(written, batch)]
         source_bytes += sum(piece.source_bytes for piece in batch)
-    return {"tokens": tokens, "source_bytes": source_bytes}
+    rows = len(rows_of(lengths, job.sequence_length))
+    return {"tokens": rows * job.sequence_length, "source_bytes": source_bytes}
 
 
 @dataclass(frozen=True)

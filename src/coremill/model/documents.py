@@ -42,7 +42,8 @@ def documents_of(model: PreTrainedModel, data: DataSection, *, conversations: bo
         try:
             return require_documents_apart(model, row_tokens=data.sequence_length)
         except InputError as problem:
-            return Choice("joined", f"{problem.what}: a token sees the conversations before its own in the row too")
+            seen = "a token sees the conversations before its own in the row too"
+            return Choice("joined", f"{problem.what} ({problem.why}): {seen}")
     if data.attention_across_documents:
         return Choice("joined", "data.attention_across_documents is true: a token sees all before it in its row")
     return require_documents_apart(model, row_tokens=data.sequence_length)

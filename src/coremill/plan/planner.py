@@ -199,7 +199,7 @@ def _candidates(
                     activation_checkpointing=checkpointing,
                     keep_gathered=False,
                     attention=config.model.attention,
-                    documents_apart=not config.data.attention_across_documents,
+                    documents_apart=config.data.documents_apart,
                     vocabulary_logits=counts.vocabulary_logits,
                 )
                 for keep in cost_of(arrangement).keep_choices(arrangement, config.parallel.keep_gathered):

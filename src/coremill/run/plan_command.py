@@ -175,7 +175,7 @@ def _arrangement_of(plan: Plan, config: RunConfig) -> Arrangement:
         activation_checkpointing=plan.activation_checkpointing.value,
         keep_gathered=plan.keep_gathered.value,
         attention=config.model.attention,
-        documents_apart=not config.data.attention_across_documents,
+        documents_apart=config.data.documents_apart,
         vocabulary_logits=step_counts(config).vocabulary_logits,
     )
 

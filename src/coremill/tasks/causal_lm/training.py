@@ -53,7 +53,8 @@ class CausalLmTraining(TrainingTask[PackedData, Batch]):
             kept = "the model's own arithmetic" if path.cross_entropy else "the model's own loss"
             return Choice("logits", f"{path.reason}, so whole logits are made and {kept} is kept{more}")
         head = model.get_output_embeddings()  # type: ignore[operator]
-        self._head_loss = HeadLoss(head, tied_lookup(model.get_input_embeddings(), head))  # type: ignore[operator]
+        lookup = tied_lookup(model.get_input_embeddings(), head)  # type: ignore[operator]
+        self._head_loss = HeadLoss(head, lookup, only_learned=self._conversations)
         if path.more:
             model.loss_function = _made_in_the_head  # type: ignore[assignment]
         return Choice("chunked", f"{path.reason}, so they are made and used a chunk at a time{more}")
