@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from tiny_models import FAMILIES as MODELS
 from unit.data.chat_templates import FAMILIES, make_chat_tokenizer
 
 LENGTH = 128
-WORDS = "mill turns store holds numbers".split()
+WORDS = ["mill", "turns", "store", "holds", "numbers"]
 
 
 @pytest.fixture(scope="module")
