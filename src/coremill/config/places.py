@@ -15,8 +15,11 @@ from pathlib import Path
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.nearby import is_pattern, nearest_path
 
-PATH_KEYS = ("model.name", "tokenizer", "data.source", "data.evaluation_source", "data.chat_template")
-_FOLDER_KEYS = ("model.name", "tokenizer")  # of the others files and patterns
+PATH_KEYS = (
+    *("model.name", "tokenizer", "data.source", "data.evaluation_source", "data.chat_template"),
+    "lora.start_from",
+)
+_FOLDER_KEYS = ("model.name", "tokenizer", "lora.start_from")  # of the others files and patterns
 
 
 @dataclass(frozen=True)

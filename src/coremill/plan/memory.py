@@ -48,7 +48,8 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, context: MemoryContex
     def part(point: StepPoint, *, optimizer: int = state.optimizer) -> MemoryPart:
         runtime = allocator.runtime_bytes + (allocator.gloo_bytes if arrangement.world_size > 1 else 0)
         whole_logits = point.logits if point.whole_logits else 0
-        holes = allocator.slack_bytes(state=state.parameters + optimizer, moving=point.heap, whole_logits=whole_logits)
+        moved = state.parameters - state.base + optimizer  # beside a base no gradient of its size comes and goes
+        holes = allocator.slack_bytes(state=moved, moving=point.heap, whole_logits=whole_logits)
         return MemoryPart(
             parameters=state.parameters,
             gradients=point.gradients,

@@ -15,8 +15,9 @@ from coremill.config.durations import Interval, interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
+from coremill.plan.activations import documents_apart
 from coremill.plan.allocator import allocator_of
-from coremill.plan.card import ModelCard, as_written, require_positions
+from coremill.plan.card import ModelCard, as_written, fully_trained, require_positions
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
 from coremill.plan.engine_cost import WORTH_KEEPING, AutoChoice, cost_of, engines_for_auto
 from coremill.plan.layout import Layout, lay_out
@@ -27,7 +28,7 @@ from coremill.plan.model_choices import activations_choice, attention_choice, lo
 from coremill.plan.saving import plan_save
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
 from coremill.plan.traffic import Traffic
-from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, RowCount, StepCounts, StepSeconds
+from coremill.plan.types import Arrangement, Choice, FullTraining, MemoryPlan, Plan, RowCount, StepCounts, StepSeconds
 from coremill.plan.words import plural
 from coremill.registry import find
 
@@ -36,6 +37,9 @@ MOST_TOKENS_PER_FORWARD = 8192
 # Without matrix units products are slow enough that weights are read in time even for short batches: same speed, less
 # memory.
 MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
+# Beside a model that stays as it is, one more pass costs no sum of its gradients and no exchange: what is large enough
+# for its products is all that pays.
+MOST_TOKENS_PER_FORWARD_BESIDE_A_BASE = 2048
 
 # A whole model on every rank is the plainer thing, but not at any price: ranks of one host that share it exchange
 # through memory.
@@ -117,11 +121,27 @@ def make_plan(
         matmul_flops_per_second=fleet.nodes * matmul_flops_per_second(fleet.calibration, dtype.value),
     )
     plan = with_epochs_in_steps(plan, config, rows)
-    if plan.fits or not with_remedies:
+    if not with_remedies:
+        return plan
+    if card.adapters is not None:
+        plan = replace(plan, full_training=_full_training(config, fleet, card))
+    if plan.fits:
         return plan
     from coremill.plan.remedies import find_remedies
 
     return replace(plan, remedies=find_remedies(config, fleet, card, rows))
+
+
+def _full_training(config: RunConfig, fleet: Fleet, card: ModelCard) -> FullTraining:
+    """What a run with adapters would need without them, on the same machines."""
+    plan = make_plan(config, fleet, fully_trained(card), with_remedies=False)
+    return FullTraining(
+        parameters=card.parameters,
+        engine=plan.engine.value,
+        fits=plan.fits,
+        total_bytes_per_rank=plan.memory.peak.total,
+        tokens_per_second=plan.tokens_per_second,
+    )
 
 
 def candidates_of(config: RunConfig, fleet: Fleet, card: ModelCard) -> list[Candidate]:
@@ -182,6 +202,8 @@ def _candidates(
     fixed_checkpointing = config.train.activation_checkpointing
     checkpointings = (False, True) if fixed_checkpointing == "auto" else (bool(fixed_checkpointing),)
     most_tokens = MOST_TOKENS_PER_FORWARD if fleet.node.has_bf16_units else MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS
+    if card.base_parameters:
+        most_tokens = min(most_tokens, MOST_TOKENS_PER_FORWARD_BESIDE_A_BASE)
     for engine in engines:
         for checkpointing in checkpointings:
             for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens):
@@ -199,7 +221,7 @@ def _candidates(
                     activation_checkpointing=checkpointing,
                     keep_gathered=False,
                     attention=config.model.attention,
-                    documents_apart=config.data.documents_apart,
+                    documents_apart=documents_apart(config.data),
                     vocabulary_logits=counts.vocabulary_logits,
                 )
                 for keep in cost_of(arrangement).keep_choices(arrangement, config.parallel.keep_gathered):

@@ -17,6 +17,7 @@ from coremill.hardware.instances import find_instances, live_instances, table
 from coremill.hardware.load import busy_with_others
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
+from coremill.plan.activations import documents_apart
 from coremill.plan.card import ModelCard
 from coremill.plan.compare import compare_fleets, usd_per_million_tokens
 from coremill.plan.learn import observe, without_learning
@@ -175,7 +176,7 @@ def _arrangement_of(plan: Plan, config: RunConfig) -> Arrangement:
         activation_checkpointing=plan.activation_checkpointing.value,
         keep_gathered=plan.keep_gathered.value,
         attention=config.model.attention,
-        documents_apart=config.data.documents_apart,
+        documents_apart=documents_apart(config.data),
         vocabulary_logits=step_counts(config).vocabulary_logits,
     )
 
