@@ -14,7 +14,8 @@ from coremill.config import translate
 from coremill.config.translate import DTYPES, Translate, by_words, same, switch, words
 
 _COMPILE = "compilation comes in a later release; this one runs the model as it is"
-_CHAT = "conversations come in a later release; this one learns every token of plain text"
+_LEARN = "data.learn says which tokens of a conversation the loss is on: answers (the default), last-answer or all"
+_TEMPLATE = "conversations are written down by the tokenizer's own chat template, or by one in a file"
 _DEEPSPEED = "the deepspeed engine comes in a later release"
 _TASKS = "this task comes in a later release"
 _QUANTISED = "weights are trained in fp32 (masters) and computed with in fp32 or bf16: nothing is quantised"
@@ -35,7 +36,7 @@ LATER_VALUES = {
                     "classification", "text-classification", "sequence_classification", "text_classification",
                     "seq_cls", "cls", "regression", "token-classification", "ner", "masked-lm", "mlm", "seq2seq",
                     "summarization", "translation", "dpo", "kto", "orpo", "ppo", "rm", "reward", "rlhf", "grpo")},
-    **{("task", name): (_CHAT, "task: causal-lm, on text that has the conversations written out")
+    **{("task", name): ("it is causal-lm on conversations, which are known by their columns", "task: causal-lm")
        for name in ("sft", "chat", "instruct", "instruction", "instruction-tuning", "conversational")},
     ("parallel.engine", "deepspeed"): ("this engine comes in a later release", _SHARD),
     **{("train.optimizer", name): ("this release has AdamW alone, in fp32", "train.optimizer: adamw")
@@ -61,6 +62,11 @@ _SCHEDULES = words(
     "polynomial linear_with_warmup warmupdecaylr -> linear",
     "wsd warmup_stable_decay cosine_warmup_stable_decay trapezoidal trapezoid -> warmup-stable-decay",
 )
+_LEARNED = words(
+    "assistant completion completions train_on_assistant turn -> answers",
+    "last last_answer last_turn train_on_last -> last-answer",
+    "train_on_all everything -> all",
+)
 # key: {another tool's value: ours}
 FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
     "parallel.dtype": DTYPES,
@@ -75,6 +81,7 @@ FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
     "checkpoint.every": words("no off -> never", "epoch best -> 10m", "steps -> 100steps"),
     "data.on_bad_rows": words("ignore drop -> skip", "error fail raise -> stop"),
     "data.special_tokens": words("true -> auto", "false -> none"),
+    "data.learn": _LEARNED,
 }
 
 # Inside an entry of data.sources.
@@ -159,7 +166,7 @@ _FOREIGN = (
             "coremill has fused forms of its own for CPUs, on by default (model.fused)", "remove it"),
     Foreign("use_cache low_cpu_mem_usage device_map", "models are built empty and filled with each rank's part only",
             "remove it"),
-    # adapters; compilation and chat: later
+    # adapters; compilation: later
     _renamed("lora_r lora_rank peft_lora_r", "lora.rank"),
     _renamed("lora_alpha", "lora.alpha", "lora.rank", translate=translate.with_rank("lora.alpha")),
     _renamed("lora_dropout", "lora.dropout", "lora.rank", translate=translate.with_rank("lora.dropout")),
@@ -179,9 +186,32 @@ _FOREIGN = (
             " trained", ("lora.rank",), lambda value, _: translate.Cure() if value is False else None),
     _later("torch_compile torch_compile_backend torch_compile_mode use_compile torchdynamo dynamo_backend dynamo_config"
            " jit_mode_eval", _COMPILE, unless=(False, "no"), unless_why="nothing is compiled here"),
-    _later("chat_template template train_on_inputs assistant_only_loss completion_only_loss mask_history roles_to_train"
-           " messages_field train_on_eos stage rl", _CHAT, "remove it; write the conversations out as text, one a row",
-           unless=("pt", "none", False), unless_why="every token of plain text is learned here"),
+    # conversations
+    Foreign("template chat_template_path chat_template_jinja chat_template_name conversation_template prompt_template"
+            " prompt_style", _TEMPLATE, "remove it; data.chat_template names a file with a Jinja template",
+            ("data.chat_template",), translate.chat_template),
+    Foreign("train_on_inputs train_on_input train_on_prompt", _LEARN, "set data.learn to all or answers",
+            ("data.learn",), switch("data.learn", "all", "answers")),
+    Foreign("assistant_only_loss completion_only_loss", _LEARN, "set data.learn to answers or all",
+            ("data.learn",), switch("data.learn", "answers", "all")),
+    Foreign("mask_history", _LEARN, "set data.learn to last-answer or answers", ("data.learn",),
+            switch("data.learn", "last-answer", "answers")),
+    Foreign("masking_strategy", _LEARN, "set data.learn to answers, last-answer or all", ("data.learn",),
+            by_words("data.learn", _LEARNED)),
+    Foreign("roles_to_train", _LEARN, "remove it, or set data.learn", ("data.learn",), translate.roles_learned),
+    Foreign("train_on_eos train_on_eot eot_tokens", "the token that ends an answer is learned with it", "remove it"),
+    _renamed("field_messages messages_field conversation_column conversations_column messages_key",
+             "data.messages_column"),
+    _renamed("field_instruction prompt_field field_prompt", "data.prompt_column", "data.answer_column",
+             do="set data.prompt_column and data.answer_column", translate=translate.prompt_column),
+    _renamed("field_output response_column completion_column completion_field field_response response_field",
+             "data.answer_column", "data.prompt_column", do="set data.prompt_column and data.answer_column",
+             translate=translate.answer_column),
+    Foreign("formatting dataset_format conversation_style message_property_mappings role_map chat_format",
+            "messages of role and content, ShareGPT's and Alpaca's are known by their columns",
+            "remove it; data.messages_column names another column"),
+    _later("stage rl", _TASKS, unless=("pt", "sft", "none", False),
+           unless_why="text and conversations are trained on alike; which it is, is known by the data"),
     Foreign("deepspeed deepspeed_config deepspeed_config_file zero_optimization zero_stage", _DEEPSPEED,
             f"set {_SHARD}", ("parallel.engine",)),
     # data

@@ -15,7 +15,10 @@ from pathlib import Path
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.nearby import is_pattern, nearest_path
 
-PATH_KEYS = ("model.name", "tokenizer", "data.source", "data.evaluation_source", "lora.start_from")
+PATH_KEYS = (
+    *("model.name", "tokenizer", "data.source", "data.evaluation_source", "data.chat_template"),
+    "lora.start_from",
+)
 CHECKPOINTS = "checkpoint.folder"  # written to, so in the current folder only
 _FOLDER_KEYS = ("model.name", "tokenizer", "lora.start_from")  # of the others files and patterns
 

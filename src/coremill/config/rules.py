@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Set
 
+from coremill.config.chat_rules import CHAT_RULES
 from coremill.config.keys import keys
 from coremill.config.rule import Breach, Check, Rule
 from coremill.config.schedule_rules import SCHEDULE_RULES
@@ -17,7 +18,7 @@ from coremill.remote_code import pin_problem
 
 SHARE_TOLERANCE = 0.01  # 0.33 three times is meant as thirds
 
-RULES: list[Rule] = [*SCHEDULE_RULES]
+RULES: list[Rule] = [*SCHEDULE_RULES, *CHAT_RULES]
 
 
 def _rule(*reads: str) -> Callable[[Check], Check]:

@@ -101,6 +101,15 @@ class DataSection(Section):
         None, description="several sources instead of one, mixed by their shares: [{source: a.csv, share: 0.7}, ...]"
     )
     column: str = Field("text", description="the column (all files but txt, and hf) that holds the text")
+    messages_column: str | None = Field(None, description="the column of conversations; left out: known by its name")
+    prompt_column: str | None = Field(None, description="the column that holds prompts; goes with answer_column")
+    answer_column: str | None = Field(None, description="the column that holds the answers to them")
+    chat_template: str | None = Field(
+        None, description="a file with a Jinja chat template, which the export gets too; left out: the tokenizer's own"
+    )
+    learn: Literal["answers", "last-answer", "all"] = Field(
+        "answers", description="what the loss of a conversation is on: answers with their end tokens, the last one, all"
+    )
     split: str = Field("train", description="the split of an hf:// source to train on")
     evaluation_source: str | None = Field(None, description="files to evaluate on, in the form of source")
     evaluation_split: str | None = Field(None, description="the split of an hf:// source to evaluate on")
@@ -123,7 +132,7 @@ class DataSection(Section):
     attention_across_documents: bool = Field(
         True,
         description="false: a token attends only to its own document, at some cost in speed; refused (78) for families"
-        " that do not keep documents apart (docs/families.md)",
+        " that do not keep documents apart (docs/families.md). Conversations are kept apart wherever the family can",
     )
 
 

@@ -273,7 +273,11 @@ def dataset_source(value: Any, given: Given) -> Cure | None:
             named = value.get("data_files")
         config = value.get("name") or value.get("subset")
         cure = dataset_source(named, {"subset": config} if config else {}) if isinstance(named, str) else None
-        return None if cure is None else Cure(cure.settings, cure.note + _left_out(value))
+        if cure is None:
+            return None
+        column = value.get("field_messages")
+        messages = {"data.messages_column": column} if isinstance(column, str) else {}
+        return Cure({**cure.settings, **messages}, cure.note + _left_out(value))
     if not isinstance(value, str) or not value:
         return None
     if "," in value and "{" not in value:
@@ -295,8 +299,9 @@ def _several(values: Sequence[Any]) -> Cure | None:
 
 def _left_out(dataset: Given) -> str:
     """What else an entry of Axolotl's `datasets` says, in words; `type: completion` is what is done here."""
-    taken = ("path", "source", "dataset", "data_files", "ds_type", "name", "subset")
-    others = [name for name, one in dataset.items() if name not in taken and (name, one) != ("type", "completion")]
+    taken = ("path", "source", "dataset", "data_files", "ds_type", "name", "subset", "field_messages")
+    known = (("type", "completion"), ("type", "chat_template"))  # plain text; conversations are known by their columns
+    others = [name for name, one in dataset.items() if name not in taken and (name, one) not in known]
     if not others:
         return ""
     said = " and ".join(f"{name} ({as_written(dataset[name])})" for name in others)
@@ -304,6 +309,39 @@ def _left_out(dataset: Given) -> str:
         f"; its {said} {'is' if len(others) == 1 else 'are'} not taken along, data.column and data.split say which text"
         " is learned, every token of it"
     )
+
+
+def chat_template(value: Any, _: Given) -> Cure | None:
+    """A file; a name of one that another tool has is left out."""
+    if isinstance(value, str) and value.endswith((".jinja", ".jinja2", ".j2", ".txt")):
+        return Cure({"data.chat_template": value})
+    return Cure(note=": the tokenizer's own is taken, and data.chat_template names a file with another")
+
+
+def roles_learned(value: Any, _: Given) -> Cure | None:
+    """Answers are learned; whoever wants more than these wants all."""
+    roles = {str(role).lower() for role in (value if isinstance(value, list) else [value])}
+    return Cure() if roles <= {"assistant", "gpt", "model"} else Cure({"data.learn": "all"})
+
+
+def prompt_column(value: Any, given: Given) -> Cure | None:
+    """One goes with the other."""
+    names = "field_output response_column completion_column completion_field field_response response_field"
+    return _pair(value, _text(given, f"{names} answer_column"))
+
+
+def answer_column(value: Any, given: Given) -> Cure | None:
+    return _pair(_text(given, "field_instruction prompt_field field_prompt prompt_column"), value)
+
+
+def _pair(prompt: Any, answer: Any) -> Cure | None:
+    if not isinstance(prompt, str) or not isinstance(answer, str):
+        return None
+    return Cure({"data.prompt_column": prompt, "data.answer_column": answer})
+
+
+def _text(given: Given, names: str) -> str | None:
+    return next((given[name] for name in names.split() if isinstance(given.get(name), str)), None)
 
 
 def trackers(value: Any, _: Given) -> Cure | None:

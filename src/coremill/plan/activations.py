@@ -4,8 +4,15 @@ Of families that are not known an estimate (plan/unknown.py)."""
 
 from __future__ import annotations
 
+from coremill.config.schema import DataSection
 from coremill.plan.card import ModelCard
 from coremill.plan.types import Arrangement
+
+
+def documents_apart(data: DataSection) -> bool:
+    """Whether the documents of a row are kept apart, as far as the run file says: conversations are."""
+    names_conversations = data.messages_column is not None or data.prompt_column is not None
+    return names_conversations or not data.attention_across_documents
 
 
 def kept_bytes(card: ModelCard, arrangement: Arrangement) -> int:

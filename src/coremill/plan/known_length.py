@@ -11,6 +11,7 @@ from dataclasses import replace
 from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
 from coremill.hardware.facts import Fleet
+from coremill.plan.activations import documents_apart
 from coremill.plan.card import ModelCard
 from coremill.plan.planner import price, settled, step_counts
 from coremill.plan.types import Arrangement, Plan
@@ -43,6 +44,6 @@ def arrangement_of(plan: Plan, config: RunConfig) -> Arrangement:
         activation_checkpointing=plan.activation_checkpointing.value,
         keep_gathered=plan.keep_gathered.value,
         attention=config.model.attention,
-        documents_apart=not config.data.attention_across_documents,
+        documents_apart=documents_apart(config.data),
         vocabulary_logits=step_counts(config).vocabulary_logits,
     )

@@ -15,6 +15,7 @@ from coremill.config.durations import Interval, interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
+from coremill.plan.activations import documents_apart
 from coremill.plan.allocator import allocator_of
 from coremill.plan.card import ModelCard, as_written, fully_trained, require_positions
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
@@ -224,7 +225,7 @@ def _candidates(
                     activation_checkpointing=checkpointing,
                     keep_gathered=False,
                     attention=config.model.attention,
-                    documents_apart=not config.data.attention_across_documents,
+                    documents_apart=documents_apart(config.data),
                     vocabulary_logits=counts.vocabulary_logits,
                 )
                 for keep in cost_of(arrangement).keep_choices(arrangement, config.parallel.keep_gathered):

@@ -141,7 +141,7 @@ def train_rank(run: RankRun, show: Callable[[], None]) -> None:
     """The stages that need torch; `show` is called after each step."""
     began = time.perf_counter()
     announce(run)
-    task = make_task(run.config).training()
+    task = make_task(run.config).training_on(run.orders.data)
     model, engine = build(run, task)
     origin = load(run, model)
     engine.start()
