@@ -95,6 +95,7 @@ def with_adapters(card: ModelCard, parameters: Sequence[NamedParameter], adapted
         inputs=inputs,
         outputs=outputs,
         maps=len(adapted.targets),
+        base_weights=sum(len(each.shape) > 1 for each in parameters),
         unkept=_unkept(card, parameters, adapted),
         has_dropout=adapted.has_dropout,
     )
@@ -179,6 +180,7 @@ def with_usual_adapters(card: ModelCard, rank: int) -> ModelCard:
         inputs=inputs,
         outputs=outputs,
         maps=card.layers * len(ends),
+        base_weights=card.layers * len(ends) + (1 if card.tied else 2),
     )
     return replace(card, frozen=frozen, adapters=beside)
 

@@ -57,6 +57,7 @@ class AdapterParameters:
     inputs: int  # widths of what goes into the adapted maps, over all of them
     outputs: int
     maps: int = 0  # how many these are
+    base_weights: int = 0  # matrices of the model itself
     unkept: int = 0  # numbers of a token, over all layers, that only gradients of weights would need which have none
     has_dropout: bool = False  # of what goes into adapters: a copy of it is kept for each, and what was left out
 
