@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from coremill.config import translate
 from coremill.config.translate import DTYPES, Translate, by_words, same, switch, words
 
-_ADAPTERS = "training with adapters comes in a later release; this one trains all weights"
 _COMPILE = "compilation comes in a later release; this one runs the model as it is"
 _CHAT = "conversations come in a later release; this one learns every token of plain text"
 _DEEPSPEED = "the deepspeed engine comes in a later release"
@@ -153,11 +152,24 @@ _FOREIGN = (
             "coremill has fused forms of its own for CPUs, on by default (model.fused)", "remove it"),
     Foreign("use_cache low_cpu_mem_usage device_map", "models are built empty and filled with each rank's part only",
             "remove it"),
-    # adapters, compilation, chat: later
-    _later("adapter peft peft_config use_peft lora_r lora_rank lora_alpha lora_dropout lora_target lora_target_modules"
-           " lora_target_linear lora_config lora_modules_to_save use_lora qlora use_dora use_rslora finetuning_type"
-           " loraplus_lr_ratio lora_attn_modules apply_lora_to_mlp adapter_name_or_path", _ADAPTERS,
-           unless=("full", "", "none", False), unless_why="all weights are trained here"),
+    # adapters; compilation and chat: later
+    _renamed("lora_r lora_rank peft_lora_r", "lora.rank"),
+    _renamed("lora_alpha", "lora.alpha", "lora.rank", translate=translate.with_rank("lora.alpha")),
+    _renamed("lora_dropout", "lora.dropout", "lora.rank", translate=translate.with_rank("lora.dropout")),
+    _renamed("lora_target lora_target_modules lora_attn_modules", "lora.target_modules", "lora.rank",
+             translate=translate.lora_targets),
+    _renamed("lora_modules_to_save additional_target", "lora.modules_to_save", "lora.rank",
+             translate=translate.with_rank("lora.modules_to_save", as_list=True)),
+    _renamed("adapter_name_or_path lora_model_dir", "lora.start_from", "lora.rank",
+             translate=translate.with_rank("lora.start_from")),
+    _renamed("merge_lora save_merged_lora", "lora.merge", "lora.rank", translate=translate.with_rank("lora.merge")),
+    Foreign("adapter peft peft_config use_peft lora_config use_lora finetuning_type", "adapters have a section of their"
+            " own", "set lora.rank: 16", ("lora.rank",), translate.adapter_kind),
+    Foreign("lora_target_linear apply_lora_to_mlp", "left out, lora.target_modules means every linear map of the"
+            " layers", "remove it", ("lora.target_modules",), lambda value, _: translate.Cure()),
+    Foreign("qlora use_dora use_rslora loraplus_lr_ratio", "adapters are plain LoRA beside a base in fp32 or bf16:"
+            " nothing is quantised, all adapters have one scale and one rate", "remove it; lora.rank: 16 has adapters"
+            " trained", ("lora.rank",), lambda value, _: translate.Cure() if value is False else None),
     _later("torch_compile torch_compile_backend torch_compile_mode use_compile torchdynamo dynamo_backend dynamo_config"
            " jit_mode_eval", _COMPILE, unless=(False, "no"), unless_why="nothing is compiled here"),
     _later("chat_template template train_on_inputs assistant_only_loss completion_only_loss mask_history roles_to_train"
@@ -271,7 +283,7 @@ _FOREIGN = (
     _renamed("save_total_limit max_checkpoints keep_last_n keep_checkpoints", "checkpoint.keep"),
     Foreign("resume_from_checkpoint auto_resume_from_checkpoints resume ckpt_path overwrite_output_dir",
             "the same command goes on from the newest whole checkpoint by itself", "remove it; --fresh starts anew"),
-    Foreign("save_only_model save_safetensors save_on_each_node save_merged_lora", "checkpoints hold all that a"
+    Foreign("save_only_model save_safetensors save_on_each_node", "checkpoints hold all that a"
             " continuation needs; the model alone is exported at the end, as safetensors", "remove it"),
     Foreign("output_dir logging_dir out_dir save_dir default_root_dir output_path", "a run leaves one folder",
             "set run.folder", ("run.folder",), same("run.folder")),

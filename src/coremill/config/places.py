@@ -15,8 +15,8 @@ from pathlib import Path
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.nearby import is_pattern, nearest_path
 
-PATH_KEYS = ("model.name", "tokenizer", "data.source", "data.evaluation_source")
-_FOLDER_KEYS = ("model.name", "tokenizer")  # of the others files and patterns
+PATH_KEYS = ("model.name", "tokenizer", "data.source", "data.evaluation_source", "lora.start_from")
+_FOLDER_KEYS = ("model.name", "tokenizer", "lora.start_from")  # of the others files and patterns
 
 
 @dataclass(frozen=True)

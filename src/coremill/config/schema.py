@@ -206,10 +206,14 @@ class LoraSection(Section):
         description="modules that are trained whole beside the adapters and saved with them, named in the same way",
     )
     start_from: str | None = Field(
-        None, min_length=1, description="an adapter folder (adapter_config.json) to go on from instead of a new adapter"
+        None,
+        min_length=1,
+        description="an adapter folder (adapter_config.json) or hub id to begin with instead of a new adapter",
     )
     merge: bool = Field(
-        False, description="true: export the whole model with the adapters added in, not the adapter folder"
+        False,
+        description="true: export the whole model with the adapters added in, not the adapter folder; coremill export"
+        " makes either of any kept step",
     )
 
 

@@ -7,7 +7,7 @@ merge, split or transpose (a mixture's experts) are read whole by every rank, on
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,12 @@ from coremill.config.schema import LoraSection
 from coremill.errors import InputError
 from coremill.model.build import build_on_meta
 from coremill.model.initialise import initialise, record_initialisation
-from coremill.model.lora import fresh_adapters, headers_of_adapter, is_adapter
+from coremill.model.lora import fresh_adapters, headers_of_adapter
 from coremill.model.names import Conversion, NameMap, map_names
 from coremill.model.read import FLOATING, TensorReader, bytes_of_rows, quantised
 from coremill.model.slices import RowSlice, has_base_apart, model_name, named_tensors, slice_of
 from coremill.model.source import ModelFolder
+from coremill.plan.adapter_folder import is_adapter
 from coremill.plan.headers import TensorHeader, read_headers
 from coremill.world.heartbeat import HEARTBEAT
 
@@ -69,7 +70,7 @@ def fill_parameters(
     Adapters, which no model's files have, begin anew or where `lora.start_from` left them."""
     started = time.perf_counter()
     tensors = named_tensors(model)
-    aliases = _aliases(tensors)
+    aliases = aliases_of(tensors)
     slices = {names[0]: slice_of(names[0], tensors[names[0]], rank, world_size) for names in aliases}
     # Engines wrap modules and change their classes; names and initialisation are looked up on an untouched twin.
     blueprint = build_on_meta(source, attention="eager")
@@ -122,7 +123,7 @@ def _fill_adapters(slices: list[RowSlice], lora: LoraSection, seed: int) -> int:
         return reader.bytes_read
 
 
-def _aliases(tensors: dict[str, torch.Tensor]) -> list[tuple[str, ...]]:
+def aliases_of(tensors: dict[str, torch.Tensor]) -> list[tuple[str, ...]]:
     """The names of each tensor, tied ones together, in the order of the module."""
     grouped: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
@@ -185,11 +186,7 @@ def _read_converted(
     first_name = {name: names[0] for names in aliases for name in names}
     filled: set[str] = set()
     for target, conversion in conversions.items():
-        converter = conversion.converter
-        for name, pattern in conversion.sources:
-            converter.add_tensor(target, name, pattern, partial(reader.read_whole, headers[name]))
-        for name, value in converter.convert(target, model=blueprint, config=blueprint.config).items():
-            whole = value[0] if isinstance(value, list) else value
+        for name, whole in converted_tensors(reader, target, conversion, headers, blueprint).items():
             piece = slices.get(first_name.get(name, name))
             if piece is None:
                 continue
@@ -198,6 +195,21 @@ def _read_converted(
             piece.local.copy_(whole[piece.start : piece.stop] if piece.shape else whole)
             filled.add(piece.name)
     return filled
+
+
+def converted_tensors(
+    reader: TensorReader,
+    target: str,
+    conversion: Conversion,
+    headers: Mapping[str, TensorHeader],
+    blueprint: PreTrainedModel,
+) -> dict[str, torch.Tensor]:
+    """What one conversion makes of its tensors in the files, by name in the module."""
+    converter = conversion.converter
+    for name, pattern in conversion.sources:
+        converter.add_tensor(target, name, pattern, partial(reader.read_whole, headers[name]))
+    made = converter.convert(target, model=blueprint, config=blueprint.config)
+    return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 
 def _check_shape(header: TensorHeader, piece: RowSlice) -> None:

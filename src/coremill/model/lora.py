@@ -6,9 +6,8 @@ Modules that are trained whole (`lora.modules_to_save`) stay where they are: pef
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,11 @@ import torch
 from torch import nn
 
 from coremill.config.schema import LoraSection
-from coremill.errors import InputError
 from coremill.model.initialise import InitialOperation, Record
+from coremill.model.lora_base import Base
 from coremill.model.parameter_list import named_parameters
 from coremill.model.slices import RowSlice, keep_base_apart
+from coremill.plan.adapter_folder import ADAPTER, ADAPTER_WEIGHTS, another_adapter, is_adapter, name_in_file
 from coremill.plan.adapters import (
     Adapted,
     adapted_by,
@@ -33,10 +33,6 @@ from coremill.plan.types import Choice
 
 if TYPE_CHECKING:
     from peft import LoraConfig
-
-ADAPTER = "default"  # peft's name for the one that there is
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-FILE_PREFIX = "base_model.model."  # of every name in an adapter's file
 
 
 def add_adapters(model: nn.Module, lora: LoraSection) -> dict[str, Choice[Any]]:
@@ -56,29 +52,26 @@ def add_adapters(model: nn.Module, lora: LoraSection) -> dict[str, Choice[Any]]:
     return {"adapters": Choice(adapted.trained_parameters, words_of_adapters(adapted, lora))}
 
 
-def peft_config(adapted: Adapted, linear: list[str], lora: LoraSection, base: str | None = None) -> LoraConfig:
-    """The same in peft's words; `base` is where it finds the model that the adapters belong to."""
+def peft_config(adapted: Adapted, linear: list[str], lora: LoraSection, base: Base | None = None) -> LoraConfig:
+    """The same in peft's words; with the `base` that the adapters belong to as an adapter folder says it."""
     from peft import LoraConfig
 
     alpha = alpha_of(lora)
-    return LoraConfig(
+    config = LoraConfig(
         r=lora.rank,
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
         lora_dropout=lora.dropout,
         target_modules=names_for_peft(adapted.names, linear),
         modules_to_save=None,
-        base_model_name_or_path=base,
-        inference_mode=base is not None,
     )
-
-
-def is_adapter(name: str) -> bool:
-    return ".lora_A." in name or ".lora_B." in name
-
-
-def name_in_file(name: str) -> str:
-    """Of a trained parameter in an adapter's file, by its name in the module."""
-    return FILE_PREFIX + name.replace(f".{ADAPTER}.", ".") if is_adapter(name) else FILE_PREFIX + name
+    if base is not None:
+        config.base_model_name_or_path, config.revision = base.name, base.revision
+        config.inference_mode = True
+        # Modules that hold parameters themselves, by all their names: a tied table has two.
+        whole = {name.rpartition(".")[0] for parameter in adapted.whole for name in parameter.names}
+        config.modules_to_save = sorted(whole) or None
+        config.ensure_weight_tying = any(len(parameter.names) > 1 for parameter in adapted.whole)
+    return config
 
 
 # -- what adapters start from
@@ -99,91 +92,15 @@ def fresh_adapters(slices: Iterable[RowSlice]) -> Record:
 
 
 def headers_of_adapter(folder: Path, slices: Iterable[RowSlice], lora: LoraSection) -> dict[str, TensorHeader]:
-    """Where in an adapter folder each trained parameter lies; refused where it is of another model or shape."""
+    """Where in an adapter folder each trained parameter lies; the launcher has looked at all of it before."""
     headers = read_file_header(folder / ADAPTER_WEIGHTS)
     found: dict[str, TensorHeader] = {}
     for piece in slices:
         header = headers.get(name_in_file(piece.name))
         if header is None or header.shape != piece.shape:
-            held = "is not in it" if header is None else f"has shape {list(header.shape)} in it"
-            raise InputError(
-                f"the adapter in {folder} is of another model or form: {piece.name} {held}, the model wants"
-                f" {list(piece.shape)}",
-                where="lora.start_from",
-                why=_difference(folder, lora),
-                do="name the adapter's own base in model, and its rank and target_modules in lora",
-            )
+            raise another_adapter(folder, lora, piece.name, None if header is None else header.shape, piece.shape)
         found[piece.name] = header
-    if unused := sorted(set(headers) - {name_in_file(name) for name in found}):
-        raise InputError(
-            f"the adapter in {folder} has {len(unused)} tensors that this run does not train: {unused[0]}",
-            where="lora.start_from",
-            why=_difference(folder, lora),
-            do="name the adapter's own target_modules and modules_to_save in lora",
-        )
     return found
-
-
-def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """adapter_config.json of a LoRA folder as it is; refused where there is none or it is of another method."""
-    file = folder / ADAPTER_CONFIG
-    if not file.is_file():
-        raise InputError(
-            f"no {ADAPTER_CONFIG} in {folder}",
-            where="lora.start_from",
-            why="that is where peft says what an adapter is",
-            do="name an adapter folder, such as RUN/export of a run with adapters",
-        )
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{ADAPTER_CONFIG} cannot be read: {error}", where=str(file)) from None
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        kind = config.get("peft_type") if isinstance(config, dict) else type(config).__name__
-        raise InputError(
-            f"{folder} holds no LoRA adapter but {kind}",
-            where="lora.start_from",
-            why="other methods train other things",
-            do="name a LoRA folder, or leave lora.start_from out",
-        )
-    return config
-
-
-def refuse_other_adapter(folder: Path, lora: LoraSection) -> None:
-    """Before anything starts: an adapter that cannot be the beginning of this run."""
-    config = read_adapter_config(folder)
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        pickled = (folder / "adapter_model.bin").is_file()
-        raise InputError(
-            f"no {ADAPTER_WEIGHTS} in {folder}",
-            where="lora.start_from",
-            why="its weights are pickled, which could run anything when loaded" if pickled else "it has no weights",
-            do="save it again with peft (safe_serialization=True)",
-        )
-    if any(config.get(key) for key in ("use_dora", "rank_pattern", "alpha_pattern", "use_rslora")):
-        names = [key for key in ("use_dora", "rank_pattern", "alpha_pattern", "use_rslora") if config.get(key)]
-        raise InputError(
-            f"the adapter in {folder} uses {' and '.join(names)}",
-            where="lora.start_from",
-            why="here every adapter has the same rank and scale",
-            do="start a new adapter: leave lora.start_from out",
-        )
-    wanted: Mapping[str, Any] = {"r": lora.rank, "lora_alpha": alpha_of(lora)}
-    for key, value in wanted.items():
-        if config.get(key) != value:
-            ours = {"r": "lora.rank", "lora_alpha": "lora.alpha"}[key]
-            raise InputError(
-                f"the adapter in {folder} has {key} {config.get(key)}, the run file {ours} {value:g}",
-                where="lora.start_from",
-                why="an adapter goes on with the rank and the scale that it was trained with",
-                do=f"set {ours}: {config.get(key)}",
-            )
-
-
-def _difference(folder: Path, lora: LoraSection) -> str:
-    config = read_adapter_config(folder)
-    base, targets = config.get("base_model_name_or_path"), config.get("target_modules")
-    return f"it was made for {base}, with target_modules {targets}; here lora.target_modules is {lora.target_modules}"
 
 
 # -- a quicker form

@@ -277,11 +277,22 @@ def _no_config(folder: Path) -> InputError:
     if (folder / "adapter_config.json").is_file():
         why, do = (
             "it holds an adapter, not a whole model",
-            "merge the adapter into its model first, and name that folder",
+            f"name the model it was trained beside{_base_of_adapter(folder)} in model, and this folder in"
+            " lora.start_from, with its lora.rank, to train it further; a merged model (coremill export --merged) has a"
+            " config.json of its own",
         )
     elif inside:
         do = f"did you mean {inside[-1]}?" if len(inside) == 1 else f"name one of {', '.join(map(str, inside[:8]))}"
     return InputError("no config.json in the model folder", where=str(folder), why=why, do=do)
+
+
+def _base_of_adapter(folder: Path) -> str:
+    """In brackets, as the adapter has it; empty where it says none."""
+    try:
+        named = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f" ({named})" if isinstance(named, str) else ""
 
 
 def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | None, *, name: str) -> ModelCard:

@@ -11,10 +11,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from coremill import __version__
-from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.config.schema import BUILT_IN, LoraSection, RunConfig
+from coremill.plan.adapters import alpha_of
 from coremill.redaction import redact
 from coremill.remote_code import is_folder
-from coremill.report.metrics import format_metric, in_words, model_class_of
+from coremill.report.metrics import format_metric, in_words, loading_lines, model_class_of
 from coremill.report.terminal import format_loss
 
 HUB_DATASET = re.compile(r"hf://(?P<name>[^:@]+)")
@@ -27,28 +28,34 @@ PIPELINE_TAGS = {
 
 
 def model_card(
-    summary: Mapping[str, Any], config: RunConfig, *, name: str, license_name: str | None, step: int | None = None
+    summary: Mapping[str, Any],
+    config: RunConfig,
+    *,
+    name: str,
+    license_name: str | None,
+    step: int | None = None,
+    form: str = "model",
 ) -> str:
     """Of a run's summary (the keys of report.json) and its run file; `step` is what was exported, None: the last.
 
-    `license_name` is the base model's.
+    `license_name` is the base model's; `form` is adapter where the folder holds nothing else.
     """
     from huggingface_hub import ModelCardData
 
     model_class = model_class_of(summary)
     front = ModelCardData(
         base_model=base_model_of(config),
-        base_model_relation="finetune" if base_model_of(config) else None,
+        base_model_relation=("adapter" if form == "adapter" else "finetune") if base_model_of(config) else None,
         datasets=datasets_of(config) or None,
         license=license_name if _is_pretrained(config) else None,
-        library_name="transformers",
+        library_name="peft" if form == "adapter" else "transformers",
         pipeline_tag=PIPELINE_TAGS.get(model_class),
-        tags=["coremill", "cpu"],
+        tags=["coremill", "cpu", *(["lora"] if config.lora.rank is not None else [])],
         ignore_metadata_errors=True,
     )
     rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _rows(summary, config, step))
-    load = f'model = {model_class}.from_pretrained("{name}")'
-    code = f"```python\nfrom transformers import {model_class}\n\n{load}\n```"
+    lines = loading_lines(model_class, name, _named(config.model.name) if form == "adapter" else None)
+    code = "\n".join(["```python", *lines, "```"])
     return redact(f"---\n{front.to_yaml()}\n---\n\n# {name.rpartition('/')[2]}\n\n| | |\n|---|---|\n{rows}\n\n{code}\n")
 
 
@@ -85,6 +92,8 @@ def _rows(summary: Mapping[str, Any], config: RunConfig, step: int | None) -> It
         yield ("base model", named) if _is_pretrained(config) else ("model", f"{named}, from random weights")
     if subject.get("parameters"):
         yield "parameters", f"{subject['parameters']:,}"
+    if config.lora.rank is not None:
+        yield "adapters", _adapters(subject, config.lora)
     yield "task", config.task
     yield "data", ", ".join(_named(source) for source in _sources(config))
     yield from _training(summary, config, step)
@@ -93,6 +102,14 @@ def _rows(summary: Mapping[str, Any], config: RunConfig, step: int | None) -> It
     yield "coremill", __version__
     if subject.get("command"):
         yield "command", f"`{_without_paths(str(subject['command']))}`"
+
+
+def _adapters(subject: Mapping[str, Any], lora: LoraSection) -> str:
+    where = "every linear map of the layers" if lora.target_modules is None else ", ".join(lora.target_modules)
+    trained = subject.get("trainable_parameters")
+    words = f"LoRA of rank {lora.rank}, alpha {alpha_of(lora):g}, dropout {lora.dropout:g}, beside {where}"
+    words += f"; {', '.join(lora.modules_to_save)} trained whole" if lora.modules_to_save else ""
+    return words + (f"; {trained:,} numbers trained" if trained else "")
 
 
 def _training(summary: Mapping[str, Any], config: RunConfig, step: int | None) -> Iterator[tuple[str, str]]:

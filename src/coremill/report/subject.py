@@ -16,13 +16,14 @@ from ruamel.yaml.error import YAMLError
 def subject_of(config_text: str | None, orders: Mapping[str, Any]) -> dict[str, Any]:
     """The key `subject` of report.json."""
     config = config_values(config_text)
-    model, data, train = (_section(config, name) for name in ("model", "data", "train"))
+    model, data, train, lora = (_section(config, name) for name in ("model", "data", "train", "lora"))
     sources = [one.get("source") for one in data.get("sources") or () if isinstance(one, Mapping)]
     return {
         "model": _model_name(config.get("model")),
         "weights": model.get("weights"),
         "parameters": orders.get("parameters"),
         "trainable_parameters": orders.get("trainable_parameters"),
+        "adapter_rank": lora.get("rank"),
         "task": config.get("task"),
         "data": [str(source) for source in sources] or ([str(data["source"])] if data.get("source") else []),
         "sequence_length": data.get("sequence_length"),

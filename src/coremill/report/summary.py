@@ -38,7 +38,7 @@ DATA_COUNTS = (
     *("documents", "evaluation_documents", "train_rows", "evaluation_rows", "tokens", "dropped_tokens"),
     "evaluation_words",
 )
-EXPORT_FIELDS = ("folder", "bytes", "seconds", "step", "reason")
+EXPORT_FIELDS = ("folder", "bytes", "seconds", "step", "reason", "form", "base")
 
 
 def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[str, Any]:

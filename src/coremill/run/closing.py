@@ -56,9 +56,9 @@ def leave_report(
 
 
 def _leave_card(summary: dict[str, Any], config: RunConfig, orders: Orders, folder: RunFolder) -> None:
-    step = (summary["export"] or {}).get("step")
-    licensed = license_of(orders.model.folder)
-    card = model_card(summary, config, name=folder.path.name, license_name=licensed, step=step)
+    export = summary["export"] or {}
+    licensed, form = license_of(orders.model.folder), export.get("form") or "model"
+    card = model_card(summary, config, name=folder.path.name, license_name=licensed, step=export.get("step"), form=form)
     write_whole(folder.export / "README.md", card)
 
 

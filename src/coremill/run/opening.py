@@ -21,6 +21,7 @@ from coremill.checkpoint.continuation import (
     newest_checkpoint,
     refuse_another_run,
     refuse_fewer_steps,
+    refuse_other_base,
     refuse_other_data,
     scores_of,
     words_of_changes,
@@ -240,6 +241,8 @@ def write_orders(
         goes_on = checkpoint is not None
         if checkpoint is not None:
             refuse_other_data(config, checkpoint, orders.data)
+            anew = "; or start anew with --fresh, or set run.folder to a new folder"
+            refuse_other_base(checkpoint, orders.base, anew=anew)
             refuse_fewer_steps(config, checkpoint, orders.steps)
             for line in words_of_changes(config, checkpoint, orders.steps):
                 say(console, line)

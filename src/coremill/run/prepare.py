@@ -33,9 +33,12 @@ from coremill.hosts.fingerprint import (
     facts_to_json,
 )
 from coremill.model import hub_models
+from coremill.model.adapter_source import find_adapter
+from coremill.model.lora_base import Base, base_of, require_peft
 from coremill.model.parameter_list import parameters_of
 from coremill.model.source import ModelFolder, Say, resolve_model, resolve_tokenizer
 from coremill.model.tokenizer_fit import require_fitting_tokenizer
+from coremill.plan.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from coremill.plan.adapters import adapted_by, with_adapters, words_of_adapters
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.headers import weight_files
@@ -72,6 +75,8 @@ class Orders:
     facts: Facts  # what has to be the same on all hosts; none where there is one host
     parameters: int | None = None  # of the model, for the report; likewise those that are trained
     trainable_parameters: int | None = None
+    base: Base | None = None  # of adapters
+    start_from: Path | None = None  # an adapter folder
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for orders.json and for sending between ranks."""
@@ -85,6 +90,8 @@ class Orders:
             "facts": facts_to_json(self.facts),
             "parameters": self.parameters,
             "trainable_parameters": self.trainable_parameters,
+            "base": None if self.base is None else self.base.to_json(),
+            "start_from": None if self.start_from is None else str(self.start_from),
         }
 
     @staticmethod
@@ -100,6 +107,8 @@ class Orders:
             facts=facts_from_json(document["facts"]),
             parameters=document.get("parameters"),
             trainable_parameters=document.get("trainable_parameters"),
+            base=Base(**document["base"]) if document.get("base") else None,
+            start_from=Path(document["start_from"]) if document.get("start_from") else None,
         )
 
     @staticmethod
@@ -171,10 +180,13 @@ def prepare_run(
             say(console, text)
 
         require_libraries(config.run.trackers)
+        require_peft(config)
         task = make_task(config)
         deciding_metric(config)  # refuses a name that the task does not know
         model = resolve_model(config.model, task, cache=cache, progress=on_model)
         card = card_for(config, model, on_model)
+        base = base_of(config, model)
+        start_from = find_adapter(config, model, base, cache, on_model, goes_on=steps_done > 0)
         task.check_data(max_positions=card.max_positions)
         fleet = measured_fleet(place, on_model)
         if (busy := busy_with_others(fleet.node)) is not None:
@@ -204,7 +216,7 @@ def prepare_run(
             plan = replace(plan_for_rows(config, fleet, card, data), steps_done=steps_done)
         steps = count_steps(config, data, plan)
         plan = replace(plan, steps=steps)
-        facts = facts_of(config, model, tokenizer, data, steps) if plan.nodes > 1 else {}
+        facts = facts_of(config, model, tokenizer, data, steps, start_from) if plan.nodes > 1 else {}
     spoken = [f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words]
     spoken += [words_of_smaller_step(config, data), *words_of_data(data.counts(), steps * plan.rows_per_step)]
     for words in (*spoken, words_of_schedule(config, steps), run_in_words(plan, data.train_rows)):
@@ -220,6 +232,8 @@ def prepare_run(
         facts=facts,
         parameters=card.parameters,
         trainable_parameters=card.trainable_parameters,
+        base=base,
+        start_from=start_from,
     )
 
 
@@ -228,7 +242,9 @@ def say(console: Console, text: str) -> None:
     print_line(console, text)
 
 
-def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Rows, steps: int) -> Facts:
+def facts_of(
+    config: RunConfig, model: ModelFolder, tokenizer: Path, data: Rows, steps: int, start_from: Path | None
+) -> Facts:
     """What this host found, for comparison with the others: of files a few words and a hash."""
     shape = {key: value for key, value in model.config.items() if key not in WRITTEN_BY_TRANSFORMERS}
     shape_hash = hashlib.blake2b(json.dumps([shape, model.code_sha256], sort_keys=True).encode(), digest_size=6)
@@ -247,6 +263,9 @@ def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Rows,
         "the tokenizer": Fact(f"hash {tokenizer_identity(tokenizer)[:12]}", str(tokenizer)),
         "the data": Fact(f"{data.in_words()}, hash {data.key[:12]}-{digest_of_files(data.files())}", source),
     }
+    if start_from is not None:
+        adapter = digest_of_files([start_from / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)])
+        found["the adapter to start from"] = Fact(f"hash {adapter}", str(start_from))
     if config.train.steps is None:
         found["the number of steps"] = Fact(f"{steps:,}")
     return {**facts_of_versions(), **facts_of_settings(config.model_dump(mode="json")), **found}

@@ -203,9 +203,7 @@ def load(run: RankRun, model: nn.Module) -> ResumePoint:
     """This rank's part of the weights: from the newest whole checkpoint, from the model's files, or drawn."""
     from coremill.checkpoint.continuation import checkpoint_folder
     from coremill.checkpoint.resume import find_resume_point
-    from coremill.checkpoint.snapshot import files_needed, restore_parameters
-    from coremill.model.load import fill_parameters, together
-    from coremill.model.slices import has_base_apart
+    from coremill.checkpoint.snapshot import files_needed, load_parameters
 
     config, world = run.config, run.world
     with phase(run.events, "load") as before:
@@ -213,14 +211,17 @@ def load(run: RankRun, model: nn.Module) -> ResumePoint:
         saving = config.checkpoint.every != "never" or bool(config.evaluation.keep_best)
         folder = checkpoint_folder(config, run.folder.path)
         origin = find_resume_point(folder, world, run.events, saving=saving, needs=needs)
-        where, reports = {"rank": world.rank, "world_size": world.size}, []
-        if origin.checkpoint is None or has_base_apart(model):
-            seed, lora = config.train.seed, config.lora
-            reports.append(fill_parameters(model, run.orders.model, seed=seed, lora=lora, **where))
-        if origin.checkpoint is not None:
-            reports.append(restore_parameters(model, origin.checkpoint, **where))
-        loaded = asdict(together(reports))
-        run.events.write("load", **loaded, peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
+        report = load_parameters(
+            model,
+            run.orders.model,
+            origin.checkpoint,
+            config.lora,
+            run.orders.start_from,
+            seed=config.train.seed,
+            rank=world.rank,
+            world_size=world.size,
+        )
+        run.events.write("load", **asdict(report), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
     return origin
 
 
@@ -245,7 +246,7 @@ def resume(
     guard = NumericsGuard(config.numerics, world, run.events)
     steps = run.orders.steps if run.orders.data.evaluation_rows else 0
     scores = Scores(deciding_metric(config), config.evaluation, steps=steps)
-    training = Training(engine, model, loader, guard, scores)
+    training = Training(engine, model, loader, guard, scores, run.orders.base)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
     return training
 
@@ -323,16 +324,18 @@ def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, ste
 
 def export(run: RankRun, training: Training, origin: ResumePoint, done: int) -> None:
     """After step `done`: a plain Hugging Face folder, of the best step where that is kept; every rank takes part."""
+    from coremill.checkpoint.export_adapter import asked_of
     from coremill.checkpoint.export_best import export_chosen
     from coremill.engines.base import DTYPES
 
-    orders, folder, world = run.orders, run.folder.export, run.world
+    orders, folder, world, adapters = run.orders, run.folder.export, run.world, asked_of(run.config, run.orders.base)
     with phase(run.events, "export"):
         dtype, sources = DTYPES[orders.plan.dtype.value], (orders.model, orders.tokenizer)
         made, reason = export_chosen(
-            training, origin, done, *sources, folder, world=world, dtype=dtype, events=run.events
+            training, origin, done, *sources, folder, world=world, dtype=dtype, events=run.events, adapters=adapters
         )
     if world.rank == 0:
+        about = {"form": made.form.value, "base": None if orders.base is None else orders.base.name}
         run.events.write(
-            "export", folder=str(folder), bytes=made.bytes, seconds=made.seconds, step=made.step, reason=reason
+            "export", folder=str(folder), bytes=made.bytes, seconds=made.seconds, step=made.step, reason=reason, **about
         )

@@ -79,7 +79,8 @@ FILES = [
     ("train: {steps: 1}\nparallel: {dtype: int8}", "parallel.dtype must be one of auto, fp32, bf16", "2 (", "", "give one of auto, fp32, bf16"),
     ("train:\n  steps: 1\n  micro_batch_rows: atuo", "train.micro_batch_rows must be auto or a whole number", "3 (", "", "did you mean auto?"),
     # later releases
-    ("train: {steps: 1}\nlora: {rank: 8}", "lora is not in this release", "2 (lora)", "later release", "remove it"),
+    ("train: {steps: 1}\nlora: {alpha: 8}", "lora.alpha is given without lora.rank", "2 (lora.alpha)", "all weights", "16"),
+    ("train: {steps: 1}\nlora: {rank: 0}", "lora.rank", "2 (lora.rank)", "", "above 0"),
     ("train: {steps: 1}\ncompile: true", "compile is not in this release", "2 (", "later release", "remove it"),
     ("train: {steps: 1}\ncheckpoint: {every: 10 minutes}", "checkpoint.every must be a time (30s, 10m, 1h)", "2 (", "save", "write a time"),
     ("train: {steps: 1, save_steps: 100}", "unknown key train.save_steps", "1 (", "another name", "checkpoint.every"),
@@ -133,7 +134,6 @@ OVERRIDES = [
     ("train=5", "train must be a section of keys, not 5", "", "train.steps"),
     ("data.source=", "data.source must be text, not empty", "", "default (built-in)"),
     ("device=cuda", "device: cuda is not in this release", "", "device: cpu"),
-    ("lora.rank=8", "lora is not in this release", "", "remove it"),
     ("bf16=true", "unknown key bf16: another tool's setting", "", "parallel.dtype"),
     ("model=a\udcffb", "--set takes UTF-8 text only", "", "run file"),
 ]

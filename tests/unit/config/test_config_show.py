@@ -80,6 +80,9 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     evaluation = tree.get("evaluation", {})
     if evaluation.get("keep_best") or evaluation.get("stop_after"):
         evaluation["every_steps"] = evaluation.get("every_steps") or 10
+    if "lora" in tree:
+        tree["lora"]["rank"] = tree["lora"].get("rank") or 16
+        train["freeze"] = []
     data["sources"] = None  # its items are mappings, with rules of their own
     if model.get("trust_remote_code"):
         model |= {"name": "some/model", "revision": "0" * 40, "config": None}

@@ -16,6 +16,7 @@ from pathlib import Path
 from coremill.config.schema import SampleSection
 from coremill.errors import CoremillError
 from coremill.hardware.probe import cache_folder, environment_snapshot
+from coremill.model.lora_base import base_folder_of
 from coremill.remote_code import checked_copy
 
 SHORTEST_TIMEOUT_SECONDS = 600.0
@@ -50,9 +51,11 @@ def ask_for_sample(
     return {"prompt": sample.prompt, **found}
 
 
-def timeout_seconds(export: Path, tokens: int) -> float:
-    """How long a slow disk and a slow memory may take to read the export once and to go through it for every token."""
-    size = sum(path.stat().st_size for path in export.rglob("*") if path.is_file())
+def timeout_seconds(export: Path, tokens: int, base: Path | None = None) -> float:
+    """How long a slow disk and a slow memory may take to read the export, with the `base` of an adapter, once and to go
+    through it for every token."""
+    folders = [export] if base is None else [export, base]
+    size = sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
     return max(SHORTEST_TIMEOUT_SECONDS, size / READ_BYTES_PER_SECOND + tokens * size / GENERATE_BYTES_PER_SECOND)
 
 
@@ -63,14 +66,14 @@ def _ask(
     begin_ids: Sequence[int],
     code_sha256: str | None,
 ) -> str:
-    trusted = [] if code_sha256 is None else [code_sha256]
+    trusted, base = [] if code_sha256 is None else [code_sha256], base_folder_of(export)
     child = subprocess.run(
         [sys.executable, "-m", "coremill.tasks.causal_lm.sample", str(export), str(sample.tokens), *trusted],
         input=json.dumps({"prompt": sample.prompt, "begin_ids": list(begin_ids)}),
         capture_output=True,
         text=True,
         env=dict(environ),
-        timeout=timeout_seconds(export, sample.tokens),
+        timeout=timeout_seconds(export, sample.tokens, base),
     )
     if child.returncode != 0:
         said = child.stderr.strip()
@@ -85,12 +88,18 @@ def complete(export: str, prompt: str, tokens: int, begin_ids: list[int], code_s
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    trusted = code_sha256 is not None
+    trusted, adapter = code_sha256 is not None, base_folder_of(Path(export))
+    base = Path(export) if adapter is None else adapter
     if code_sha256 is not None:
         cache = cache_folder(environment_snapshot()).absolute()
+        base = checked_copy(base.absolute(), code_sha256, cache)
         export = str(checked_copy(Path(export).absolute(), code_sha256, cache))
     tokenizer = AutoTokenizer.from_pretrained(export, trust_remote_code=trusted)
-    model = AutoModelForCausalLM.from_pretrained(export, trust_remote_code=trusted)
+    model = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=trusted)
+    if adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, export, trust_remote_code=trusted)
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     if ids[: len(begin_ids)] != begin_ids:
         ids = [*begin_ids, *ids]
