@@ -58,7 +58,7 @@ class AdapterParameters:
     outputs: int
     maps: int = 0  # how many these are
     base_weights: int = 0  # matrices of the model itself
-    unkept: int = 0  # numbers of a token, over all layers, that only gradients of weights would need which have none
+    unkept: int = 0  # numbers of a token that only gradients would need which are not made, over layers in backward
     has_dropout: bool = False  # of what goes into adapters: a copy of it is kept for each, and what was left out
 
     @property
