@@ -79,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name} ...", flush=True)
         try:
             found[name] = {"coremill": run_coremill, "peft": run_peft}[name](options, folder, model, found)
-        except subprocess.CalledProcessError as error:
-            print(f"  failed with {error.returncode}; see {error.cmd}", flush=True)
+        except subprocess.SubprocessError as error:
+            print(f"  failed: {error}", flush=True)
             return 1
         print("\n".join(f"  {line}" for line in lines_of(found[name])), flush=True)
     if len(found) == 2:
@@ -193,7 +193,7 @@ def lines_of(one: dict[str, Any]) -> Iterator[str]:
 def run_watched(command: Sequence[str], log: Path, timeout_seconds: float) -> int:
     """To the end, or to the time limit; the most that all its processes had together, by what the kernel says of each
     (PSS: what several share is divided among them)."""
-    most_bytes, seen = 0, set[int]()
+    most_bytes = 0
     with log.open("wb") as output:
         leader = subprocess.Popen(list(command), cwd=ROOT, env=_environment(), stdout=output, stderr=output)
     ended = threading.Event()
@@ -201,9 +201,7 @@ def run_watched(command: Sequence[str], log: Path, timeout_seconds: float) -> in
     def watch() -> None:
         nonlocal most_bytes
         while not ended.wait(SAMPLE_SECONDS):
-            tree = _tree(leader.pid)
-            seen.update(tree)
-            most_bytes = max(most_bytes, sum(map(_pss_bytes, tree)))
+            most_bytes = max(most_bytes, sum(map(_pss_bytes, _tree(leader.pid))))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -217,7 +215,7 @@ def run_watched(command: Sequence[str], log: Path, timeout_seconds: float) -> in
         ended.set()
         watcher.join()
     if code:
-        raise subprocess.CalledProcessError(code, str(log))
+        raise subprocess.SubprocessError(f"it ended with {code}; see {log}")
     return most_bytes
 
 

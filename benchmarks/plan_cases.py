@@ -235,6 +235,9 @@ HERE = (
             ("91M", M91, "shard", 2, "", ALL_MAPS, False),
             ("91M", M91, "shard", 2, "", ALL_MAPS, True),
             ("91M", M91, "shard", 2, " of q and v", QUERY_AND_VALUE, False),
+            ("30M", M30, "replicate", 1, " of rank 64", {"rank": 64}, False),
+            ("27M tied", M27_TIED, "replicate", 2, "", ALL_MAPS, True),
+            ("40M", M40, "shard", 2, "", ALL_MAPS, False),
         )
     ),
 )

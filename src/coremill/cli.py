@@ -380,5 +380,3 @@ def main() -> None:
         REQUESTS.leave()
         print("coremill: interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(141)

@@ -25,6 +25,11 @@ from end_to_end.scene import DEADLINE_SECONDS, Ended, Scene
 from end_to_end.stand_in_upload_hub import TOKEN, serve_upload_hub
 
 SHARDED = ("parallel.engine=shard", "lora.rank=4", "lora.modules_to_save=[lm_head]", "model=base")
+BEST = (
+    "run.folder=best", *SHARDED, "sample.prompt=mill", "sample.tokens=4", "evaluation.keep_best=true",
+    "evaluation.every_steps=2", "train.steps=4", "train.learning_rate=2.0", "train.schedule=constant",
+    "train.warmup_steps=1",
+)  # fmt: skip
 
 
 def words(*settings: str) -> list[str]:
@@ -36,8 +41,10 @@ def logits(model: Any) -> torch.Tensor:
         return model.eval()(torch.arange(20).view(2, 10)).logits
 
 
-def with_adapter(scene: Scene, folder: Path) -> Any:
-    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(scene.path("base")), folder)
+def merged_by_peft(scene: Scene, folder: Path) -> Any:
+    """Weights that grew large are rounded in either form; merged by peft they are rounded in the same places."""
+    base = AutoModelForCausalLM.from_pretrained(scene.path("base"))
+    return PeftModel.from_pretrained(base, folder).merge_and_unload()
 
 
 def report_of(folder: Path) -> dict[str, Any]:
@@ -51,13 +58,9 @@ def adapter_of(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def best(scene: Scene) -> Ended:
-    """The run in `best`, by two ranks that share the rows; its second evaluation is worse than its first."""
+    """The run in `best`, by two ranks that share the rows, at a rate at which it soon gets worse."""
     shutil.copytree(scene.path("model"), scene.path("base"))
-    settings = words(
-        "run.folder=best", *SHARDED, "sample.prompt=mill", "sample.tokens=4", "evaluation.keep_best=true",
-        "evaluation.every_steps=2", "train.steps=4", "train.learning_rate=2.0", "train.schedule=constant",
-        "train.warmup_steps=1",
-    )  # fmt: skip
+    settings = words(*BEST)
     before = digest_of_files([scene.path("base") / "model.safetensors"])
     done = scene.coremill("train", "run.yaml", "--nproc", "2", *settings)
     assert done.code == 0 and not done.left, str(done)
@@ -99,7 +102,7 @@ def test_merged_by_the_command_and_pushed(scene: Scene, best: Ended) -> None:
     done = scene.coremill("export", "best", "merged", "--merged")
     assert done.code == 0 and "exported the model with the adapter of step" in done.out, str(done)
     whole = AutoModelForCausalLM.from_pretrained(scene.path("merged"))
-    assert (logits(whole) - logits(with_adapter(scene, scene.path("best/export")))).abs().max() < 1e-5
+    assert (logits(whole) - logits(merged_by_peft(scene, scene.path("best/export")))).abs().max() < 1e-5
     with serve_upload_hub() as hub:
         environ = {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN}
         pushed = scene.coremill("export", "best", "pushed", "--push", "me/adapter", environ=environ)
@@ -115,8 +118,6 @@ def test_an_adapter_to_start_from_and_ranks_that_merge(scene: Scene, best: Ended
     start, folder = "lora.start_from=best/export", scene.path("next")
     for settings, said in (
         (("lora.rank=8",), "has r 4, the run file lora.rank 8"),
-        (("lora.target_modules=[q_proj]",), "does not train"),
-        (("lora.start_from=best",), "no adapter_config.json in"),
         (("lora.start_from=bst/export/",), "bst/export"),
     ):
         chosen = words("run.folder=next", *SHARDED, start, *settings)
@@ -130,7 +131,7 @@ def test_an_adapter_to_start_from_and_ranks_that_merge(scene: Scene, best: Ended
     adapter = scene.coremill("export", "next", "next-adapter", "--adapter")
     assert adapter.code == 0, str(adapter)
     whole = AutoModelForCausalLM.from_pretrained(folder / "export")
-    assert (logits(whole) - logits(with_adapter(scene, scene.path("next-adapter")))).abs().max() < 1e-5
+    assert (logits(whole) - logits(merged_by_peft(scene, scene.path("next-adapter")))).abs().max() < 1e-5
     events = [json.loads(line) for line in (folder / "events" / "rank-00000.jsonl").read_text().splitlines()]
     first = next(event["loss"] for event in events if event["kind"] == "step")
     assert first != pytest.approx(report_of(scene.path("best"))["loss_first"], rel=1e-3)  # it began elsewhere
@@ -138,6 +139,7 @@ def test_an_adapter_to_start_from_and_ranks_that_merge(scene: Scene, best: Ended
 
 def test_in_bf16_the_adapter_is_exported_as_trained_and_a_stopped_run_too(scene: Scene, best: Ended) -> None:
     settings = ("run.folder=narrow", "model=base", "lora.rank=4", "parallel.dtype=bf16", "parallel.engine=replicate")
+    settings += ("train.warmup_steps=1",)
     command = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "1"]
     done = scene.run([*command, *words(*settings, "train.steps=2")])
     assert done.code == 0, str(done)
@@ -165,7 +167,7 @@ def test_another_base_is_refused(scene: Scene, best: Ended) -> None:
     tensors = load_file(file)
     try:
         save_file({name: tensor * 1.01 for name, tensor in tensors.items()}, file, {"format": "pt"})
-        settings = words("run.folder=best", *SHARDED, "train.steps=6", "evaluation.keep_best=true")
+        settings = words(*BEST, "train.steps=6")
         for command in (["train", "run.yaml", *settings], ["export", "best", "never", "--merged"]):
             refused = scene.coremill(*command)
             assert refused.code == 78 and not refused.left, str(refused)

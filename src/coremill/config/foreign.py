@@ -84,6 +84,13 @@ FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
     "data.learn": _LEARNED,
 }
 
+# Inside an entry of data.sources.
+FOREIGN_ITEM_KEYS = words(
+    "path dataset dataset_name file files data_files name data_path -> source",
+    "weight weights prob probability ratio proportion fraction sampling_weight -> share",
+    "text_column text_field field -> column",
+)
+
 
 @dataclass(frozen=True)
 class Foreign:
@@ -217,6 +224,13 @@ _FOREIGN = (
     Foreign("validation_file eval_file eval_files test_file eval_dataset eval_dataset_path test_datasets",
             "files are named by a path or glob", "set data.evaluation_source", ("data.evaluation_source",),
             same("data.evaluation_source")),
+    Foreign("interleave_probs probabilities dataset_weights data_weights sampling_weights",
+            "each source has its share beside it",
+            "set data.sources to a list: {source: FIRST, share: 0.7} and {source: SECOND, share: 0.3}",
+            ("data.sources", "data.source"), translate.shares),
+    Foreign("mix_strategy stopping_strategy interleave_strategy", "sources are mixed by their shares; a small one is"
+            " gone through again, and each is counted in the report",
+            "remove it; data.sources takes a share for each source", ("data.sources",)),
     _renamed("val_set_size val_size validation_split_percentage test_size eval_split_ratio", "data.evaluation_fraction",
              do="set data.evaluation_fraction to a share: 0.05", translate=translate.held_out),
     _renamed("text_column text_column_name text_field dataset_text_field", "data.column"),
@@ -241,7 +255,10 @@ _FOREIGN = (
     _renamed("lr peak_lr max_lr base_lr", "train.learning_rate"),
     _renamed("lr_scheduler_type lr_scheduler scheduler lr_schedule", "train.schedule",
              do="set train.schedule to linear, cosine, constant or warmup-stable-decay",
-             translate=by_words("train.schedule", _SCHEDULES)),
+             translate=translate.schedule_of(_SCHEDULES)),
+    Foreign("lr_scheduler_kwargs lr_scheduler_args", "the schedules here have no arguments but the lowest rate",
+            "remove it; train.minimum_learning_rate is the lowest rate", ("train.minimum_learning_rate",),
+            translate.scheduler_kwargs),
     _renamed("warmup_ratio lr_warmup_fraction warmup_fraction warmup_frac", "train.warmup_share",
              translate=translate.warmup_ratio),
     _renamed("min_lr lr_min eta_min end_learning_rate minimum_lr", "train.minimum_learning_rate"),
@@ -267,7 +284,7 @@ _FOREIGN = (
              "train.activation_checkpointing", do="set train.activation_checkpointing to true, false or auto",
              translate=switch("train.activation_checkpointing", True, False, ", or leave it out: auto turns it on where"
                               " memory is short")),
-    Foreign("gradient_checkpointing_kwargs optim_args lr_scheduler_kwargs model_init_kwargs optimizer_params"
+    Foreign("gradient_checkpointing_kwargs optim_args model_init_kwargs optimizer_params"
             " neftune_noise_alpha label_smoothing_factor label_smoothing", "there is nothing here to hand it to",
             "remove it; `coremill config schema` has all keys"),
     _renamed("random_seed manual_seed", "train.seed"),

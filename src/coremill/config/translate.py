@@ -28,6 +28,7 @@ LENGTH = (
     " model_max_length"
 )
 DEVICES = "num_processes nproc_per_node nproc world_size num_gpus gpus devices"
+LOWEST_RATE = ", with train.minimum_learning_rate for its lowest rate"
 CONFIGS = "dataset_config_name dataset_config subset"
 
 
@@ -118,6 +119,9 @@ def adapter_kind(value: Any, given: Given) -> Cure | None:
     """`adapter: lora`; values that say there is none."""
     if value in ("full", "", "none", "no", False, None):
         return Cure(why="without lora.rank all weights are trained")
+    if value == "freeze":  # LLaMA-Factory's finetuning_type
+        why = "what is not trained is named, by patterns over parameter names; all else is trained"
+        return Cure(note="; set train.freeze to patterns, for instance ['model.embed_tokens.*']", why=why)
     if str(value).lower() in ("lora", "true") or isinstance(value, Mapping):
         rank = value.get("r") if isinstance(value, Mapping) else None
         return Cure({"lora.rank": rank} if rank else _rank_beside(given) or {})
@@ -187,6 +191,50 @@ def minimum_rate(value: Any, given: Given) -> Cure | None:
     return Cure({"train.minimum_learning_rate": float(f"{value * peak:.6g}")}, f" ({value:g} of {peak:g})")
 
 
+def scheduler_kwargs(value: Any, given: Given) -> Cure | None:
+    """`lr_scheduler_kwargs: {min_lr: 1e-6}`, or min_lr_rate."""
+    if not isinstance(value, Mapping):
+        return None
+    lowest = same("train.minimum_learning_rate")(value.get("min_lr"), given)
+    cure = lowest or minimum_rate(value.get("min_lr_rate"), given)
+    others = [name for name in value if name not in ("min_lr", "min_lr_rate")]
+    left = f"; leave out {', '.join(map(str, others))}: there is nothing here to hand it to" if others else ""
+    return None if cure is None else Cure(cure.settings, cure.note + left)
+
+
+def schedule_of(theirs: Mapping[str, str]) -> Translate:
+    """A schedule that goes down to a lowest rate is one with that rate."""
+
+    def translate(value: Any, given: Given) -> Cure | None:
+        cure = by_words("train.schedule", theirs)(value, given)
+        return cure if cure is None or "min_lr" not in str(value) else Cure(cure.settings, LOWEST_RATE)
+
+    return translate
+
+
+def shares(value: Any, given: Given) -> Cure | None:
+    """`interleave_probs: 0.7,0.3` with `dataset: a,b`."""
+    probabilities = value.split(",") if isinstance(value, str) else value
+    named = given.get("dataset") or given.get("datasets")
+    named = named.split(",") if isinstance(named, str) else named
+    if not isinstance(probabilities, list) or not isinstance(named, list) or len(named) != len(probabilities):
+        return None
+    try:
+        parts = [float(each) for each in probabilities]
+    except (TypeError, ValueError):
+        return None
+    cures = [dataset_source(each.strip() if isinstance(each, str) else each, {}) for each in named]
+    found = [cure.settings["data.source"] for cure in cures if cure is not None]
+    if len(found) != len(parts) or min(parts) <= 0:
+        return None
+    return Cure({"data.sources": [{"source": f, "share": s} for f, s in zip(found, as_shares(parts), strict=True)]})
+
+
+def as_shares(parts: Sequence[float]) -> list[float]:
+    """Weights as parts of 1."""
+    return [float(f"{part / sum(parts):.4g}") for part in parts]
+
+
 def decay_share(value: Any, _: Given) -> Cure | None:
     if not accepts("train.decay_share", value):
         return None
@@ -215,19 +263,25 @@ def fp16_of(value: Any, given: Given) -> Cure | None:
 def dataset_source(value: Any, given: Given) -> Cure | None:
     """A name of the hub with its config, or files."""
     if isinstance(value, list | tuple):
-        return dataset_source(value[0], given) if len(value) == 1 else _several(value)
+        if len(value) == 1:
+            return dataset_source(value[0], given)
+        mixed = shares(given["interleave_probs"], given) if "interleave_probs" in given else None
+        return mixed or _several(value)
     if isinstance(value, Mapping):
         named = value.get("path") or value.get("source") or value.get("dataset")
         if named in _LISTED:
             named = value.get("data_files")
         config = value.get("name") or value.get("subset")
         cure = dataset_source(named, {"subset": config} if config else {}) if isinstance(named, str) else None
+        if cure is None:
+            return None
         column = value.get("field_messages")
-        if cure is None or not isinstance(column, str):
-            return cure
-        return Cure({**cure.settings, "data.messages_column": column}, cure.note)
+        messages = {"data.messages_column": column} if isinstance(column, str) else {}
+        return Cure({**cure.settings, **messages}, cure.note + _left_out(value))
     if not isinstance(value, str) or not value:
         return None
+    if "," in value and "{" not in value:
+        return dataset_source([part.strip() for part in value.split(",")], given)
     if _FILE.search(value):
         return Cure({"data.source": value})
     if not _HUB_NAME.fullmatch(value):
@@ -239,7 +293,22 @@ def dataset_source(value: Any, given: Given) -> Cure | None:
 def _several(values: Sequence[Any]) -> Cure | None:
     found = [dataset_source(value, {}) for value in values]
     named = [cure.settings["data.source"] for cure in found if cure is not None]
-    return Cure({"data.sources": named}) if named and len(named) == len(values) else None
+    notes = dict.fromkeys(cure.note for cure in found if cure is not None)
+    return Cure({"data.sources": named}, "".join(notes)) if named and len(named) == len(values) else None
+
+
+def _left_out(dataset: Given) -> str:
+    """What else an entry of Axolotl's `datasets` says, in words; `type: completion` is what is done here."""
+    taken = ("path", "source", "dataset", "data_files", "ds_type", "name", "subset", "field_messages")
+    known = (("type", "completion"), ("type", "chat_template"))  # plain text; conversations are known by their columns
+    others = [name for name, one in dataset.items() if name not in taken and (name, one) not in known]
+    if not others:
+        return ""
+    said = " and ".join(f"{name} ({as_written(dataset[name])})" for name in others)
+    return (
+        f"; its {said} {'is' if len(others) == 1 else 'are'} not taken along, data.column and data.split say which text"
+        " is learned, every token of it"
+    )
 
 
 def chat_template(value: Any, _: Given) -> Cure | None:
@@ -296,6 +365,8 @@ def as_written(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
         return f"[{', '.join(map(as_written, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {as_written(one)}' for name, one in value.items())}}}"
     return str(value)
 
 

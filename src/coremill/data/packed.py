@@ -216,6 +216,7 @@ class PackedData:
     bad_rows: int = 0  # left out of both
     bad_rows_words: str = ""  # how many, why, and where they are listed
     evaluation_documents: int = 0  # of `documents`
+    train_documents: int | None = None  # likewise; one whose tail is held out is in both. None: all the others
     evaluation_words: str = ""  # what was held out of the training text
     begin_ids: tuple[int, ...] = ()  # the special tokens in front of every document; a sample's prompt gets them too
     is_plain: bool = True  # special tokens made no difference
@@ -278,7 +279,7 @@ class PackedData:
 
     def train_in_words(self) -> str:
         """How much there is to train on."""
-        documents = max(1, self.documents - self.evaluation_documents)
+        documents = self.train_documents or self.documents - self.evaluation_documents
         if self.conversations is not None:
             of = f"{documents:,} conversation{'s' if documents > 1 else ''}"
             return f"{self.train_rows:,} rows of {self.sequence_length:,} tokens from {of}; {self._learned_in_words()}"
@@ -318,7 +319,6 @@ class PackedData:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PackedData:
         """The inverse of `to_json`."""
-        # Orders of an older version lack what was added since.
         values = {field.name: document[field.name] for field in fields(cls) if field.name in document}
         values["folder"] = Path(values["folder"])
         if values.get("conversations") is not None:

@@ -97,6 +97,7 @@ def prepare_data(
         dropped_tokens=sum(each.manifest.dropped_tokens for each in used),
         documents=sum(each.manifest.documents for each in packings),
         evaluation_documents=sum(each.manifest.documents for each in evaluation),
+        train_documents=sum(each.manifest.documents for each in training),
         evaluation_words="; ".join(part.words for part in parts if part.words),
         eos_id=first.eos_id,
         begin_ids=tuple(first.begin_ids),

@@ -64,12 +64,12 @@ def layer_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
 
 
 def _adapter_numbers(card: ModelCard) -> int:
-    """What a layer keeps more with adapters, in the mean of those that have some: the narrow product of each, with
-    dropout a copy of its input and what was left out of it; less what nobody needs whose weights have no gradient."""
+    """What a layer keeps more with adapters, in the mean of those that backward comes to: the narrow product of each,
+    with dropout a copy of its input and what was left out of it; less what only gradients need that are not made."""
     if (adapters := card.adapters) is None:
         return 0
     copies = 2 * adapters.inputs if adapters.has_dropout else 0
-    layers = max(1, sum(numbers > 0 for numbers in adapters.layers))
+    layers = max(1, card.layers - card.layers_below_backward)
     return (adapters.rank * adapters.maps + copies - adapters.unkept) // layers
 
 

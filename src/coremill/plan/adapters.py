@@ -95,15 +95,16 @@ def with_adapters(card: ModelCard, parameters: Sequence[NamedParameter], adapted
         inputs=inputs,
         outputs=outputs,
         maps=len(adapted.targets),
-        unkept=_unkept(card, parameters, adapted),
+        base_weights=sum(len(each.shape) > 1 for each in parameters),
         has_dropout=adapted.has_dropout,
     )
-    return replace(card, adapters=beside)
+    card = replace(card, adapters=beside)
+    return replace(card, adapters=replace(beside, unkept=_unkept(card, parameters, adapted)))
 
 
 def _unkept(card: ModelCard, parameters: Sequence[NamedParameter], adapted: Adapted) -> int:
-    """Numbers of a token, over all layers, that full training keeps and this does not: inputs of maps without a
-    gradient.
+    """Numbers of a token that full training keeps and this does not, over all layers that backward comes to: inputs of
+    maps without a gradient.
 
     Maps of one module (attention, an MLP) read the same, but the last one, which reads what the module made of it; and
     attention keeps its own result anyway, if not a copy of it. Of families that are not known, and of experts, nothing
@@ -115,6 +116,8 @@ def _unkept(card: ModelCard, parameters: Sequence[NamedParameter], adapted: Adap
     feeds: dict[str, list[bool]] = {}  # by layer: whether what goes into each of its modules is kept
     unkept = 0
     for (layer, _), maps in _maps_by_module(parameters).items():
+        if int(layer) < card.layers_below_backward:
+            continue
         is_mlp = _is_mlp(card, maps)
         last = next((name for name, shape in reversed(maps) if is_mlp or shape[0] == card.hidden), None)
         feeds.setdefault(layer, []).append(any(name in reading for name, _ in maps if name != last))
@@ -179,6 +182,7 @@ def with_usual_adapters(card: ModelCard, rank: int) -> ModelCard:
         inputs=inputs,
         outputs=outputs,
         maps=card.layers * len(ends),
+        base_weights=card.layers * len(ends) + (1 if card.tied else 2),
     )
     return replace(card, frozen=frozen, adapters=beside)
 

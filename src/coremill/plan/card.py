@@ -57,7 +57,8 @@ class AdapterParameters:
     inputs: int  # widths of what goes into the adapted maps, over all of them
     outputs: int
     maps: int = 0  # how many these are
-    unkept: int = 0  # numbers of a token, over all layers, that only gradients of weights would need which have none
+    base_weights: int = 0  # matrices of the model itself
+    unkept: int = 0  # numbers of a token that only gradients would need which are not made, over layers in backward
     has_dropout: bool = False  # of what goes into adapters: a copy of it is kept for each, and what was left out
 
     @property

@@ -41,8 +41,13 @@ def _model_name(model: Any) -> str | None:
     if not isinstance(model, Mapping):
         return model if isinstance(model, str) else None
     if isinstance(model.get("config"), Mapping):
-        return f"{model['config'].get('model_type', 'a')} shape of the run file"
+        return shape_name(model["config"])
     return model.get("name")
+
+
+def shape_name(model_config: Mapping[str, Any]) -> str:
+    """What a model is called whose `model.config` is given instead of a name."""
+    return f"{model_config.get('model_type', 'a')} shape of the run file"
 
 
 def config_values(text: str | None) -> dict[str, Any]:

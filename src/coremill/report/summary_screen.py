@@ -229,6 +229,9 @@ def _evaluations(summary: Mapping[str, Any], console: Console) -> None:
     ]
     print_heading(console, "Evaluation")
     print_rows(console, "evaluation", ("", "loss", *(in_words(name) for name in names)), rows)
+    if left_out := len(evaluations) - len(shown):
+        between = f"between step {shown[0]['step']} and step {shown[1]['step']}"
+        print_line(console, f"... {left_out:,} more {between}: coremill report {summary['run']} --json has all")
     best, early = summary.get("best"), summary.get("early_stop")
     if best and len(evaluations) > 1:
         told = [f"{in_words(name)} {format_metric(best['metrics'][name])}" for name in names]

@@ -24,7 +24,8 @@ from coremill.model.lora_base import Base, base_of, require_peft
 from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
 from coremill.report.model_card import base_model_of, license_of, model_card
 from coremill.report.progress import AmountProgress
-from coremill.report.summary import summarise
+from coremill.report.step_figures import figures_at
+from coremill.report.summary import read_plan, summarise
 from coremill.report.terminal import format_bytes
 from coremill.run.folder import RunFolder
 from coremill.run.prepare import Orders, say
@@ -49,7 +50,7 @@ class Wanted:
 def export_run(run: Path, destination: Path, wanted: Wanted, console: Console) -> None:
     """What is wrong is said before anything is written."""
     folder, destination = RunFolder(run.absolute()), destination.absolute()
-    summary = summarise(folder.path)  # refuses what is no run folder
+    read_plan(folder.path)  # refuses what is no run folder
     _refuse_full(destination)
     if wanted.private and wanted.push is None:
         raise InputError("--private says how to push, but --push is not given", where="--private")
@@ -67,7 +68,8 @@ def export_run(run: Path, destination: Path, wanted: Wanted, console: Console) -
 
     def card_of(step: int, form: str) -> str:
         name = wanted.push or destination.name
-        return model_card(summary, config, name=name, license_name=licensed, step=step, form=form)
+        summary, exported = summarise(folder.path), figures_at(folder.path, step)  # now: the run may have gone on
+        return model_card(summary, config, name=name, license_name=licensed, exported=exported, form=form)
 
     step = _export(config, folder, wanted, sources, destination, card_of, console)
     if wanted.push is not None:

@@ -42,6 +42,7 @@ from coremill.plan.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from coremill.plan.adapters import adapted_by, with_adapters, words_of_adapters
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.headers import weight_files
+from coremill.plan.known_length import with_steps
 from coremill.plan.length import steps_of_epochs
 from coremill.plan.planner import make_plan
 from coremill.plan.stored import plan_from_json
@@ -52,6 +53,7 @@ from coremill.report.plan_screen import render_plan_short, run_in_words
 from coremill.report.progress import StageProgress
 from coremill.report.readers.trackers import require_libraries
 from coremill.report.sources import words_of_data
+from coremill.report.subject import shape_name
 from coremill.report.terminal import print_line
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
@@ -119,7 +121,9 @@ class Orders:
 
 def card_for(config: RunConfig, model: ModelFolder, progress: Say | None = None) -> ModelCard:
     """The card of a model that lies in a folder, with what of it the run trains."""
-    card = read_card(model.folder, name=config.model.name, pretrained=model.weights == "pretrained")
+    shape = config.model.config
+    name = config.model.name if shape is None else shape_name(shape)
+    card = read_card(model.folder, name=name, pretrained=model.weights == "pretrained")
     return card_with_patterns(config, card, lambda: model, progress)
 
 
@@ -215,7 +219,7 @@ def prepare_run(
         if data.train_rows < plan.rows_per_step:
             plan = replace(plan_for_rows(config, fleet, card, data), steps_done=steps_done)
         steps = count_steps(config, data, plan)
-        plan = replace(plan, steps=steps)
+        plan = with_steps(plan, config, fleet, card, steps)
         facts = facts_of(config, model, tokenizer, data, steps, start_from) if plan.nodes > 1 else {}
     spoken = [f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words]
     spoken += [words_of_smaller_step(config, data), *words_of_data(data.counts(), steps * plan.rows_per_step)]

@@ -110,6 +110,7 @@ def run_as_rank(load: Callable[[], LoadedConfig], identity: RankIdentity, option
             if identity.launcher == "coremill":
                 orders: Orders | None = orders_of_launcher(loaded, folder, world)
             else:
+                loaded = loaded if options.fresh else with_paths_of_run(loaded, folder)
                 orders = prepare_together(loaded, folder, world, options)  # hardware, plan, data
             if orders is None:  # a dry run, or finished earlier
                 return 0

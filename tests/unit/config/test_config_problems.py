@@ -250,3 +250,20 @@ def file_problems(path: Path) -> tuple[InputError, ...]:
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("setting", "what", "do"),
+    [
+        ("run.trackers=[all]", "and has the text 'all' in it", "write [tensorboard, wandb, mlflow], or those"),
+        ("run.trackers=all", "not the text 'all'", "write [tensorboard, wandb, mlflow], or those"),
+        ("run.trackers=[wandb, mlfow]", "and has the text 'mlfow' in it", "write [wandb, mlflow]"),
+        ("run.trackers=[wandb, comet]", "and has the text 'comet' in it", "write [wandb]"),
+        ("train.freeze=[1, lm_head.*]", "and has 1 in it", "write ['1', lm_head.*]"),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_in_it(setting: str, what: str, do: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [setting])
+    (problem,) = caught.value.problems
+    assert what in problem.what and (problem.do or "").startswith(do)

@@ -130,7 +130,13 @@ FILES = [
     ("types", STEPS + "data: {evaluation_fraction: 5%}", "0.05"),
     ("values", "train: {steps: 10, optimizer: adamw_torch}", "write adamw"),
     ("values", "train: {steps: 10, optimizer: paged_adamw_8bit}", "use train.optimizer: adamw"),
-    ("values", "train: {steps: 10, schedule: cosine_with_min_lr}", "write cosine"),
+    ("values", "train: {steps: 10, schedule: cosine_with_min_lr}", "write cosine, with train.minimum_learning_rate for its lowest rate"),
+    ("Trainer", "train: {steps: 10, learning_rate: 1e-3}\nlr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-5}", "set train.minimum_learning_rate: 1e-05"),
+    ("Trainer", "train: {steps: 10, learning_rate: 1e-3}\nlr_scheduler_kwargs: {min_lr_rate: 0.1, num_cycles: 0.5}", "set train.minimum_learning_rate: 0.0001 (0.1 of 0.001); leave out num_cycles"),
+    ("Trainer", STEPS + "lr_scheduler_kwargs: {num_cycles: 2}", "remove it; train.minimum_learning_rate is the lowest rate"),
+    ("LLaMA-Factory", STEPS + "finetuning_type: freeze", "remove it; set train.freeze to patterns, for instance ['model.embed_tokens.*']"),
+    ("LLaMA-Factory", STEPS + "dataset: a.jsonl,b.jsonl\ninterleave_probs: 0.7,0.3\nmix_strategy: interleave_over", "set data.sources: [{source: a.jsonl, share: 0.7}, {source: b.jsonl, share: 0.3}]"),
+    ("Axolotl", STEPS + "datasets:\n  - path: texts/part.jsonl\n    type: alpaca\n    split: train", "set data.source: texts/part.jsonl; its type (alpaca) and split (train) are not taken along"),
     ("values", STEPS + "parallel: {dtype: bfloat16}", "write bf16"),
     ("values", STEPS + "parallel: {dtype: float16}", "use parallel.dtype: auto"),
     ("values", STEPS + "dtype: bfloat16", "as dtype: bf16"),
@@ -215,11 +221,11 @@ def test_commands_of_other_tools(coremill, command, ours):
 
 @pytest.mark.parametrize(
     ("words", "part"),
-    [(["train", "--frobnicate"], "No such option: --frobnicate"), (["frobnicate"], "No such command"), (["train", "run.yaml", "x.yaml"], "unexpected extra argument")],
+    [(["train", "--frobnicate"], "No such option: --frobnicate"), (["frobnicate"], "No such command"), (["train", "run.yaml", "x.yaml"], "unexpected extra argument"), (["--frob"], "No such option: --frob"), (["report"], "Missing argument"), (["data", "show", "--rows", "x"], "Invalid value for '--rows'"), (["launch", "--nproc", "two", "a.py"], "Invalid value for '--nproc'")],
 )  # fmt: skip
 def test_what_nobody_knows_is_left_to_the_command_line(coremill, words, part):
     code, _, err = coremill(*words)
-    assert code == 2 and part in err
+    assert code == 78 and part in err
 
 
 # key | a path that is wrong | the one that was meant, None: several answers are right | part of the message

@@ -152,6 +152,11 @@ def test_few_targets_keep_less_and_dropout_keeps_more() -> None:
         return candidates_of(settings, fleet(), adapted(SMALL, settings))[0].memory.steady_step.activations
 
     assert kept(target_modules=["q_proj", "v_proj"]) < kept() < kept(dropout=0.05)
+    # Layers below the first adapter keep nothing, whatever they have no gradients of.
+    last, last_two = ([f"*layers.{layer}.*" for layer in range(8 - count, 8)] for count in (1, 2))
+    of_one_layer = kept(target_modules=last_two) - kept(target_modules=last)
+    assert of_one_layer > 0
+    assert kept() - kept(target_modules=last) == pytest.approx(7 * of_one_layer, rel=0.01)
 
 
 def test_adapters_are_a_remedy_that_can_be_followed() -> None:
