@@ -57,5 +57,5 @@ def live_spot_prices(
             why=f"it is not offered as spot in {zone or asked}",
             do="name another type or zone, or leave --live out",
         )
-    place = zone or f"the cheapest zone of {asked}"
-    return SpotPrices(usd_per_hour=cheapest, words=f"spot price in {place}, {now:%Y-%m-%d %H:%M} UTC")
+    where = zone or f"the cheapest zone of {asked}"
+    return SpotPrices(usd_per_hour=cheapest, words=f"spot price in {where}, {now:%Y-%m-%d %H:%M} UTC")

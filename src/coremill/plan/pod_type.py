@@ -39,4 +39,6 @@ def cheapest_type(config: RunConfig, card: ModelCard) -> Choice[Instance]:
             do="set fleet.nodes to more, or name fleet.instance to see what is missing: coremill plan",
         )
     _, _, chosen = min(found)
-    return Choice(chosen, f"{chosen.name} is the cheapest of {len(found)} types that the run fits, by dollars per token")
+    return Choice(
+        chosen, f"{chosen.name} is the cheapest of {len(found)} types that the run fits, by dollars per token"
+    )

@@ -53,9 +53,7 @@ def fleet_of_hosts(hostfile: str | Path, say: Callable[[str], None], *, busy_sec
     return fleet_of_hostfile(hostfile, here.node, here.calibration)
 
 
-def find_fleet(
-    config: RunConfig, text: str | None, card: ModelCard | None = None, *, live: bool = False
-) -> Fleet:
+def find_fleet(config: RunConfig, text: str | None, card: ModelCard | None = None, *, live: bool = False) -> Fleet:
     """`4xc7i.8xlarge`, a hostfile, what the config names, or this machine (measured once, then from the cache).
 
     With a section kubernetes the machines are those of pods; where no type is named, the cheapest that `card` fits.

@@ -56,9 +56,7 @@ def plan_and_card(loaded: LoadedConfig, fleet: str | None, *, live: bool = False
     return plan, card
 
 
-def plan_once(
-    loaded: LoadedConfig, fleet: str | None, *, as_json: bool, console: Console, live: bool = False
-) -> None:
+def plan_once(loaded: LoadedConfig, fleet: str | None, *, as_json: bool, console: Console, live: bool = False) -> None:
     """Show one run on one fleet."""
     plan, card = plan_and_card(loaded, fleet, live=live)
     if as_json:
@@ -75,7 +73,7 @@ def plan_on_fleets(
     config = loaded.located
     with loaded.placing():
         card = card_without_weights(config)
-        machines = [find_fleet(config, fleet, card, live=live) for fleet in fleets or [None]]
+        machines = [find_fleet(config, fleet, card, live=live) for fleet in (*fleets, *([] if fleets else [None]))]
     rows = count_rows(config, card, Console(stderr=True))
     comparison = compare_fleets(config, machines, card, rows=rows)
     if as_json:
