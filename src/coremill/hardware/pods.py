@@ -160,8 +160,8 @@ def _price(
     section: KubernetesSection, instances: Sequence[Instance], nodes: int, spot: SpotPrices | None
 ) -> tuple[float | None, str]:
     """Of all pods by the hour, at the dearest of the types; and what price that is."""
-    elsewhere = "" if section.region in (None, table().region) else f"; {section.region} has its own"
-    on_demand = f"on-demand price of {table().region}, {table().price_date}{elsewhere}"
+    elsewhere = "" if section.region in (None, table().region) else f"{section.region} has its own, "
+    on_demand = f"on-demand price of {table().region}, {elsewhere}{table().price_date}"
     dearest = " of the dearest type listed" if len(instances) > 1 else ""
     if spot is not None and section.may_be_spot:
         known = [spot.usd_per_hour[one.name] for one in instances if one.name in spot.usd_per_hour]

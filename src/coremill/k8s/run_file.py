@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from coremill.config.durations import seconds_of
 from coremill.config.places import Places, is_there, relative_paths
 from coremill.config.schema import AUTO, BUILT_IN, RunConfig
 from coremill.config.show import scalar_text
@@ -91,19 +92,15 @@ def _folders(config: RunConfig, name: str) -> list[Change]:
 def _times(config: RunConfig, times: Times) -> list[Change]:
     section = config.kubernetes
     spot = "a spot notice leaves two minutes" if section.may_be_spot else "so long the plan gives a save"
-    changes = [
-        Change(
-            "checkpoint.grace",
-            f"{times.checkpoint_grace_seconds}s",
-            f"within the pod's grace of {times.pod_grace_seconds} s; {spot}",
-        )
-    ]
+    changes = []
+    if config.checkpoint.grace == AUTO or seconds_of(config.checkpoint.grace) != times.checkpoint_grace_seconds:
+        within = f"within the pod's grace of {times.pod_grace_seconds} s; {spot}"
+        changes.append(Change("checkpoint.grace", f"{times.checkpoint_grace_seconds}s", within))
     if section.has_karpenter and config.checkpoint.spot_notices == AUTO:
         changes.append(Change("checkpoint.spot_notices", "off", "Karpenter hears them, and ends pods in time"))
-    wait = f"{times.wait_for_hosts_seconds // 60}m"
-    if times.wait_for_hosts_seconds % 60:
-        wait = f"{times.wait_for_hosts_seconds}s"
-    changes.append(Change("supervise.wait_for_hosts", wait, "so long a new node may take to start"))
+    if seconds_of(config.supervise.wait_for_hosts) < times.wait_for_hosts_seconds:
+        wait = f"{times.wait_for_hosts_seconds // 60}m"
+        changes.append(Change("supervise.wait_for_hosts", wait, "so long a new node may take to start"))
     return changes
 
 

@@ -35,7 +35,7 @@ class Times:
     pod_grace_seconds: int
     checkpoint_grace_seconds: int
     node_grace_seconds: int  # of NodePool: never less than the pod's, or pods are given less
-    wait_for_hosts_seconds: int
+    wait_for_hosts_seconds: int  # at least
     notes: tuple[str, ...]
 
 
@@ -65,6 +65,6 @@ def times_of(config: RunConfig, plan: Plan | None) -> Times:
         pod_grace_seconds=pod_grace,
         checkpoint_grace_seconds=grace,
         node_grace_seconds=int(SPOT_NOTICE_SECONDS) if is_spot else pod_grace + NODE_MARGIN_SECONDS,
-        wait_for_hosts_seconds=max(NODE_START_SECONDS, ceil(seconds_of(config.supervise.wait_for_hosts))),
+        wait_for_hosts_seconds=NODE_START_SECONDS,
         notes=tuple(notes),
     )

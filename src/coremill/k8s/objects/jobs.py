@@ -76,7 +76,7 @@ def _training_runtime(job: Job) -> dict[str, Any]:
             "labels": {**job.labels, "trainer.kubeflow.org/framework": "torch"},
         },
         "spec": {
-            "mlPolicy": {"numNodes": job.nodes, "torch": {"numProcPerNode": job.ranks_per_node}},
+            "mlPolicy": {"numNodes": job.nodes, "torch": {}},  # processes of a node: in the TrainJob, in all releases
             "template": {"spec": _job_set_spec(job, replicated)},
         },
     }
