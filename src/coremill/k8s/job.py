@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from coremill.config.kubernetes_section import KubernetesSection
 from coremill.config.load import LoadedConfig
@@ -17,7 +18,6 @@ from coremill.plan.planner import make_plan
 from coremill.plan.pod_type import cheapest_type
 from coremill.plan.types import Choice, Plan
 from coremill.plan.words import size
-from coremill.remote_code import is_folder
 from coremill.run.machines import find_fleet
 from coremill.run.prepare import card_without_weights
 
@@ -91,8 +91,10 @@ def make_job(loaded: LoadedConfig) -> Job:
     times = times_of(config, plan)
     # Paths stay as they are written: what this machine found beside the run file is not in the pod.
     run_file = make_run_file(loaded.config, name.value, ranks, threads, times)
-    warnings = [*paths_pods_do_not_see(loaded.config, loaded.places), *times.notes]
-    if plan is None:
+    warnings = paths_pods_do_not_see(loaded.config, loaded.places)
+    if plan is not None and plan.save is not None:
+        warnings += [f"warning: {words}" for words in plan.save.warnings]
+    else:
         warnings.append(
             f"warning: {config.model.name} is not seen from here: that it fits into the pods is not checked"
         )
@@ -135,7 +137,7 @@ def _sized(config: RunConfig) -> tuple[PodSize, Plan | None, int, int]:
     """The pod, the plan for it, and ranks and threads, which the manifest and the plan have in common."""
     model = config.model
     on_volume = model.config is None and model.name.startswith(f"{config.kubernetes.mount_path}/")
-    if on_volume and not is_folder(model.name):
+    if on_volume and not Path(model.name).is_dir():
         if not instances_of(config):
             raise InputError(
                 "no instance type is named, and none can be chosen",

@@ -14,7 +14,7 @@ from math import ceil
 
 from coremill.config.durations import seconds_of
 from coremill.config.schema import AUTO, RunConfig
-from coremill.plan.saving import SHARE_OF_GRACE, SPOT_NOTICE_SECONDS
+from coremill.plan.saving import SPOT_NOTICE_SECONDS
 from coremill.plan.types import Plan
 
 # From EC2's notice through the queue that Karpenter reads to SIGTERM in the pod.
@@ -30,17 +30,16 @@ GRACE_WITHOUT_PLAN_SECONDS = 600
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """In seconds; `notes` are what follows from them, in words."""
+    """What pods, nodes and the run file are told."""
 
     pod_grace_seconds: int
     checkpoint_grace_seconds: int
     node_grace_seconds: int  # of NodePool: never less than the pod's, or pods are given less
     wait_for_hosts_seconds: int  # at least
-    notes: tuple[str, ...]
 
 
 def times_of(config: RunConfig, plan: Plan | None) -> Times:
-    """What pods, nodes and the run file are told; without a plan nobody knows how long a save takes."""
+    """Without a plan nobody knows how long a save takes."""
     is_spot = config.kubernetes.may_be_spot
     asked = config.checkpoint.grace
     save = None if plan is None else plan.save
@@ -48,23 +47,12 @@ def times_of(config: RunConfig, plan: Plan | None) -> Times:
         wanted = ceil(seconds_of(asked))
     else:
         wanted = GRACE_WITHOUT_PLAN_SECONDS if save is None else ceil(save.grace_seconds.value)
-    notes = []
     most = int(SPOT_NOTICE_SECONDS) - NOTICE_REACHES_POD_SECONDS - LEAVE_SECONDS
     grace = min(wanted, most) if is_spot else wanted
-    if plan is not None and save is not None and is_spot:
-        needed = plan.step_seconds.total + save.seconds
-        if needed > SHARE_OF_GRACE * grace:
-            notes.append(
-                f"warning: a save takes about {ceil(save.seconds)} s at an assumed {save.bytes_per_second / 1e6:.0f}"
-                f" MB/s, after a step of up to {ceil(plan.step_seconds.total)} s, and a spot notice leaves {grace} s:"
-                f" when a machine is taken, what was done since the last save (checkpoint.every:"
-                f" {config.checkpoint.every}) is done again"
-            )
     pod_grace = grace + LEAVE_SECONDS
     return Times(
         pod_grace_seconds=pod_grace,
         checkpoint_grace_seconds=grace,
         node_grace_seconds=int(SPOT_NOTICE_SECONDS) if is_spot else pod_grace + NODE_MARGIN_SECONDS,
         wait_for_hosts_seconds=NODE_START_SECONDS,
-        notes=tuple(notes),
     )

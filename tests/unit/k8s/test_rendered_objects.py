@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import os
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,16 @@ def test_the_folder_on_the_volume_belongs_to_the_pods_user(tmp_path: Path) -> No
     theirs = render_objects(loaded(tmp_path, {"make_folder": False})).objects
     assert "initContainers" not in pod_of(theirs)
     assert of_kind(theirs, "Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/warn"] == "restricted"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user: needs root")
+def test_the_init_container_does_what_it_is_for(tmp_path: Path) -> None:
+    pod = pod_of(render_objects(loaded(tmp_path, {"mount_path": str(tmp_path / "volume")})).objects)
+    (tmp_path / "volume").mkdir(mode=0o755)
+    for _ in range(2):  # every pod does it
+        subprocess.run(pod["initContainers"][0]["command"], check=True)
+        made = (tmp_path / "volume" / "coremill").stat()
+        assert (made.st_uid, made.st_gid, made.st_mode & 0o777) == (10001, 10001, 0o755)
 
 
 def test_the_default_namespace_is_not_made(tmp_path: Path) -> None:
