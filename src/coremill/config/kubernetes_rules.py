@@ -13,7 +13,7 @@ _SIZE_STEP_GIB = 2400  # of FSx for Lustre; the smallest is half of it
 
 
 def _image_is_named(config: RunConfig) -> Breach | None:
-    """The section `kubernetes` names an `image`."""
+    """The section `kubernetes` names an `image`; the rules below hold where it does."""
     section = config.kubernetes
     given = [name for name in KubernetesSection.model_fields if getattr(section, name) != _default(name)]
     if section.image is not None or not given:
@@ -51,7 +51,7 @@ def _storage_is_whole(config: RunConfig) -> Breach | None:
         "fsx-new": ("subnet", "security_groups"),
     }.get(section.storage, ())
     missing = [name for name in wanted if not getattr(section, name)]
-    if not missing:
+    if section.image is None or not missing:
         return None
     why = {
         "fsx": "a volume of a file system that is there is its id, its mount name, and the region it is in",
@@ -71,7 +71,12 @@ def _size_of_a_file_system(config: RunConfig) -> Breach | None:
     """With `kubernetes.storage: fsx-new`, `storage_gib` is 1200 or a multiple of 2400."""
     section = config.kubernetes
     size = section.storage_gib
-    if section.storage != "fsx-new" or size == _SIZE_STEP_GIB // 2 or size % _SIZE_STEP_GIB == 0:
+    if (
+        section.image is None
+        or section.storage != "fsx-new"
+        or size == _SIZE_STEP_GIB // 2
+        or size % _SIZE_STEP_GIB == 0
+    ):
         return None
     larger = _SIZE_STEP_GIB // 2 if size < _SIZE_STEP_GIB // 2 else -(-size // _SIZE_STEP_GIB) * _SIZE_STEP_GIB
     return Breach(
@@ -86,7 +91,7 @@ def _reservation_is_named(config: RunConfig) -> Breach | None:
     """`kubernetes.capacity: reservation` and `kubernetes.reservation` go together, with Karpenter."""
     section = config.kubernetes
     is_reserved, named = section.capacity == "reservation", section.reservation is not None
-    if is_reserved == named or not section.has_karpenter:
+    if section.image is None or is_reserved == named or not section.has_karpenter:
         return None
     what = (
         "kubernetes.capacity is reservation, but kubernetes.reservation is not given"
@@ -105,7 +110,7 @@ def _reservation_is_named(config: RunConfig) -> Breach | None:
 def _placement_groups_are_known(config: RunConfig) -> Breach | None:
     """`kubernetes.placement_group` goes with `karpenter: "1.14"`."""
     section = config.kubernetes
-    if section.placement_group is None or section.karpenter == "1.14":
+    if section.image is None or section.placement_group is None or section.karpenter == "1.14":
         return None
     return Breach(
         "kubernetes.placement_group",
@@ -133,7 +138,7 @@ def _planned_type_is_listed(config: RunConfig) -> Breach | None:
 def _cpus_are_whole_cores(config: RunConfig) -> Breach | None:
     """`kubernetes.cpus` is even: a pod gets whole cores, and a core is two CPUs."""
     cpus = config.kubernetes.cpus
-    if cpus == "auto" or cpus % 2 == 0:
+    if config.kubernetes.image is None or cpus == "auto" or cpus % 2 == 0:
         return None
     return Breach(
         "kubernetes.cpus",
@@ -156,13 +161,16 @@ KUBERNETES_RULES = (
     Rule(
         tuple(
             f"kubernetes.{name}"
-            for name in ("storage", "file_system", "mount_name", "zone", "subnet", "security_groups")
+            for name in ("image", "storage", "file_system", "mount_name", "zone", "subnet", "security_groups")
         ),
         _storage_is_whole,
     ),
-    Rule(("kubernetes.storage", "kubernetes.storage_gib"), _size_of_a_file_system),
-    Rule(("kubernetes.capacity", "kubernetes.reservation", "kubernetes.karpenter"), _reservation_is_named),
-    Rule(("kubernetes.placement_group", "kubernetes.karpenter"), _placement_groups_are_known),
+    Rule(("kubernetes.image", "kubernetes.storage", "kubernetes.storage_gib"), _size_of_a_file_system),
+    Rule(
+        ("kubernetes.image", "kubernetes.capacity", "kubernetes.reservation", "kubernetes.karpenter"),
+        _reservation_is_named,
+    ),
+    Rule(("kubernetes.image", "kubernetes.placement_group", "kubernetes.karpenter"), _placement_groups_are_known),
     Rule(("kubernetes.image", "kubernetes.instances", "fleet.instance"), _planned_type_is_listed),
-    Rule(("kubernetes.cpus",), _cpus_are_whole_cores),
+    Rule(("kubernetes.image", "kubernetes.cpus"), _cpus_are_whole_cores),
 )
