@@ -39,12 +39,14 @@ def render(
         typer.Option("--output", "-o", metavar="DIR", help="one file for each object, numbered", show_default=False),
     ] = None,
 ) -> None:
-    """The manifests of a run as YAML on stdout, the same bytes every time: coremill k8s render run.yaml | kubectl apply
-    --server-side -f -
+    """The manifests of a run, as YAML on stdout: the same bytes every time, without a cluster and without torch.
+
+    coremill k8s render run.yaml | kubectl apply --server-side -f -
 
     Nodes that fit the pods (Karpenter), volume, run file, network policy, queue, and the job: a TrainJob, a JobSet or
-    an Indexed Job. The job ends and starts again by coremill's exit codes. What was decided, changed or is missing is
-    said on stderr. Needs no cluster and no torch; docs/eks.md tells what is rendered and why.
+    an Indexed Job, which ends and starts again by coremill's exit codes. What was decided, what is changed in the pods'
+    run file and what is missing is said on stderr. A least section: kubernetes: {image: NAME:TAG, karpenter: none}.
+    docs/eks.md tells what is rendered and why.
     """
     from coremill import api
     from coremill.k8s.render_command import render as render_run

@@ -162,7 +162,7 @@ def _price(
     """Of all pods by the hour, at the dearest of the types; and what price that is."""
     elsewhere = "" if section.region in (None, table().region) else f"{section.region} has its own, "
     on_demand = f"on-demand price of {table().region}, {elsewhere}{table().price_date}"
-    dearest = " of the dearest type listed" if len(instances) > 1 else ""
+    dearest = ", of the dearest type listed" if len(instances) > 1 else ""
     if spot is not None and section.may_be_spot:
         known = [spot.usd_per_hour[one.name] for one in instances if one.name in spot.usd_per_hour]
         if known:

@@ -9,7 +9,7 @@ from coremill.config.kubernetes_section import KubernetesSection
 from coremill.config.load import LoadedConfig
 from coremill.config.schema import AUTO, RunConfig
 from coremill.errors import InputError
-from coremill.hardware.pods import PodSize, instances_of, pod_size
+from coremill.hardware.pods import PodSize, instances_of, pod_size, room_for_a_pod
 from coremill.k8s.names import POOL_PREFIX, job_name, require_names
 from coremill.k8s.run_file import RunFile, make_run_file, paths_pods_do_not_see, volume_folder
 from coremill.k8s.times import Times, times_of
@@ -101,6 +101,7 @@ def make_job(loaded: LoadedConfig) -> Job:
     notes = [
         *([] if name.reason == "set by you" else [f"the job is called {name.value}: {name.reason} (kubernetes.name)"]),
         f"pods of {sized.cpus} CPUs and {sized.memory_gib} GiB: {sized.reason}",
+        *_idle(sized),
         *efa_notes,
         *_hints(config),
         *(
@@ -195,6 +196,12 @@ def _efa(config: RunConfig, sized: PodSize) -> tuple[bool, list[str]]:
     return True, notes
 
 
+def _idle(sized: PodSize) -> list[str]:
+    """Types that are listed together with much smaller ones: a pod is alone on its node."""
+    large = [one.name for one in sized.instances if room_for_a_pod(one)[0] >= 2 * sized.cpus]
+    return [f"warning: half or more of {', '.join(large)} would be paid for and idle: one pod a node"] if large else []
+
+
 def _hints(config: RunConfig) -> list[str]:
     section = config.kubernetes
     hints = []
@@ -206,6 +213,10 @@ def _hints(config: RunConfig) -> list[str]:
         hints.append("warning: kubernetes.zone is not set: pods may start in several, whose traffic is charged")
     if section.may_be_spot and len(section.instances) < 2 and section.has_karpenter:
         hints.append("one instance type on spot is often short; kubernetes.instances may list several")
+    if "wandb" in config.run.trackers and not section.secrets:
+        hints.append(
+            "W&B stays offline in pods without a login: name a Secret with WANDB_API_KEY in kubernetes.secrets"
+        )
     if section.queue is not None:
         hints.append(
             f"the queue {section.queue} is rendered with a quota of this job's size: leave it out of what you apply"

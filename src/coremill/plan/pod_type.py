@@ -12,6 +12,7 @@ from coremill.plan.planner import make_plan
 from coremill.plan.types import Choice
 from coremill.plan.words import plural, size
 
+FAMILIES = ("c7i", "m7i", "r7i", "c8i", "m8i", "r8i")  # those without disks or network cards to pay for
 FEWEST_CPUS = 8  # below that most of a node is spent on what every node has to run
 
 
@@ -23,8 +24,13 @@ def cheapest_type(config: RunConfig, card: ModelCard) -> Choice[Instance]:
     found: list[tuple[float, str, Instance]] = []
     for instance in all_instances():
         cpus, memory_gib = room_for_a_pod(instance)
-        plain = instance.series in ("c", "m", "r") and not instance.is_flex and not instance.bare_metal
-        if not plain or cpus < least_cpus or memory_gib < least_gib or (section.efa and not instance.efa):
+        if (
+            instance.family not in FAMILIES
+            or instance.bare_metal
+            or cpus < least_cpus
+            or memory_gib < least_gib
+            or (section.efa and not instance.efa)
+        ):
             continue
         plan = make_plan(config, pods_of(config, instances=(instance,)), card, with_remedies=False)
         price = usd_per_million_tokens(plan)

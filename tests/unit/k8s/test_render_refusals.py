@@ -15,9 +15,12 @@ from rich.console import Console
 
 from coremill.config.load import load_config
 from coremill.errors import InputError
+from coremill.hardware.instances import instance_named
+from coremill.hardware.pods import room_for_a_pod
 from coremill.k8s.names import as_label, job_name, longest_job_name
 from coremill.k8s.render import render_objects
 from coremill.k8s.render_command import render
+from coremill.run.plan_command import plan_and_card
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +82,13 @@ def test_a_run_that_fits_no_pod(tmp_path: Path) -> None:
     wrong = refused(tmp_path, fleet__nodes=1, **values)
     assert "does not fit into its pods" in wrong.what and "30 CPUs, 55 GiB" in (wrong.why or "")
     assert "--set fleet.nodes=3" in (wrong.do or "") and "coremill plan" in (wrong.do or "")
+    # Larger types are tried as pods too, and named where the section lists types.
+    plan, _ = plan_and_card(loaded(tmp_path, {"instances": ["c7i.8xlarge"]}, fleet__nodes=1, **values), None)
+    (larger,) = (remedy for remedy in plan.remedies if "kubernetes.instances" in " ".join(remedy.settings))
+    named = larger.settings[0].removeprefix("fleet.instance=")
+    assert larger.settings[1] == f"kubernetes.instances=[{named}]"
+    room = room_for_a_pod(instance_named(named))[1] * 2**30
+    assert larger.total_bytes_per_rank <= room
     asked = refused(tmp_path, {"memory_gib": 40_000})
     assert "larger than any node" in asked.what and "kubernetes.memory_gib" in (asked.where or "")
 

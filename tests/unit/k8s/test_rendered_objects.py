@@ -14,6 +14,8 @@ from typing import Any
 import jsonschema
 import pytest
 from clusters import CAPACITIES, IMAGE, STORAGES, job_spec_of, loaded, of_kind, pod_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 import coremill.k8s
@@ -21,6 +23,7 @@ from coremill.config.load import load_config
 from coremill.config.schema import RunConfig
 from coremill.k8s.render import Rendered, render_objects
 from coremill.k8s.render_command import write_objects
+from coremill.plan.stored import plan_from_json
 from coremill.run.plan_command import plan_and_card
 
 LONG = os.environ.get("COREMILL_LONG_TESTS") == "1"
@@ -67,6 +70,42 @@ def test_every_variant_holds_together(kind: str, tmp_path: Path) -> None:
         rendered = variant(tmp_path, *each)
         require_whole(rendered)
         require_schemas(rendered)
+
+
+@given(
+    variant=st.sampled_from(list(itertools.product(KINDS, KARPENTERS, (False, True), STORAGES, CAPACITIES))),
+    nodes=st.integers(1, 200),
+    instances=st.lists(st.sampled_from(["c7i.8xlarge", "m7i.16xlarge", "r8i.48xlarge", "c7i.metal-48xl"]), min_size=1),
+    more=st.fixed_dictionaries(
+        {},
+        optional={
+            "queue": st.sampled_from(["cpu", "a.b"]),
+            "cpus": st.integers(1, 15).map(lambda cores: 2 * cores),
+            "memory_gib": st.integers(4, 55),
+            "user_id": st.integers(1000, 65000),
+            "namespace": st.sampled_from(["default", "1st", "on", "x" * 63]),
+            "mount_path": st.sampled_from(["/fsx", "/mnt/my-volume"]),
+            "ami": st.sampled_from(["al2023@v20260801", "bottlerocket@latest"]),
+            "secrets": st.just(["wandb", "more"]),
+            "make_folder": st.booleans(),
+        },
+    ),
+)
+@settings(max_examples=200 if LONG else 20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_variant_holds_together(
+    tmp_path: Path,
+    variant: tuple[str, str, bool, str, str],
+    nodes: int,
+    instances: list[str],
+    more: dict[str, Any],
+) -> None:
+    kind, karpenter, efa, storage, capacity = variant
+    section = KINDS[kind] | {"karpenter": karpenter, "efa": efa} | STORAGES[storage] | CAPACITIES[capacity] | more
+    rendered = render_objects(
+        loaded(tmp_path, section | {"instances": instances}, fleet__nodes=nodes, fleet__instance=None)
+    )
+    require_whole(rendered)
+    require_schemas(rendered)
 
 
 def test_there_are_enough_variants() -> None:
@@ -221,7 +260,7 @@ def test_plan_and_manifest_agree(tmp_path: Path) -> None:
         # Between all ranks of the pod: its memory, less the launcher's.
         of_pod = int(gib.removesuffix("Gi")) * 2**30
         assert of_pod - 2**28 < plan.memory.limit * ranks <= of_pod
-        assert plan == rendered.job.plan
+        assert plan == rendered.job.plan and plan_from_json(plan.to_json()) == plan
 
 
 def test_pods_know_each_other(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ def _environment(job: Job, master_address: str | None) -> list[dict[str, Any]]:
     """Caches on the volume, the hub's token by reference, and, where nobody else says it, who this pod is."""
     plain = {
         "HOME": _TEMPORARY,
+        "USER": "coremill",  # the image need not know the user's number: libraries ask for a name
         "HF_HOME": f"{job.folder}/cache/huggingface",
         "COREMILL_CACHE": f"{job.folder}/cache/coremill",
         "OMP_NUM_THREADS": str(job.threads_per_rank),
