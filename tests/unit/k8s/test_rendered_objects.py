@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import itertools
 import json
 import os
@@ -196,8 +197,8 @@ def test_schemas_are_there() -> None:
 
 @cache
 def validator(release: str, kind: str, version: str) -> jsonschema.Draft202012Validator:
-    for path in (SCHEMAS / release).glob("*.json"):
-        document = json.loads(path.read_text())
+    for path in (SCHEMAS / release).glob("*.json.gz"):
+        document = json.loads(gzip.decompress(path.read_bytes()))
         if document["spec"]["names"]["kind"] == kind:
             (found,) = (one for one in document["spec"]["versions"] if one["name"] == version)
             schema = strict(copy.deepcopy(found["schema"]["openAPIV3Schema"]))
