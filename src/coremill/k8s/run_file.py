@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from coremill.config.durations import seconds_of
-from coremill.config.places import Places, is_there, relative_paths
+from coremill.config.places import PATH_KEYS, Places, is_there, relative_paths, value_at
 from coremill.config.schema import AUTO, BUILT_IN, RunConfig
 from coremill.config.show import scalar_text
 from coremill.k8s.times import Times
@@ -61,8 +61,7 @@ def make_run_file(config: RunConfig, name: str, ranks_per_node: int, threads_per
 def paths_pods_do_not_see(config: RunConfig, places: Places) -> list[str]:
     """A warning for each path that is here and not on the volume."""
     mount = config.kubernetes.mount_path
-    named = {"model": config.model.name, "tokenizer": config.tokenizer}
-    named |= {"data.source": config.data.source, "data.evaluation_source": config.data.evaluation_source}
+    named = {key.removesuffix(".name"): value_at(config, key) for key in PATH_KEYS}
     named |= {f"data.sources[{place}]": one.source for place, one in enumerate(config.data.sources or ())}
     relative = relative_paths(config)
     found = []
