@@ -238,6 +238,9 @@ HERE = (
             ("30M", M30, "replicate", 1, " of rank 64", {"rank": 64}, False),
             ("27M tied", M27_TIED, "replicate", 2, "", ALL_MAPS, True),
             ("40M", M40, "shard", 2, "", ALL_MAPS, False),
+            ("10M", M10, "replicate", 2, "", ALL_MAPS, True),
+            ("60M", M60, "replicate", 1, " of q and v", QUERY_AND_VALUE, True),
+            ("40M", M40, "replicate", 1, "", ALL_MAPS, False),
         )
     ),
 )

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 
 from coremill.config.schema import LoraSection
 from coremill.errors import InputError
+from coremill.plan.allocator import hole_bytes_of
 from coremill.plan.card import AdapterParameters, FrozenParameters, ModelCard, role_of
 from coremill.plan.trained import NamedParameter, with_frozen
 from coremill.plan.words import plural
@@ -95,7 +96,7 @@ def with_adapters(card: ModelCard, parameters: Sequence[NamedParameter], adapted
         inputs=inputs,
         outputs=outputs,
         maps=len(adapted.targets),
-        base_weights=sum(len(each.shape) > 1 for each in parameters),
+        hole_bytes=hole_bytes_of(each.numel for each in parameters if len(each.shape) > 1),
         has_dropout=adapted.has_dropout,
     )
     card = replace(card, adapters=beside)
@@ -167,6 +168,7 @@ def with_usual_adapters(card: ModelCard, rank: int) -> ModelCard:
         ups = 1 if card.block.norm == "layer" else 2
         ends += [(card.hidden, card.intermediate)] * ups + [(card.intermediate, card.hidden)]
     inputs, outputs = (card.layers * sum(each[side] for each in ends) for side in (0, 1))
+    tables = [card.vocabulary_rows * card.hidden] * (1 if card.tied else 2)
     of_a_layer = rank * (inputs + outputs) // max(1, card.layers)
     frozen = FrozenParameters(
         embedding=card.embedding_parameters,
@@ -182,7 +184,7 @@ def with_usual_adapters(card: ModelCard, rank: int) -> ModelCard:
         inputs=inputs,
         outputs=outputs,
         maps=card.layers * len(ends),
-        base_weights=card.layers * len(ends) + (1 if card.tied else 2),
+        hole_bytes=hole_bytes_of([*(into * out for into, out in ends * card.layers), *tables]),
     )
     return replace(card, frozen=frozen, adapters=beside)
 

@@ -6,18 +6,22 @@ alive at the peak, plus holes. Torch allocates through mimalloc in its ARM wheel
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MIB = 2**20
+HUGE_PAGE_BYTES = 2 * MIB
 
 # A block as large as all logits is freed and taken several times a step; in between, smaller ones are laid into the
 # hole it left, and the next one of its size lies elsewhere. Of these blocks, besides the moving share (three runs
 # with 201 and 268 MB of them, fp32, glibc).
 WHOLE_LOGITS_SHARE = 0.9
-# Beside a base, fitted to 12 runs of 60 to 196 M parameters (fp32, two Skylake cores): of the state's share, since no
-# gradients of its size come and go; and of the moving share, where adapters have dropout (one run).
+# Beside a base, fitted to 15 runs of 27 to 196 M parameters (fp32, two Skylake cores): of the state's share, since no
+# gradients of its size come and go; of the moving share, where adapters have dropout (one run); and of what moves,
+# where layers are computed again: small gradients of adapters lie between blocks that go at once (six runs).
 BASE_SHARE = 1 / 3
 DROPOUT_HOLES = 3
+RECOMPUTED_SHARE = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +35,7 @@ class Allocator:
     )
     moving_share: float  # of what comes and goes in a step: holes between blocks of different sizes
     linear_copies_weight: bool  # whether a product makes a turned copy of its weight
-    hole_bytes_per_weight: int = 0  # that building leaves of each: a huge page, where its first bytes were
+    keeps_holes_of_weights: bool = False  # that building leaves, where the first bytes of each were
 
     def slack_bytes(self, *, state: int, moving: int, whole_logits: int = 0, base: BaseSlack | None = None) -> int:
         """Holes and rounding at the peak; whole logits, which are part of what moves, leave more.
@@ -41,7 +45,9 @@ class Allocator:
         holes = self.moving_share * moving
         if base is not None:
             holes *= DROPOUT_HOLES if base.has_dropout else 1
-            holes = max(holes, self.hole_bytes_per_weight * base.weights) + BASE_SHARE * self.state_share * base.bytes
+            of_building = base.hole_bytes if self.keeps_holes_of_weights else 0
+            holes = max(holes, of_building) + BASE_SHARE * self.state_share * base.bytes
+            holes += RECOMPUTED_SHARE * moving if base.recomputes else 0
         return int(self.state_share * state + holes + WHOLE_LOGITS_SHARE * whole_logits)
 
 
@@ -50,8 +56,9 @@ class BaseSlack:
     """A model that adapters are trained beside, as far as holes depend on it."""
 
     bytes: int  # of it on this rank
-    weights: int  # matrices
+    hole_bytes: int  # that building left of its weights
     has_dropout: bool
+    recomputes: bool  # its layers in backward
 
 
 MIMALLOC = Allocator(
@@ -63,7 +70,7 @@ GLIBC = Allocator(
     state_share=0.03,
     moving_share=0.25,
     linear_copies_weight=False,
-    hole_bytes_per_weight=2 * MIB,
+    keeps_holes_of_weights=True,
 )
 # The same allocator under fp32 products, fitted to 23 runs of 6 to 196 M parameters on two Skylake cores, whose own
 # memory scatters by 6 % around it.
@@ -73,8 +80,13 @@ GLIBC_FP32 = Allocator(
     state_share=0.18,
     moving_share=0.22,
     linear_copies_weight=False,
-    hole_bytes_per_weight=2 * MIB,
+    keeps_holes_of_weights=True,
 )
+
+
+def hole_bytes_of(weight_numels: Iterable[int]) -> int:
+    """What building leaves resident of weights that were made for a moment, in fp32: their first huge page."""
+    return sum(min(HUGE_PAGE_BYTES, 4 * numel) for numel in weight_numels)
 
 
 def allocator_of(architecture: str, dtype: str) -> Allocator:

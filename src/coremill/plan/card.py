@@ -57,7 +57,7 @@ class AdapterParameters:
     inputs: int  # widths of what goes into the adapted maps, over all of them
     outputs: int
     maps: int = 0  # how many these are
-    base_weights: int = 0  # matrices of the model itself
+    hole_bytes: int = 0  # that building the model leaves in the heap (plan/allocator.py)
     unkept: int = 0  # numbers of a token that only gradients would need which are not made, over layers in backward
     has_dropout: bool = False  # of what goes into adapters: a copy of it is kept for each, and what was left out
 

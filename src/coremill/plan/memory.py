@@ -50,7 +50,7 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, context: MemoryContex
         whole_logits = point.logits if point.whole_logits else 0
         moved = state.parameters - state.base + optimizer
         holes = allocator.slack_bytes(
-            state=moved, moving=point.heap, whole_logits=whole_logits, base=_base_slack(card, state.base)
+            state=moved, moving=point.heap, whole_logits=whole_logits, base=_base_slack(card, arrangement, state.base)
         )
         return MemoryPart(
             parameters=state.parameters,
@@ -81,10 +81,15 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, context: MemoryContex
     )
 
 
-def _base_slack(card: ModelCard, base_bytes: int) -> BaseSlack | None:
+def _base_slack(card: ModelCard, arrangement: Arrangement, base_bytes: int) -> BaseSlack | None:
     if card.adapters is None:
         return None
-    return BaseSlack(bytes=base_bytes, weights=card.adapters.base_weights, has_dropout=card.adapters.has_dropout)
+    return BaseSlack(
+        bytes=base_bytes,
+        hole_bytes=card.adapters.hole_bytes,
+        has_dropout=card.adapters.has_dropout,
+        recomputes=arrangement.activation_checkpointing,
+    )
 
 
 def _checkpoint(copy: int, context: MemoryContext, steady: MemoryPart, exporting: MemoryPart) -> MemoryPart:
