@@ -102,6 +102,15 @@ TINY = "examples/tiny-from-scratch.yaml"
         ("instances", "--efa"),
         ("plan", TINY, "--fleet", "2xc7i.8xlarge"),
         ("plan", TINY, "--fleet", "2xc7i.8xlarge", "--fleet", "1xc7i.4xlarge", "--json"),
+        (
+            "k8s",
+            "render",
+            TINY,
+            "--set",
+            "kubernetes={image: a:1, karpenter: none}",
+            "--set",
+            "fleet.instance=c7i.8xlarge",
+        ),
     ],
     ids=" ".join,
 )

@@ -1,0 +1,1 @@
+"""A run on Kubernetes: its objects, rendered from the run file."""
