@@ -78,10 +78,6 @@ class ChatTemplate:
                 do="remove the row, or name another template in data.chat_template",
             ) from None
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Messages with the header of an answer behind them."""
-        return self._render(messages, None, header=True)[0]
-
     def _written(self, conversation: Conversation, learn: Learn) -> Written:
         messages, tools = conversation.messages, conversation.tools
         text, marked = self._render(messages, tools, marked=self._marks_answers)

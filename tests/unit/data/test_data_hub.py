@@ -15,6 +15,7 @@ import huggingface_hub.constants
 import pyarrow
 import pyarrow.parquet
 import pytest
+from chat_templates import FAMILIES, make_chat_tokenizer
 
 from coremill import hub
 from coremill.config.schema import RunConfig
@@ -45,10 +46,19 @@ def table(rows: int) -> bytes:
     return sink.getvalue()
 
 
+def chat_table() -> bytes:
+    sink = io.BytesIO()
+    turns = [{"from": "human", "value": "who?"}, {"from": "gpt", "value": "a mill"}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"conversations": turns}] * 20), sink)
+    return sink.getvalue()
+
+
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hub_stand_in.Hub]:
     files = {"README.md": CARD, "small/train.parquet": table(60), "small/test.parquet": table(20)}
-    served = hub_stand_in.Hub({"some/set": files, "some/closed": files}, gated={"some/closed"})
+    card = b"---\nconfigs:\n- config_name: default\n  data_files:\n  - {split: train, path: small/train.parquet}\n---\n"
+    chats = {"README.md": card, "small/train.parquet": chat_table()}
+    served = hub_stand_in.Hub({"some/set": files, "some/closed": files, "some/chats": chats}, gated={"some/closed"})
     home = tmp_path_factory.mktemp("hf")
     with hub_stand_in.serve(served), pytest.MonkeyPatch.context() as patch:
         point_at(served.address, home, patch)
@@ -243,3 +253,22 @@ def test_offline_by_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_secrets_never_reach_a_message() -> None:
     text = hub.plain(RuntimeError(f"GET https://user:pass@host/x with Bearer abc.def and {SECRET}"))
     assert "pass" not in text and "abc.def" not in text and "Secret" not in text and json.dumps(text)
+
+
+def test_a_dataset_of_conversations_is_known_by_its_columns_and_these_are_remembered(
+    stand_in: hub_stand_in.Hub, run_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    tokenizer = make_chat_tokenizer(tmp_path / "chat", FAMILIES["chatml"])
+    told: list[Progress] = []
+
+    def prepared() -> PackedData:
+        config = run_config("hf://some/chats", sequence_length=128)
+        options: dict[str, Any] = {"vocabulary_rows": 400, "max_positions": None, "progress": told.append}
+        return prepare_data(config, tokenizer_folder=tokenizer, cache=tmp_path / "cache", **options)
+
+    data = prepared()
+    assert data.conversations is not None and data.documents == 20 and data.conversations.learned_tokens
+    assert data.notes == ("hf://some/chats holds conversations: the form of ShareGPT, known by column 'conversations'",)
+    told.clear()
+    again = prepared()
+    assert again.from_cache and again.key == data.key and told == []
