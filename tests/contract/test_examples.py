@@ -21,7 +21,7 @@ EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "example
 TINY = "examples/tiny-from-scratch.yaml"
 FINE_TUNING = "examples/finetune-files.yaml"
 LLAMA = "examples/llama3-8b-wikitext.yaml"
-CHAT, INSTRUCTIONS = "examples/chat.yaml", "examples/instructions.yaml"
+CHAT, CHAT_LORA, INSTRUCTIONS = "examples/chat.yaml", "examples/chat-lora.yaml", "examples/instructions.yaml"
 # Two real runs: half a minute on a machine with nothing else to do, many times that on a shared one.
 TIMEOUT_SECONDS = 800
 pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS + 60)
@@ -35,7 +35,7 @@ def header(example: str) -> list[str]:
 
 
 def test_every_example_is_tried():
-    assert set(EXAMPLES) == {TINY, FINE_TUNING, LLAMA, CHAT, INSTRUCTIONS}
+    assert set(EXAMPLES) == {TINY, FINE_TUNING, LLAMA, CHAT, CHAT_LORA, INSTRUCTIONS}
 
 
 @pytest.fixture(scope="module")
@@ -97,21 +97,38 @@ def test_the_fine_tuning_example_on_the_model_just_trained(workshop: Scene, tiny
     assert report["evaluations"]
 
 
-def test_the_example_of_conversations(workshop: Scene):
-    report = run(workshop, *header(CHAT), "--set", "train.epochs=4")
-    assert report["state"] == "finished" and report["evaluations"]
-    assert report["loss_last"] < report["loss_first"] - 1.0 and 0 < report["padding_fraction"] < 0.1
+@pytest.fixture(scope="module")
+def chat_report(workshop: Scene) -> dict:
+    return run(workshop, *header(CHAT), "--set", "train.epochs=4")
+
+
+def test_the_example_of_conversations(workshop: Scene, chat_report: dict):
+    assert chat_report["state"] == "finished" and chat_report["evaluations"]
+    assert chat_report["loss_last"] < chat_report["loss_first"] - 1.0 and 0 < chat_report["padding_fraction"] < 0.1
     assert (workshop.path("runs") / "chat/export/chat_template.jinja").is_file()
 
 
-def test_the_example_of_instructions_shows_what_is_learned(workshop: Scene):
-    """Nothing is trained: the example above is."""
-    ended = workshop.coremill("data", "show", INSTRUCTIONS, "--rows", "1", "--json")
-    assert ended.code == 0, ended
-    document = json.loads(ended.out)
+def test_adapters_on_conversations_leave_what_peft_loads(workshop: Scene, chat_report: dict):
+    report = run(workshop, *header(CHAT_LORA), "--set", "train.epochs=2")
+    assert report["state"] == "finished" and report["loss_last"] < report["loss_first"]
+    export = workshop.path("runs") / "chat-lora/export"
+    assert {"adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"} <= {
+        path.name for path in export.iterdir()
+    }
+    assert report["sample"]["completion"] is not None
+
+
+def test_adapters_on_instructions_are_merged(workshop: Scene, chat_report: dict):
+    shown = workshop.coremill("data", "show", INSTRUCTIONS, "--rows", "1", "--json")
+    assert shown.code == 0, shown
+    document = json.loads(shown.out)
     assert document["data"]["learn"] == "answers" and document["data"]["documents"] == 100
     learned = [segment["text"] for segment in document["rows"][0]["segments"] if segment["learned"]]
     assert learned and not any("###" in text for text in learned)
+    report = run(workshop, *header(INSTRUCTIONS), "--set", "train.epochs=2")
+    assert report["state"] == "finished" and report["export"]["form"] == "merged"
+    names = {path.name for path in (workshop.path("runs") / "instructions/export").iterdir()}
+    assert "model.safetensors" in names and "adapter_config.json" not in names
 
 
 def exported(workshop: Scene) -> list[Path]:
