@@ -1,0 +1,2 @@
+"""Lints."""
+def lint(manifests): return []
