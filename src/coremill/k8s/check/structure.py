@@ -29,7 +29,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "string": (str,),
     "boolean": (bool,),
-    "integer": (int,),
     "number": (int, float),
     "null": (type(None),),
 }
@@ -141,7 +140,7 @@ def _may_be_null(schema: Schema) -> bool:
 
 def _type_fits(value: Any, schema: Schema) -> bool:
     if schema.get(_INT_OR_STRING):
-        return isinstance(value, int | str) and not isinstance(value, bool)
+        return isinstance(value, str) or (_is_integer(value) and not isinstance(value, bool | float))
     kinds = schema.get("type")
     if kinds is None:
         return value is not None or bool(schema.get("nullable")) or _PRESERVE in schema
@@ -149,9 +148,18 @@ def _type_fits(value: Any, schema: Schema) -> bool:
         if isinstance(value, bool):
             if kind == "boolean":
                 return True
-        elif isinstance(value, _TYPES[kind]) or (kind == "integer" and isinstance(value, float) and value.is_integer()):
+        elif kind == "integer":
+            if _is_integer(value):
+                return True
+        elif isinstance(value, _TYPES[kind]):
             return True
     return False
+
+
+def _is_integer(value: Any) -> bool:
+    """As JSON has it: 3.0 is one; beyond 64 bits nothing is."""
+    low, high = INTEGER_RANGES["int64"]
+    return isinstance(value, int | float) and low <= value <= high and value == int(value)
 
 
 def _type_words(schema: Schema) -> str:
@@ -206,7 +214,7 @@ def _string_problems(value: str, schema: Schema, path: str) -> Iterator[Problem]
         yield Problem(path, "value", f"{shown(value)} does not match {pattern}", "write it in that form")
     form = schema.get("format")
     if form in FORMATS and not FORMATS[form](value):
-        yield Problem(path, "value", f"{shown(value)} is no {form}", f"write a {form}")
+        yield Problem(path, "type", f"{shown(value)} is no {form}", f"write a {form}")
 
 
 def _number_problems(value: float, schema: Schema, path: str) -> Iterator[Problem]:
