@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from coremill import __version__
+from coremill.cli_k8s import k8s_app
 from coremill.cli_launch import launch
 from coremill.command_group import Commands
 from coremill.errors import CoremillError
@@ -35,6 +36,7 @@ data_app = typer.Typer(
     cls=Commands, help="Look at the data of a run, before and without training.", no_args_is_help=True
 )
 app.add_typer(data_app, name="data")
+app.add_typer(k8s_app, name="k8s")
 
 ConfigPath = Annotated[
     Path | None,

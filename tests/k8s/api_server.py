@@ -1,4 +1,4 @@
-"""A real API server for custom resources: etcd and apiextensions-apiserver as `make k8s-setup` builds them, on loopback.
+"""A real API server for custom resources: etcd and apiextensions-apiserver of `make k8s-setup`, on loopback.
 
 It has structural schemas, CEL, strict field validation and server-side dry run, but no discovery and no core kinds
 (`front.py` has those). Everything lives in one folder and ends with this process.
@@ -44,7 +44,9 @@ class ApiServer:
         self.installed: dict[str, dict[str, Any]] = {}  # documents by name
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
 
-    def ask(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> tuple[int, dict[str, Any]]:
+    def ask(
+        self, method: str, path: str, body: Any = None, kind: str = "application/json"
+    ) -> tuple[int, dict[str, Any]]:
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.address + path, data=data, method=method, headers={"Content-Type": kind})
         try:
@@ -77,7 +79,9 @@ class ApiServer:
     def path_of(self, body: dict[str, Any]) -> str:
         """Where an object of a custom resource is posted."""
         group, version = body["apiVersion"].rsplit("/", 1)
-        kinds = {(each["spec"]["group"], each["spec"]["names"]["kind"]): each["spec"] for each in self.installed.values()}
+        kinds = {
+            (each["spec"]["group"], each["spec"]["names"]["kind"]): each["spec"] for each in self.installed.values()
+        }
         spec = kinds[group, body["kind"]]
         metadata = body.get("metadata")
         namespace = (metadata.get("namespace") if isinstance(metadata, dict) else None) or "default"
@@ -105,16 +109,32 @@ def running(folder: Path) -> Iterator[ApiServer]:
     (folder / "nobody.json").write_text(json.dumps(config))
     nobody = folder / "nobody.json"
     etcd_address, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
-    etcd = [BUILT / "etcd", "--data-dir", folder / "data", "--listen-client-urls", etcd_address, "--advertise-client-urls"]
+    etcd = [
+        BUILT / "etcd",
+        "--data-dir",
+        folder / "data",
+        "--listen-client-urls",
+        etcd_address,
+        "--advertise-client-urls",
+    ]
     etcd += [etcd_address, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
     etcd += ["--initial-cluster", f"default={peer}", "--unsafe-no-fsync"]
     plugins = "NamespaceLifecycle,MutatingAdmissionPolicy,MutatingAdmissionWebhook,ValidatingAdmissionPolicy"
     server = [BUILT / "apiextensions-apiserver", "--etcd-servers", etcd_address, "--bind-address", "127.0.0.1"]
     server += ["--secure-port", port, "--cert-dir", folder / "serving", "--client-ca-file", certificates / "ca.crt"]
-    server += ["--authentication-skip-lookup", "--authentication-kubeconfig", nobody, "--authorization-kubeconfig", nobody]
+    server += [
+        "--authentication-skip-lookup",
+        "--authentication-kubeconfig",
+        nobody,
+        "--authorization-kubeconfig",
+        nobody,
+    ]
     server += ["--kubeconfig", nobody, "--disable-admission-plugins", f"{plugins},ValidatingAdmissionWebhook"]
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # its certificate is made at the start, for loopback
+    context.check_hostname, context.verify_mode = (
+        False,
+        ssl.CERT_NONE,
+    )  # its certificate is made at the start, for loopback
     context.load_cert_chain(certificates / "client.crt", certificates / "client.key")
     found = ApiServer(f"https://127.0.0.1:{port}", context)
     with _process(etcd, folder / "etcd.log"), _process(server, folder / "server.log") as process:

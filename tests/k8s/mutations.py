@@ -1,7 +1,7 @@
 """Good manifests made bad, in ways people make them bad: the same ones for the same seed.
 
-Mutations know the schema (fields that could be there) and the CEL rules (breaks that only a rule sees), but not what the
-checker or the API server makes of them: many are harmless, and both have to see that too.
+Mutations know the schema (fields that could be there) and the CEL rules (breaks that only a rule sees), but not what
+the checker or the API server makes of them: many are harmless, and both have to see that too.
 """
 
 from __future__ import annotations
@@ -50,8 +50,14 @@ BROKEN_RULES: dict[str, tuple[tuple[Path, Any], ...]] = {
     "NodePool": (
         (("spec", "template", "spec", "requirements", 0, "values"), []),
         (("spec", "template", "spec", "requirements", 0, "operator"), "Gt"),
-        (("spec", "template", "spec", "requirements", 0), {"key": "karpenter.k8s.aws/instance-cpu", "operator": "Gt", "values": ["-3"]}),
-        (("spec", "template", "spec", "requirements", 0), {"key": "karpenter.k8s.aws/instance-cpu", "operator": "Gt", "values": ["x"]}),
+        (
+            ("spec", "template", "spec", "requirements", 0),
+            {"key": "karpenter.k8s.aws/instance-cpu", "operator": "Gt", "values": ["-3"]},
+        ),
+        (
+            ("spec", "template", "spec", "requirements", 0),
+            {"key": "karpenter.k8s.aws/instance-cpu", "operator": "Gt", "values": ["x"]},
+        ),
         (("spec", "template", "spec", "requirements", 0, "minValues"), 7),
         (("spec", "template", "spec", "requirements", 0, "key"), "karpenter.sh/anything"),
         (("spec", "template", "spec", "requirements", 0, "key"), "karpenter.k8s.aws/instance-colour"),
@@ -107,7 +113,10 @@ BROKEN_RULES: dict[str, tuple[tuple[Path, Any], ...]] = {
         (("spec", "failurePolicy", "rules", 0, "name"), "1 bad name"),
         (("spec", "replicatedJobs", 0, "template", "spec", "completions"), "four"),
         (("spec", "ttlSecondsAfterFinished"), -1),
-        (("spec", "replicatedJobs", 0, "template", "spec", "template", "spec", "containers", 0, "env"), [{"value": "x"}]),
+        (
+            ("spec", "replicatedJobs", 0, "template", "spec", "template", "spec", "containers", 0, "env"),
+            [{"value": "x"}],
+        ),
     ),
     "ClusterQueue": (
         (("spec", "resourceGroups", 0, "flavors"), ["cpu-amx"]),
@@ -164,7 +173,9 @@ def _renamed(good: dict[str, Any], schema: Any, source: random.Random) -> Mutati
     path = source.choice([path for path in _paths(good) if isinstance(path[-1], str)])
     key = str(path[-1])
     place = source.randrange(len(key))
-    other = source.choice([key[:place] + key[place + 1 :], key.upper(), key + "s", key[:1].upper() + key[1:], "x-" + key])
+    other = source.choice(
+        [key[:place] + key[place + 1 :], key.upper(), key + "s", key[:1].upper() + key[1:], "x-" + key]
+    )
     changed = copy.deepcopy(good)
     holder = _at(changed, path[:-1])
     holder[other] = holder.pop(key)

@@ -36,6 +36,14 @@ class Outcome:
     def warnings(self) -> int:
         return len(self.findings) - self.errors
 
+    def summary(self) -> str:
+        """One line: how many of what, against which releases."""
+        counted = [(self.objects, "object"), (self.errors, "error"), (self.warnings, "warning")]
+        words = [f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counted]
+        words += [f"{len(self.unchecked)} not checked"] if self.unchecked else []
+        against = f" against {', '.join(self.releases)}" if self.releases else ""
+        return f"{', '.join(words)}{against}"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "objects": self.objects,
@@ -85,6 +93,9 @@ def check_object(manifest: Manifest, schemas: Schemas, wanted: Mapping[str, str]
     if found is not None:
         unchecked: set[str] = set()
         problems = [*twice, *_custom_problems(manifest.object, found, unchecked)]
+        if found.successor:
+            fix = f"write apiVersion: {group}/{found.successor}"
+            problems.append(Problem("apiVersion", "deprecated", f"{version} is deprecated", fix, "warning"))
         hinted = tuple(_with_releases(problem, manifest, schemas, found) for problem in problems)
         return Verdict(hinted, tuple(sorted(unchecked)), found.release)
     for release in schemas.chosen(wanted):
@@ -139,5 +150,7 @@ def _with_releases(problem: Problem, manifest: Manifest, schemas: Schemas, kind:
     if not others:
         return problem
     product, version = others[0].rsplit(" ", 1)
-    fix = f"{', '.join(others)} has it: check with --release {product}={version} if your cluster runs that; {problem.fix}"
+    fix = (
+        f"{', '.join(others)} has it: check with --release {product}={version} if your cluster runs that; {problem.fix}"
+    )
     return Problem(problem.path, problem.rule, f"{problem.text} in {kind.release}", fix)

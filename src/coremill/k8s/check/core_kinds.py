@@ -17,9 +17,20 @@ from coremill.errors import InputError
 from coremill.k8s.check.structure import Schema, Structure
 
 CLUSTER_KINDS = frozenset(
-    "Namespace Node PersistentVolume StorageClass PriorityClass ClusterRole ClusterRoleBinding CustomResourceDefinition"
-    " ValidatingWebhookConfiguration MutatingWebhookConfiguration ValidatingAdmissionPolicy"
-    " ValidatingAdmissionPolicyBinding CSIDriver CSINode RuntimeClass IngressClass VolumeAttachment APIService".split()
+    (
+        *(
+            "Namespace",
+            "Node",
+            "PersistentVolume",
+            "StorageClass",
+            "PriorityClass",
+            "ClusterRole",
+            "ClusterRoleBinding",
+        ),
+        *("CustomResourceDefinition", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"),
+        *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "APIService", "CSIDriver", "CSINode"),
+        *("RuntimeClass", "IngressClass", "VolumeAttachment"),
+    )
 )
 
 
@@ -58,13 +69,18 @@ def groups_of(kind: str, asked: str | None) -> list[str]:
 def _folder(asked: str | None) -> tuple[Path, str]:
     whole = Path(str(resources.files("kubernetes_validate"))) / "kubernetes-json-schema"
     found = {
-        match[1]: each for each in whole.iterdir() if (match := re.match(r"v(\d+\.\d+)\.\d+-local$", each.name)) is not None
+        match[1]: each
+        for each in whole.iterdir()
+        if (match := re.match(r"v(\d+\.\d+)\.\d+-local$", each.name)) is not None
     }
     have = sorted(found, key=lambda text: [int(number) for number in text.split(".")])
     release = have[-1] if asked is None else ".".join(asked.removeprefix("v").split(".")[:2])
     if release not in found:
         raise InputError(
-            f"no schemas of Kubernetes {asked}", where="--release", why=f"there are {have[0]} to {have[-1]}", do="choose one"
+            f"no schemas of Kubernetes {asked}",
+            where="--release",
+            why=f"there are {have[0]} to {have[-1]}",
+            do="choose one",
         )
     return found[release], release
 

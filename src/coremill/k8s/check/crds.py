@@ -1,6 +1,6 @@
 """Where schemas of custom resources come from: the releases shipped with coremill, a folder, or a cluster.
 
-A folder has one subfolder per release, named as in `trainer-v2.3.0`, each with CustomResourceDefinitions (YAML or JSON).
+A folder has one subfolder per release, named like `trainer-v2.3.0`, each with CustomResourceDefinitions (YAML or JSON).
 Of several releases of one product the newest counts, unless one is asked for. The shipped ones (`crds/`, made by
 scripts/refresh_crds.py) have no descriptions.
 """
@@ -36,6 +36,7 @@ class Kind:
     namespaced: bool
     has_status: bool  # status is a subresource: what a manifest says of it is dropped
     release: str  # trainer 2.3.0
+    successor: str = ""  # the version to use instead, where this one is deprecated
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Release:
             namespaced=spec["scope"] == "Namespaced",
             has_status="status" in (served[0].get("subresources") or {}),
             release=str(self),
+            successor=self.versions_of(group, kind)[-1] if served[0].get("deprecated") else "",
         )
 
     def versions_of(self, group: str, kind: str) -> list[str]:
@@ -123,7 +125,7 @@ def shipped_schemas() -> Schemas:
 
 
 def find_schemas(source: str | None) -> Schemas:
-    """Those of `--schemas`: left out the shipped ones, `cluster` those of the cluster kubectl talks to, else a folder."""
+    """Those of `--schemas`: a folder, or `cluster` for those of the cluster kubectl asks; None: the shipped ones."""
     if source is None:
         return shipped_schemas()
     if source == "cluster":
@@ -192,10 +194,14 @@ def _ask_cluster() -> dict[str, Any]:
         done = subprocess.run(_KUBECTL, capture_output=True, text=True, timeout=_KUBECTL_SECONDS, check=True)
         return dict(json.loads(done.stdout))
     except FileNotFoundError as error:
-        raise InputError("kubectl was not found", where="--schemas cluster", do="install it, or name a folder") from error
+        raise InputError(
+            "kubectl was not found", where="--schemas cluster", do="install it, or name a folder"
+        ) from error
     except subprocess.TimeoutExpired as error:
         why = f"`{command}` took more than {_KUBECTL_SECONDS} s"
-        raise InputError("the cluster did not answer", where="--schemas cluster", why=why, do="try it by hand") from error
+        raise InputError(
+            "the cluster did not answer", where="--schemas cluster", why=why, do="try it by hand"
+        ) from error
     except (subprocess.CalledProcessError, ValueError) as error:
         why = (getattr(error, "stderr", "") or str(error)).strip()
         raise InputError(

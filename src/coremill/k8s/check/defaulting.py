@@ -24,7 +24,6 @@ def with_defaults(value: Any, schema: Schema) -> Any:
     return value
 
 
-
 def _keeps_null(schema: Schema) -> bool:
     """A field that may be null, or of which the schema knows nothing."""
     return not schema or bool(schema.get("nullable"))

@@ -13,7 +13,9 @@ class Problem:
     """One thing wrong at one field, as a check that sees a single object knows it."""
 
     path: str  # spec.template.spec.requirements[3].values; empty: the whole object
-    rule: str  # what kind of problem: unknown-field, required, type, value, too-long, too-many, duplicate, name, cel, ...
+    rule: (
+        str  # what kind of problem: unknown-field, required, type, value, too-long, too-many, duplicate, name, cel, ...
+    )
     text: str
     fix: str
     level: Level = "error"

@@ -1,7 +1,7 @@
-"""Manifests as users keep them: YAML of one or many documents, JSON, lists, stdin, or a run file that is rendered first.
+"""Manifests as users keep them: YAML of one or many documents, JSON, lists, stdin, a run file that is rendered first.
 
-YAML is read as kubectl does: version 1.1 (`on` is a boolean), dates are text, a key that stands twice is an error. Every
-field keeps its line.
+YAML is read as kubectl does: version 1.1 (`on` is a boolean), dates are text, a key that stands twice is an error.
+Every field keeps its line.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def _documents(text: str, name: str) -> Iterator[tuple[Any, dict[str, int], tupl
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark else name
         why = getattr(error, "problem", None) or str(error)
-        raise InputError("this is not YAML", where=where, why=why, do="mend it; tabs and lost spaces are the usual cause") from error
+        raise InputError(
+            "this is not YAML", where=where, why=why, do="mend it; tabs and lost spaces are the usual cause"
+        ) from error
     finally:
         loader.dispose()
 
@@ -147,7 +149,10 @@ def _plain(node: Any, loader: Any, path: str, lines: dict[str, int], repeated: l
 def _objects(value: Any, lines: dict[str, int], repeated: tuple[str, ...], file: str) -> Iterator[Manifest]:
     if not isinstance(value, dict):
         raise InputError(
-            "this is no object", where=f"{file}:{lines.get('', 1)}", why="a manifest is a mapping", do="begin with apiVersion"
+            "this is no object",
+            where=f"{file}:{lines.get('', 1)}",
+            why="a manifest is a mapping",
+            do="begin with apiVersion",
         )
     if value.get("kind", "").endswith("List") and isinstance(value.get("items"), list):
         for index, item in enumerate(value["items"]):
@@ -165,12 +170,12 @@ def _rendered(file: str) -> list[Manifest]:
         raise InputError("a run file cannot come from stdin", where="FILE -", do="name the file")
     from coremill.config.load import load_config
 
-    loaded = load_config(file)
+    loaded = load_config(Path(file))
     try:
-        from coremill.k8s.render import render_objects
+        from coremill.k8s.render import render_objects  # type: ignore[import-not-found]
     except ImportError as error:
         raise InputError(f"{file} is a run file", why="this version renders none", do="name manifests") from error
-    section = loaded.config.kubernetes
+    section = loaded.config.kubernetes  # type: ignore[attr-defined]
     releases = {"trainer": section.trainer, "karpenter": section.karpenter}
     wanted = {name: version for name, version in releases.items() if version and version != "none"}
     return [Manifest(file, each, {}, wanted) for each in render_objects(loaded).objects]

@@ -76,7 +76,9 @@ def metadata_problems(metadata: Any, *, namespaced: bool) -> Iterator[Problem]:
     yield from annotation_problems(metadata.get("annotations"), "metadata.annotations")
     for index, text in enumerate(metadata.get("finalizers") or ()):
         if not is_qualified_name(text or ""):
-            yield Problem(f"metadata.finalizers[{index}]", "name", f"{shown(text)} is no finalizer", "write domain/name")
+            yield Problem(
+                f"metadata.finalizers[{index}]", "name", f"{shown(text)} is no finalizer", "write domain/name"
+            )
     for index, owner in enumerate(metadata.get("ownerReferences") or ()):
         for key in ("apiVersion", "kind", "name", "uid"):
             if not (owner or {}).get(key):
@@ -111,13 +113,21 @@ def _name_problems(metadata: dict[str, Any], *, namespaced: bool) -> Iterator[Pr
         yield Problem("metadata.name", "required", "missing", "give the object a name")
     elif name and not is_dns_subdomain(name):
         yield Problem(
-            "metadata.name", "name", f"{shown(name)} is no object name", "lower-case letters, digits, '-' and '.', up to 253"
+            "metadata.name",
+            "name",
+            f"{shown(name)} is no object name",
+            "lower-case letters, digits, '-' and '.', up to 253",
         )
     if prefix and not name and not is_dns_subdomain(prefix + "x"):
-        yield Problem("metadata.generateName", "name", f"{shown(prefix)} begins no object name", "lower-case letters and '-'")
+        yield Problem(
+            "metadata.generateName", "name", f"{shown(prefix)} begins no object name", "lower-case letters and '-'"
+        )
     if namespace and namespaced and not is_dns_label(namespace):
         yield Problem(
-            "metadata.namespace", "name", f"{shown(namespace)} is no namespace", "lower-case letters, digits, '-', up to 63"
+            "metadata.namespace",
+            "name",
+            f"{shown(namespace)} is no namespace",
+            "lower-case letters, digits, '-', up to 63",
         )
     if namespace and not namespaced:
         yield Problem("metadata.namespace", "name", "objects of this kind have no namespace", "remove it")

@@ -1,7 +1,7 @@
 """CEL rules of a schema (x-kubernetes-validations), evaluated as the API server does at a create.
 
-Rules that compare with an earlier version (`oldSelf`) have nothing to compare with and are skipped, unless they say they
-can (`optionalOldSelf`). Evaluated by cel-expr-python, Google's own runtime ([082](docs/decisions/082-k8s-check.md)).
+Rules that compare with an earlier version (`oldSelf`) have nothing to compare with and are skipped, unless they say
+they can (`optionalOldSelf`). Evaluated by cel-expr-python, Google's own runtime (docs/decisions/082-k8s-check.md).
 """
 
 from __future__ import annotations
@@ -17,8 +17,23 @@ from coremill.k8s.check.structure import Schema, go_pattern
 _STRINGS = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 # Names a property may have and an identifier of CEL may not.
 _RESERVED = frozenset(
-    "true false null in as break const continue else for function if import let loop package namespace return var void"
-    " while".split()
+    (
+        "true",
+        "false",
+        "null",
+        "in",
+        "as",
+        "break",
+        "const",
+        "continue",
+        "else",
+        "for",
+        "function",
+        "if",
+        "import",
+        "let",
+    )
+    + ("loop", "package", "namespace", "return", "var", "void", "while")
 )
 _ESCAPES = {".": "__dot__", "-": "__dash__", "/": "__slash__", "__": "__underscores__"}
 # The runtime takes no Python datetime inside an object: a rule that needs one cannot be judged.
@@ -98,7 +113,7 @@ def _environment() -> Any:
         identity = f"{name}_{len(parameters)}"
         return cel.FunctionDecl(name, [cel.Overload(identity, result, parameters, True, work)])
 
-    # Of the API server's own functions those that the CRDs we know use; CEL itself and its strings extension have the rest.
+    # Of the API server's own functions those that the CRDs we know use; CEL and its strings extension have the rest.
     own = [member("find", text, [text, text], _find), member("findAll", texts, [text, text], _find_all)]
     extensions = [ext_strings.ExtStrings(), ext_optional.ExtOptional(), ext_bindings.ExtBindings()]
     variables = {"self": cel.Type.DYN}

@@ -1,8 +1,9 @@
-"""A value against a schema, as the API server's structural validation has it: unknown fields refused, all problems at once.
+"""A value against a schema, as the API server has it: unknown fields refused, all problems at once.
 
 Schemas are those of a CustomResourceDefinition (openAPIV3Schema) or of core kinds (with references into definitions).
-What differs from plain JSON Schema: int-or-string, nullable, preserve-unknown-fields, embedded resources, lists that are
-maps or sets; a keyword counts only for values of its type (Karpenter's CRD has a `pattern` on a list, which nobody reads).
+What differs from plain JSON Schema: int-or-string, nullable, preserve-unknown-fields, embedded resources, lists that
+are maps or sets; a keyword counts only for values of its type (Karpenter's CRD has a `pattern` on a list: nobody reads
+it).
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ Schema = Mapping[str, Any]
 BLOCKING = frozenset({"required", "type", "too-long", "too-many"})
 _INT_OR_STRING = "x-kubernetes-int-or-string"
 _PRESERVE = "x-kubernetes-preserve-unknown-fields"
+# What an object inside an object has besides the fields its schema names.
+_EMBEDDED: Schema = {
+    "apiVersion": {"type": "string", "minLength": 1},
+    "kind": {"type": "string", "minLength": 1},
+    "metadata": {"type": "object", _PRESERVE: True},
+}
 _KNOWN_SHOWN = 8
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -39,7 +46,9 @@ class Structure:
     """Validates values; `definitions` are what `$ref` leads to."""
 
     definitions: Mapping[str, Schema] = field(default_factory=dict)
-    is_core: bool = False  # a core kind: objects without named fields are open, and lists are not searched for duplicates
+    is_core: bool = (
+        False  # a core kind: objects without named fields are open, and lists are not searched for duplicates
+    )
 
     def problems(self, value: Any, schema: Schema, path: str = "") -> Iterator[Problem]:
         schema = self.resolved(schema)
@@ -66,8 +75,10 @@ class Structure:
         return schema
 
     def _object_problems(self, value: dict[str, Any], schema: Schema, path: str) -> Iterator[Problem]:
-        properties = schema.get("properties", {})
-        for key in schema.get("required", ()):
+        properties, required = schema.get("properties", {}), schema.get("required", ())
+        if schema.get("x-kubernetes-embedded-resource"):
+            properties, required = {**_EMBEDDED, **properties}, dict.fromkeys(("apiVersion", "kind", *required))
+        for key in required:
             if key not in value:
                 yield Problem(joined(path, key), "required", "missing", f"set it: {_described(properties.get(key))}")
         yield from _count_problems(len(value), schema, path, "Properties", "entries")
@@ -140,7 +151,7 @@ def _may_be_null(schema: Schema) -> bool:
 
 def _type_fits(value: Any, schema: Schema) -> bool:
     if schema.get(_INT_OR_STRING):
-        return isinstance(value, str) or (_is_integer(value) and not isinstance(value, bool | float))
+        return isinstance(value, str) or (_is_integer(value) and not isinstance(value, bool))
     kinds = schema.get("type")
     if kinds is None:
         return value is not None or bool(schema.get("nullable")) or _PRESERVE in schema
@@ -192,7 +203,9 @@ def _choices(value: Any, schema: Schema, path: str) -> Iterator[Problem]:
     if choices is not None and value not in choices:
         near = nearest(value, [each for each in choices if isinstance(each, str)]) if isinstance(value, str) else None
         listed = ", ".join(map(str, choices))
-        yield Problem(path, "value", f"{shown(value)} is none of {listed}", f"did you mean {near}?" if near else "choose one")
+        yield Problem(
+            path, "value", f"{shown(value)} is none of {listed}", f"did you mean {near}?" if near else "choose one"
+        )
 
 
 def _count_problems(count: int, schema: Schema, path: str, noun: str, words: str) -> Iterator[Problem]:
