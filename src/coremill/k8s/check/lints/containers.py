@@ -15,7 +15,7 @@ from coremill.redaction import LEAST_LENGTH, SECRET_NAME, SECRET_VALUE
 _GPU_IMAGE = re.compile(r"(?i)(^|[^a-z])(cuda|gpu|nvidia|nvcr|nccl|rocm)|[-_.:]cu\d{2,3}([-_.]|$)")
 _REFERENCE = re.compile(r"\$(\{[^}]+\}|\([^)]+\)|\w+)\Z")
 # export HF_TOKEN=..., --token ...: what follows the sign is the secret, or a variable that holds it.
-_IN_COMMAND = re.compile(r"(?:^|[\s;&'\"])(?:--?)?([A-Za-z_][\w-]*)[=\s]\s*[\"']?([^\s\"';&]+)")
+_IN_COMMAND = re.compile(r"(?:--([\w-]+)[=\s]\s*|\b([A-Za-z_]\w*)=)[\"']?([^\s\"';&]+)")
 _SHELLS = ("sh", "bash", "ash", "dash")
 _TORCHRUN_SECONDS = 30  # after these it kills its workers, whatever the pod's grace
 SECRET_FIX = "put it into a Secret and name that: valueFrom: {secretKeyRef: {name: ..., key: ...}}"
@@ -68,7 +68,8 @@ def _token_problems(container: Container) -> Iterator[Problem]:
     for key in ("command", "args"):
         line = " ".join(str(word) for word in container.spec.get(key) or () if isinstance(word, str))
         where = container.path_of(key)
-        named = [(name, value) for name, value in _IN_COMMAND.findall(line) if SECRET_NAME.search(name)]
+        pairs = ((option or variable, value) for option, variable, value in _IN_COMMAND.findall(line))
+        named = [(name, value) for name, value in pairs if SECRET_NAME.search(name)]
         if SECRET_VALUE.search(line) or any(_is_secret(name, value) for name, value in named):
             yield Problem(
                 where, "token", "a secret in clear text: everyone who may read this object has it", SECRET_FIX

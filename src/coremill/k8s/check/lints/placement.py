@@ -230,7 +230,7 @@ def _grace_problems(pod: Pod, pools: list[Pool], manifests: list[Manifest]) -> I
     if value is not None and str(value).lower() != "false":
         graceless = [pool for pool in spot if pool.grace_seconds is None]
         if graceless or not pools:
-            nodes = f"NodePool {graceless[0].name}" if graceless else "a spot node"
+            nodes = f"a node of {graceless[0].name}" if graceless else "a spot node"
             words = f"a pod that forbids disruption is not evicted when {nodes} is taken back: no SIGTERM, no save"
             fix = "drop it (consolidationPolicy: WhenEmpty is enough), or set the NodePool's terminationGracePeriod: 2m"
             yield Problem(where, "disruption", words, fix, "warning")
@@ -242,7 +242,9 @@ def _grace_problems(pod: Pod, pools: list[Pool], manifests: list[Manifest]) -> I
     where = pod.path_of("terminationGracePeriodSeconds")
     if seconds < needed:
         words = f"{seconds:g} s{'' if grace is not None else ' (the default)'} from SIGTERM to SIGKILL; {why}"
-        yield Problem(where, "grace", words, f"set terminationGracePeriodSeconds: {max(100, ceil(needed))}", "warning")
+        fix = f"set terminationGracePeriodSeconds: {max(100, ceil(needed))}"
+        fix += " in a runtime of your own, or from Trainer 2.3 on here" if pod.manifest.kind == "TrainJob" else ""
+        yield Problem(where, "grace", words, fix, "warning")
     for pool in spot:
         if pool.grace_seconds is not None and seconds > pool.grace_seconds:
             words = (

@@ -6,7 +6,7 @@ Each part keeps the path of the field it comes from, so that a finding names wha
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ class Container:
     path: str
     spec: Mapping[str, Any]
     paths: Mapping[str, str]  # of image, command, resources, env where that is not below `path`
+    inherited: Mapping[str, Any] = field(default_factory=dict)  # what the runtime has for it and nobody writes here
 
     def path_of(self, key: str) -> str:
         return self.paths.get(key, f"{self.path}.{key}" if key in self.spec else self.path)
@@ -39,20 +40,22 @@ class Container:
     @property
     def words(self) -> list[str]:
         """The command line: what takes the image's entry point's place, and its arguments."""
-        return [*texts(self.spec.get("command")), *texts(self.spec.get("args"))]
+        both = {**self.inherited, **self.spec}
+        return [*texts(both.get("command")), *texts(both.get("args"))]
 
     @property
     def env(self) -> dict[str, Mapping[str, Any]]:
-        return {text(one.get("name")): one for one in objects(self.spec.get("env"))}
+        both = [*objects(self.inherited.get("env")), *objects(self.spec.get("env"))]
+        return {text(one.get("name")): one for one in both}
 
     def amount(self, name: str) -> float | None:
         """What is asked for of a resource; a limit alone counts as asked for."""
-        resources = mapping(self.spec.get("resources"))
+        resources = mapping({**self.inherited, **self.spec}.get("resources"))
         asked = quantity(at(resources, "requests", name))
         return quantity(at(resources, "limits", name)) if asked is None else asked
 
     def limit(self, name: str) -> float | None:
-        return quantity(at(mapping(self.spec.get("resources")), "limits", name))
+        return quantity(at({**self.inherited, **self.spec}.get("resources"), "limits", name))
 
 
 @dataclass(frozen=True)
@@ -166,8 +169,7 @@ def _train_job_pod(job: Manifest, runtime: Manifest | None) -> Pod:
     known = {"resourcesPerNode": "resources", "image": "image", "command": "command", "args": "args", "env": "env"}
     given = {known[key]: trainer[key] for key in known if key in trainer}
     written = {known[key]: f"spec.trainer.{key}" for key in known if key in trainer}
-    merged = {**inner, **given, "env": [*objects(inner.get("env")), *objects(trainer.get("env"))]}
-    container = Container(TRAINER_CONTAINER, "spec.trainer", merged, written)
+    container = Container(TRAINER_CONTAINER, "spec.trainer", given, written, inner)
     policy = mapping(at(runtime.object, "spec", "mlPolicy")) if runtime else {}
     count = whole(trainer.get("numNodes")) or whole(policy.get("numNodes")) or 1
     processes = whole(trainer.get("numProcPerNode")) or whole(at(policy, "torch", "numProcPerNode"))
