@@ -37,6 +37,7 @@ CORE = (
     ("rbac.authorization.k8s.io/v1", "roles", "Role", True, []),
     ("rbac.authorization.k8s.io/v1", "rolebindings", "RoleBinding", True, []),
     ("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", False, ["pc"]),
+    ("apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", False, ["crd"]),
 )
 _VERBS = ["create", "delete", "get", "list", "patch", "update"]
 _ITEM = re.compile(

@@ -204,6 +204,8 @@ def _doubled(good: dict[str, Any], schema: Any, source: random.Random) -> Mutati
 def _added(good: dict[str, Any], schema: Any, source: random.Random) -> Mutation | None:
     """A field the schema knows and the manifest has not: of the right type most of the time."""
     places = [(path, part) for path, part in _schemas(good, schema, ()) if part.get("properties")]
+    if not places:
+        return None
     path, part = source.choice(places)
     free = sorted(set(part["properties"]) - set(_at(good, path)) - {"status"})
     if not free:

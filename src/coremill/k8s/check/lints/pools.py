@@ -22,6 +22,7 @@ FAMILY, SIZE, TYPE = (
 CAPACITY, ZONE, ARCH = "karpenter.sh/capacity-type", "topology.kubernetes.io/zone", "kubernetes.io/arch"
 POOL = "karpenter.sh/nodepool"
 _FAMILY_FORM = re.compile(r"[a-z]+\d+[a-z]*(-[a-z0-9]+)?\Z")
+_OUR_FAMILIES = re.compile(r"[a-z]+[78]i(-flex)?\Z")  # the table has all of them
 _SIZE_FORM = re.compile(r"(nano|micro|small|medium|large|xlarge|\d+xlarge|metal(-\d+xl)?)\Z")
 _ZONE_FORM = re.compile(r"[a-z]{2,3}(-[a-z]+)+-\d+(-[a-z]{3}-\d+)?[a-z]\Z")
 _CHOICES = {
@@ -177,7 +178,7 @@ def unknown_value(key: str, value: str, where: str) -> Problem | None:
     family, _, size = value.rpartition(".") if key == TYPE else (value, "", value)
     has_form = (key == SIZE or _FAMILY_FORM.match(family)) and (key == FAMILY or _SIZE_FORM.match(size))
     families = {one.family for one in all_instances()}
-    ours = key != SIZE and (family in families or re.search(r"\d+i", family) and family[-2:] in ("7i", "8i"))
+    ours = key != SIZE and (family in families or _OUR_FAMILIES.match(family))
     words = f"no instance {key.rsplit('-', 1)[1]} {shown(value)}"
     if not has_form or ours:
         return Problem(where, "unknown-instance", words, fix)
