@@ -72,6 +72,8 @@ COMMANDS = {
     "coremill export": ["--dtype", "--private", "--push", "--step", "DESTINATION", "RUN"],
     "coremill data": [],
     "coremill data show": ["--data", "--evaluation", "--json", "--model", "--rows", "--set", "CONFIG"],
+    "coremill k8s": [],
+    "coremill k8s check": ["--json", "--release", "--schemas", "FILES"],
     "coremill config": [],
     "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],
     "coremill config schema": [],

@@ -26,14 +26,13 @@ BAD = Path(__file__).parent / "manifests/bad"
 KUBECTL = Path(sys.executable).parent / "kubectl"
 SEED = 20
 LONG = "COREMILL_LONG_TESTS" in os.environ
-MUTATIONS_PER_OBJECT = 300 if LONG else 33
+MUTATIONS_PER_OBJECT = 300 if LONG else 36
 LEAST_MUTATIONS = 3000 if LONG else 300
 # Which releases stand together, and which files are meant for them.
 CLUSTERS: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
     ({"trainer": "2.3", "karpenter": "1.14"}, ("nodes.yaml", "train-v23.yaml", "jobset.yaml", "kueue.yaml")),
     ({"trainer": "2.1", "karpenter": "1.8"}, ("train-v21.yaml",)),
-    ({"trainer": "2.2", "karpenter": "1.8"}, ("kueue.yaml",)),
-)
+) + (LONG * (({"trainer": "2.2", "karpenter": "1.8"}, ("train-v23.yaml", "nodes.yaml")),))
 
 _reason = why_not()
 pytestmark = pytest.mark.skipif(_reason is not None, reason=f"no API server here: {_reason}")
