@@ -29,7 +29,7 @@ def mirror() -> str:
     """The mirror this machine installs from has the suite too; the one for security updates has not."""
     addresses = output_of("apt-get", "indextargets", "--format", "$(REPO_URI)").split()
     usable = sorted({address for address in addresses if "security" not in address})
-    return usable[0] if usable else "https://deb.debian.org/debian"
+    return usable[0] if usable else sys.exit("apt-get knows no mirror: this works on Debian")
 
 
 def addresses_of_packages(work: Path) -> list[str]:

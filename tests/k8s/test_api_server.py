@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -57,7 +58,7 @@ def front(server: ApiServer) -> Iterator[Front]:
 
 def install(server: ApiServer, schemas: Schemas, wanted: dict[str, str]) -> None:
     files = [file for release in schemas.chosen(wanted) for file in release.files]
-    server.install([json.loads(file.read_text()) for file in files])
+    server.install([json.loads(gzip.decompress(file.read_bytes())) for file in files])
 
 
 @pytest.mark.parametrize(("wanted", "files"), CLUSTERS[:2], ids=lambda value: str(value))

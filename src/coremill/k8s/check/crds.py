@@ -7,6 +7,7 @@ scripts/refresh_crds.py) have no descriptions.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import subprocess
@@ -23,7 +24,7 @@ from coremill.nearby import nearest
 
 SHIPPED = "shipped with coremill"
 _RELEASE = re.compile(r"(?P<product>.+?)-v?(?P<version>\d[\w.+-]*)$")
-_ENDINGS = (".yaml", ".yml", ".json")
+_ENDINGS = (".yaml", ".yml", ".json", ".json.gz")
 _KUBECTL = ("kubectl", "get", "customresourcedefinitions", "--output", "json")
 _KUBECTL_SECONDS = 60
 
@@ -169,15 +170,15 @@ def _of_folder(folder: Path, origin: str) -> Schemas:
 
 
 def _files(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(each for each in folder.iterdir() if each.suffix in _ENDINGS))
+    return tuple(sorted(each for each in folder.iterdir() if each.name.endswith(_ENDINGS)))
 
 
 def _documents(file: Any) -> Iterator[dict[str, Any]]:
     if isinstance(file, dict):
         yield from file.get("items") or [file]
         return
-    text = file.read_text(encoding="utf-8")
-    if file.suffix == ".json":
+    text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    if file.name.endswith((".json", ".json.gz")):
         documents = [json.loads(text)]
     else:
         import yaml

@@ -20,8 +20,8 @@ from coremill.k8s.check.lints.reading import at, listed, mapping, objects, quant
 from coremill.k8s.check.manifests import Manifest
 from coremill.k8s.check.object_meta import LABEL_FIX, is_label_value, label_problems
 
-DAEMON_SETS_CPU_MILLI = 300
-DAEMON_SETS_MEMORY_MIB = 700
+DAEMONSETS_CPU_MILLI = 300
+DAEMONSETS_MEMORY_MIB = 700
 _DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 _LEAST_GRACE_SECONDS = 60  # a save of some gigabytes to a shared volume, and the way there
 _DEFAULT_GRACE_SECONDS = 30
@@ -76,8 +76,8 @@ def bill_of(pod: Pod, types: list[Instance], pods: int, share: float = 1.0) -> B
 def _pods_on(one: Instance, pod: Pod, share: float = 1.0, *, with_daemon_sets: bool = True) -> int:
     if one.allocatable_cpu_milli is None or one.allocatable_memory_mib is None or (pod.needs_efa and not one.efa):
         return 0
-    cpu = one.allocatable_cpu_milli - (DAEMON_SETS_CPU_MILLI if with_daemon_sets else 0)
-    memory = (one.allocatable_memory_mib - (DAEMON_SETS_MEMORY_MIB if with_daemon_sets else 0)) * 2**20
+    cpu = one.allocatable_cpu_milli - (DAEMONSETS_CPU_MILLI if with_daemon_sets else 0)
+    memory = (one.allocatable_memory_mib - (DAEMONSETS_MEMORY_MIB if with_daemon_sets else 0)) * 2**20
     by_cpu = int(cpu // (pod.cpu_milli * share)) if pod.cpu_milli else 10**6
     return min(by_cpu, int(memory // (pod.memory_bytes * share)) if pod.memory_bytes else 10**6)
 
@@ -107,7 +107,7 @@ def _size_problems(pod: Pod, pools: list[Pool]) -> Iterator[Problem]:
     if bill is None:
         tight = next(one for one in types if _pods_on(one, pod, with_daemon_sets=False))
         words = f"{size} fit {tight.name} only without DaemonSets ({_room(tight)} before them)"
-        fix = f"leave them {DAEMON_SETS_CPU_MILLI}m CPU and {DAEMON_SETS_MEMORY_MIB} MiB"
+        fix = f"leave them {DAEMONSETS_CPU_MILLI}m CPU and {DAEMONSETS_MEMORY_MIB} MiB"
         yield Problem(where, "fit", words, fix, "warning")
         return
     yield from _cost_problems(pod, bill, types, where, size)
@@ -119,8 +119,8 @@ def _cost_problems(pod: Pod, bill: Bill, types: list[Instance], where: str, size
     pods = f"{pod.count} pod{'' if pod.count == 1 else 's'} of {size}"
     less = bill_of(pod, types, pod.count, _LESS_WOULD_DO)
     if less is not None and less.usd_per_hour * _WORTH_SAYING < bill.usd_per_hour:
-        cpu = (less.instance.allocatable_cpu_milli or 0) - DAEMON_SETS_CPU_MILLI
-        memory = ((less.instance.allocatable_memory_mib or 0) - DAEMON_SETS_MEMORY_MIB) // 1024
+        cpu = (less.instance.allocatable_cpu_milli or 0) - DAEMONSETS_CPU_MILLI
+        memory = ((less.instance.allocatable_memory_mib or 0) - DAEMONSETS_MEMORY_MIB) // 1024
         each = max(1, ceil(pod.count / less.machines))
         words = f"{pods} need {bill} ({note}); a little smaller they fit {less}"
         fix = f"ask for at most {cpu // 1000 // each // 2 * 2} CPUs and {memory // each} GiB each"
