@@ -28,17 +28,18 @@ from coremill.tasks.base import Task
 
 Say = Callable[[str], None]
 
-# A small Llama: 1.0 M parameters learn the look of Python source in a minute or two on two cores. For equal arithmetic
-# a larger one sees less text and learns less: 2.27 bits a byte of held-out text at 2.4 M parameters, 2.13 at these.
+# A small Llama: 1.2 M parameters learn the look of Python source in a minute and a half on two cores. Wide and of two
+# layers: products fill the cores better than with four of 128, and as many seconds give a lower loss of held-out text
+# (4.57 after 88 s of training, against 4.70 after 103 s).
 BUILT_IN_VOCABULARY = 4096  # of the built-in tokenizer, at most: a shape of one's own may have as many words
 BUILT_IN_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": 2048,
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,

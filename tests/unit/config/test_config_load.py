@@ -211,7 +211,7 @@ def test_without_a_file_naming_a_model_or_data_starts_from_the_defaults(override
 )
 def test_without_a_file_anything_else_changes_the_example(overrides):
     loaded = load_config(None, overrides)
-    assert loaded.config.train.learning_rate == 4e-3 and loaded.config.tokenizer == "built-in"
+    assert loaded.config.train.learning_rate == 5e-3 and loaded.config.tokenizer == "built-in"
     assert (loaded.name, loaded.without_file) == ("built-in", "no run file: the built-in example")
 
 
