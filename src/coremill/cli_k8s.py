@@ -20,7 +20,7 @@ def check(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE...",
+            metavar="FILE",
             help="manifests (YAML of one or many documents, JSON, - for stdin), or a run file, which is rendered first",
             show_default=False,
         ),
@@ -52,9 +52,9 @@ def check(
     tokens in clear text, saves cut short, spot nodes without a SIGTERM, cost. Give all files of a job at once: a pod is
     judged with its runtime and its NodePool.
 
-    One finding a line: file:line, object, field, what is wrong, what to do, [rule]. Exit code 78 with errors (schema,
-    CEL, labels, unknown types, fits nothing, token), 0 with warnings alone. What has no schema is said. No cluster, no
-    torch; needs coremill[k8s].
+    One finding a line: file:line, object, field, what is wrong, what to do, and the rule. Exit code 78 with errors
+    (schema, CEL, labels, unknown types, fits nothing, token), 0 with warnings alone. What has no schema is said. No
+    cluster, no torch; needs the extra k8s.
     """
     from coremill.k8s.check.command import check_files
 

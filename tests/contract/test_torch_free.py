@@ -98,6 +98,7 @@ TINY = "examples/tiny-from-scratch.yaml"
         ("instances", "--efa"),
         ("plan", TINY, "--fleet", "2xc7i.8xlarge"),
         ("plan", TINY, "--fleet", "2xc7i.8xlarge", "--fleet", "1xc7i.4xlarge", "--json"),
+        ("k8s", "check", "tests/k8s/manifests/good/nodes.yaml", "--json"),
     ],
     ids=" ".join,
 )

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 
 from coremill.k8s.check.checking import check_object
 from coremill.k8s.check.crds import Release, Schemas
 from coremill.k8s.check.findings import Problem
-from coremill.k8s.check.manifests import Manifest
+from coremill.k8s.check.manifests import Manifest, read_manifests
+from k8s.mutations import mutations
 
+GOOD = Path(__file__).parents[2] / "k8s/manifests/good"
+MEMORY = ("spec.containers[0].resources.limits.memory", "value")
 ANY = "x-kubernetes-preserve-unknown-fields"
 SPEC: dict[str, Any] = {
     "type": "object",
@@ -241,7 +247,27 @@ def test_the_object_is_left_alone():
     assert body == before
 
 
+def test_core_kinds_are_read_as_others_read_them():
+    """By kubernetes-validate, strict, which does not look at the range of integers and stumbles at nulls."""
+    asked = 0
+    for file in ("core.yaml", "indexed-job.yaml"):
+        for manifest in read_manifests([str(GOOD / file)]):
+            for mutation in mutations(manifest.object, {}, 60, seed=7):
+                if mutation.words.startswith("metadata"):
+                    continue
+                problems = check_object(Manifest("f", mutation.object, {}), SCHEMAS, {}).problems
+                ours = [each for each in problems if not re.search(r"too large for int|\d{19}|e\+|quantity", each.text)]
+                try:
+                    kubernetes_validate.validate(mutation.object, kubernetes_validate.latest_version(), strict=True)
+                    assert not ours, (mutation.words, ours)
+                except kubernetes_validate.ValidationError as error:
+                    assert ours or "is valid under each of" in error.message, (mutation.words, error.message)
+                asked += 1
+    assert asked > 200
+
+
 CORE = [
+    ({"kind": "Pod", "spec": {"containers": [{"name": "c", "resources": {"limits": {"memory": "64 GB"}}}]}}, [MEMORY]),
     ({"data": {"a": "b"}}, []),
     ({"data": {"a": 1}}, [("data.a", "type")]),
     ({"dta": {}}, [("dta", "unknown-field")]),

@@ -67,7 +67,7 @@ def check(manifests: list[Manifest], schemas: Schemas, wanted: Mapping[str, str]
         releases |= {verdict.release} - {""}
     findings += lint(manifests)
     order = {(manifest.file, manifest.name): number for number, manifest in enumerate(manifests)}
-    findings.sort(key=lambda one: (order[one.file, one.object], one.line, one.problem.level, one.problem.path))
+    findings.sort(key=lambda one: (order[one.file, one.object], one.line or 0, one.problem.level, one.problem.path))
     return Outcome(tuple(dict.fromkeys(findings)), tuple(unchecked), len(manifests), tuple(sorted(releases)))
 
 

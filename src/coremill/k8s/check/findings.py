@@ -26,13 +26,14 @@ class Finding:
     """A problem with where it is: the file and line, the object."""
 
     file: str
-    line: int  # from 1
+    line: int | None  # from 1; None: the object was rendered, and stands in no file
     object: str  # NodePool/cpu-amx
     problem: Problem
 
     def __str__(self) -> str:
         field = f" {self.problem.path}" if self.problem.path else ""
-        where = f"{self.file}:{self.line}: {self.problem.level}: {self.object}{field}"
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        where = f"{place}: {self.problem.level}: {self.object}{field}"
         return f"{where}: {self.problem.text}; {self.problem.fix} [{self.problem.rule}]"
 
     def to_json(self) -> dict[str, Any]:

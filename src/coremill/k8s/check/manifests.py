@@ -63,11 +63,11 @@ class Manifest:
     def finding(self, problem: Problem) -> Finding:
         return Finding(self.file, self.line_of(problem.path), self.name, problem)
 
-    def line_of(self, path: str) -> int:
-        """Of a field that is not there, of the nearest one around it."""
+    def line_of(self, path: str) -> int | None:
+        """Of a field that is not there, of the nearest one around it. None: it is of a rendered object."""
         while path and path not in self.lines:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        return self.lines.get(path, 1)
+        return self.lines.get(path)
 
 
 def read_manifests(files: list[str]) -> list[Manifest]:

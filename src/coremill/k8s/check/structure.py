@@ -31,6 +31,8 @@ _EMBEDDED: Schema = {
     "metadata": {"type": "object", _PRESERVE: True},
 }
 _KNOWN_SHOWN = 8
+# Core kinds have no pattern for it: the API server reads it and refuses.
+_QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?(\d+(\.\d*)?|\.\d+))?\Z", re.ASCII)
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -51,6 +53,8 @@ class Structure:
     )
 
     def problems(self, value: Any, schema: Schema, path: str = "") -> Iterator[Problem]:
+        if isinstance(value, str) and schema.get("$ref", "").endswith(".Quantity") and not _QUANTITY.match(value):
+            yield Problem(path, "value", f"{shown(value)} is no quantity", "write it like 30, 500m or 54Gi")
         schema = self.resolved(schema)
         if value is None and _may_be_null(schema):
             return
