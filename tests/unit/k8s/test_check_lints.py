@@ -181,6 +181,8 @@ CASES = [
     (container(env=env("TOKENIZERS_PARALLELISM", "false")), []),
     (container(args=["--token", "hf_secretsecretsecret"]), [("error", "token")]),
     (container(args=["--api-key=0123456789abcdef"]), [("error", "token")]),
+    (container(args=["--auth-mode=kubernetes-serviceaccount", "--private", "--no-resume-from-5"]), []),
+    (container(env=env("HF_SECRET_NAME", "coremill-hub-token-1")), []),
     (container(args=["--tokenizer", "meta-llama/Meta-Llama-3-8B"]), []),
     (container(command=["sh", "-c", "cd /x && exec python train.py"]), []),
     (container(command=["sh", "-c", "python train.py"]), [("warning", "process-one")]),
@@ -197,6 +199,40 @@ CASES = [
 @pytest.mark.parametrize(("one", "expected"), CASES, ids=lambda value: str(value)[:60])
 def test_containers(one, expected):
     assert rules(job(containers=[one])) == expected
+
+
+ELSEWHERE = [
+    {
+        "nodeSelector": {
+            "node.kubernetes.io/instance-type": "n2-standard-8",
+            "topology.kubernetes.io/zone": "europe-west1-b",
+        }
+    },
+    {"nodeSelector": {"node.kubernetes.io/instance-type": "m5.large"}},
+]
+
+
+@pytest.mark.parametrize("spec", ELSEWHERE, ids=str)
+def test_other_clouds_and_types_are_left_alone(spec):
+    assert rules(job(containers=[container()], **spec)) == []
+
+
+def test_other_work_is_left_alone():
+    """A NodePool for training says nothing of a web server or of a job that fetches something."""
+    nodes = read_manifests([str(MANIFESTS / "good/nodes.yaml")])
+    small = {"name": "web", "image": "a:1", "resources": {"requests": {"cpu": 1, "memory": "1Gi"}}}
+    fetch = {**small, "command": ["curl", "x"]}
+    pod = {"restartPolicy": "Never", "containers": [fetch]}
+    work = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": {"template": {"spec": pod}}}
+    web = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "w"}}
+    web["spec"] = {"template": {"spec": {"containers": [small]}}}
+    assert rules([*nodes, Manifest("f", work, {}), Manifest("f", web, {})]) == []
+
+
+def test_drivers_on_nodes_with_gpus_are_right():
+    pool, nodes = (each.object for each in read_manifests([str(MANIFESTS / "bad/nodes.yaml")]))
+    pool["spec"]["template"]["spec"]["requirements"] = [{"key": FAMILY, "operator": "In", "values": ["p5"]}]
+    assert ("warning", "gpu-on-cpu") not in rules([Manifest("f", pool, {}), Manifest("f", nodes, {})])
 
 
 def test_a_save_of_the_run_file_decides_about_the_grace():

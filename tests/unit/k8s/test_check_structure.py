@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 
 from coremill.k8s.check.checking import check_object
-from coremill.k8s.check.crds import Release, Schemas
+from coremill.k8s.check.crds import Release, Schemas, shipped_schemas
 from coremill.k8s.check.findings import Problem
 from coremill.k8s.check.manifests import Manifest, read_manifests
 from k8s.mutations import mutations
@@ -213,6 +213,12 @@ METADATA = [
 @pytest.mark.parametrize(("root", "expected"), METADATA, ids=str)
 def test_metadata_and_root(root, expected):
     assert found({}, **root) == expected
+
+
+def test_a_name_that_is_made_at_the_create_is_one():
+    body = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"generateName": "a-"}}
+    body["spec"] = {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"numProcPerNode": 1}}
+    assert check_object(Manifest("f", body, {}), shipped_schemas(), {}).problems == ()
 
 
 def test_versions():

@@ -87,9 +87,9 @@ def check_object(manifest: Manifest, schemas: Schemas, wanted: Mapping[str, str]
         return Verdict(tuple(Problem(key, "required", "missing", "every object names it") for key in missing))
     twice = tuple(Problem(path, "duplicate", "this key stands twice", "keep one") for path in manifest.repeated)
     group, version, kind = manifest.group, manifest.version, manifest.kind
-    if is_core_group(group):
-        return _check_core(manifest, twice, wanted.get("kubernetes"))
     found = schemas.kind_of(group, version, kind, wanted)
+    if found is None and is_core_group(group):
+        return _check_core(manifest, twice, wanted.get("kubernetes"))
     if found is not None:
         unchecked: set[str] = set()
         problems = [*twice, *_custom_problems(manifest.object, found, unchecked)]
@@ -149,8 +149,7 @@ def _with_releases(problem: Problem, manifest: Manifest, schemas: Schemas, kind:
     others = schemas.releases_with_field(manifest.group, manifest.version, manifest.kind, problem.path)
     if not others:
         return problem
-    product, version = others[0].rsplit(" ", 1)
-    fix = (
-        f"{', '.join(others)} has it: check with --release {product}={version} if your cluster runs that; {problem.fix}"
-    )
+    names, first = ", ".join(map(str, others)), others[0]
+    hint = f"check with --release {first.product}={first.version}" if first.version else "check with that one"
+    fix = f"{names} has it: {hint} if your cluster runs it; {problem.fix}"
     return Problem(problem.path, problem.rule, f"{problem.text} in {kind.release}", fix)

@@ -115,10 +115,10 @@ class Schemas:
         found = (release.kind_of(group, version, kind) for release in self.chosen(wanted))
         return next((each for each in found if each is not None), None)
 
-    def releases_with_field(self, group: str, version: str, kind: str, path: str) -> list[str]:
+    def releases_with_field(self, group: str, version: str, kind: str, path: str) -> list[Release]:
         """Releases whose schema of this kind knows the field at a path."""
         pairs = ((release, release.kind_of(group, version, kind)) for release in self.releases)
-        return [str(release) for release, found in pairs if found and _has_path(found.schema, path)]
+        return [release for release, found in pairs if found and _has_path(found.schema, path)]
 
 
 def shipped_schemas() -> Schemas:

@@ -88,7 +88,7 @@ def read_manifests(files: list[str]) -> list[Manifest]:
 
 
 def is_run_file(value: Any) -> bool:
-    return isinstance(value, dict) and "apiVersion" not in value and "kind" not in value
+    return isinstance(value, dict) and not {"apiVersion", "kind", "metadata", "spec"} & set(value)
 
 
 def _text_of(file: Path) -> str:
@@ -114,7 +114,7 @@ def _documents(text: str, name: str) -> Iterator[tuple[Any, dict[str, int], tupl
             value = _plain(node, loader, "", lines, repeated)
             if value is not None:
                 yield value, lines, tuple(repeated)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark else name
         why = getattr(error, "problem", None) or str(error)
@@ -154,7 +154,7 @@ def _objects(value: Any, lines: dict[str, int], repeated: tuple[str, ...], file:
             why="a manifest is a mapping",
             do="begin with apiVersion",
         )
-    if value.get("kind", "").endswith("List") and isinstance(value.get("items"), list):
+    if str(value.get("kind")).endswith("List") and isinstance(value.get("items"), list):
         for index, item in enumerate(value["items"]):
             path = f"items[{index}]"
             own = {key[len(path) :].lstrip("."): line for key, line in lines.items() if key.startswith(path)}

@@ -47,6 +47,8 @@ class Unchecked(Exception):
 def rule_problems(value: dict[str, Any], schema: Schema, unchecked: set[str]) -> Iterator[Problem]:
     """Of an object with its defaults; rules that could not be judged are added to `unchecked`."""
     metadata = {key: one for key, one in value["metadata"].items() if key in ("name", "generateName")}
+    if not metadata.get("name"):  # made before rules are evaluated
+        metadata["name"] = f"{metadata['generateName']}xxxxx"
     properties = {**schema.get("properties", {})}
     properties["metadata"] = {"properties": {"name": {}, "generateName": {}}}
     whole = {**schema, "properties": {**properties, "apiVersion": {}, "kind": {}}}

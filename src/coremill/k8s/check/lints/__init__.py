@@ -24,7 +24,7 @@ def lint(manifests: list[Manifest]) -> Iterator[Finding]:
         yield from map(pool.manifest.finding, pool_problems(pool))
     for manifest in manifests:
         if manifest.kind == "EC2NodeClass":
-            yield from map(manifest.finding, node_class_problems(manifest))
+            yield from map(manifest.finding, node_class_problems(manifest, pools))
         yield from map(manifest.finding, text_problems(manifest))
         yield from map(manifest.finding, workload_problems(manifest, manifests))
         yield from map(manifest.finding, template_label_problems(manifest))

@@ -16,6 +16,8 @@ _GPU_IMAGE = re.compile(r"(?i)(^|[^a-z])(cuda|gpu|nvidia|nvcr|nccl|rocm)|[-_.:]c
 _REFERENCE = re.compile(r"\$(\{[^}]+\}|\([^)]+\)|\w+)\Z")
 # export HF_TOKEN=..., --token ...: what follows the sign is the secret, or a variable that holds it.
 _IN_COMMAND = re.compile(r"(?:--([\w-]+)[=\s]\s*|\b([A-Za-z_]\w*)=)[\"']?([^\s\"';&]+)")
+_ABOUT_A_SECRET = re.compile(r"(?i)(name|file|path|mode|type|url|ref|dir)$")
+_RANDOM = re.compile(rf"(?=.*\d)(?=.*[A-Za-z])[A-Za-z0-9][\w+=.-]{{{LEAST_LENGTH - 1},}}\Z")
 _SHELLS = ("sh", "bash", "ash", "dash")
 _TORCHRUN_SECONDS = 30  # after these it kills its workers, whatever the pod's grace
 SECRET_FIX = "put it into a Secret and name that: valueFrom: {secretKeyRef: {name: ..., key: ...}}"
@@ -84,9 +86,9 @@ def _token_problems(container: Container) -> Iterator[Problem]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """A value that is long enough to be one, under the name of one; a path or another variable is none."""
-    is_long = len(value) >= LEAST_LENGTH and " " not in value and "\n" not in value
-    return bool(SECRET_NAME.search(name)) and is_long and not value.startswith(("/", "~", ".", "$", "*"))
+    """Letters and digits in a row under the name of a secret; a word, a path, an option or another variable is none."""
+    is_about_one = _ABOUT_A_SECRET.search(name) is not None
+    return bool(SECRET_NAME.search(name)) and not is_about_one and bool(_RANDOM.match(value))
 
 
 def _command_problems(container: Container, pod: Pod) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from typing import Any
 from coremill.hardware.instances import Instance, all_instances, table
 from coremill.k8s.check.findings import Problem
 from coremill.k8s.check.lints.pods import Pod
-from coremill.k8s.check.lints.pools import CAPACITY, POOL, TYPE, ZONE, Pool, unknown_value
+from coremill.k8s.check.lints.pools import CAPACITY, FAMILY, POOL, SIZE, TYPE, ZONE, Pool, unknown_value
 from coremill.k8s.check.lints.reading import at, listed, mapping, objects, quantity, text, texts
 from coremill.k8s.check.manifests import Manifest
 from coremill.k8s.check.object_meta import LABEL_FIX, is_label_value, label_problems
@@ -48,7 +48,9 @@ def placement_problems(pod: Pod, pools: list[Pool], manifests: list[Manifest]) -
         return
     taking = [pool for pool in pools if _selects(pod, pool)]
     tolerating = [pool for pool in taking if _tolerates(pod, pool)]
-    if taking and not tolerating:
+    means_them = pod.is_training or bool(_selected(pod))  # another pod without a selector has nodes elsewhere
+    theirs = (tolerating or taking) if means_them else []
+    if taking and not tolerating and means_them:
         taint = objects(taking[0].template.get("taints"))[0]
         words = f"it does not tolerate the taint {taint.get('key')} of NodePool {taking[0].name}, and never starts"
         fix = f"add a toleration: {{key: {taint.get('key')}, operator: Exists, effect: {taint.get('effect')}}}"
@@ -57,9 +59,10 @@ def placement_problems(pod: Pod, pools: list[Pool], manifests: list[Manifest]) -
         words = f"no NodePool here has nodes it selects ({', '.join(pool.name for pool in pools)})"
         yield Problem(pod.path_of("nodeSelector"), "taint", words, f"select one: {POOL}: {pools[0].name}", "warning")
     if (pod.cpu_milli or pod.memory_bytes) and not pod.needs_gpu:
-        yield from _size_problems(pod, tolerating or taking)
-    yield from _grace_problems(pod, tolerating or taking, manifests)
-    yield from _core_problems(pod, tolerating or taking)
+        yield from _size_problems(pod, theirs)
+    if pod.is_training:
+        yield from _grace_problems(pod, theirs, manifests)
+    yield from _core_problems(pod, theirs)
 
 
 def bill_of(pod: Pod, types: list[Instance], pods: int, share: float = 1.0) -> Bill | None:
@@ -110,7 +113,8 @@ def _size_problems(pod: Pod, pools: list[Pool]) -> Iterator[Problem]:
         fix = f"leave them {DAEMONSETS_CPU_MILLI}m CPU and {DAEMONSETS_MEMORY_MIB} MiB"
         yield Problem(where, "fit", words, fix, "warning")
         return
-    yield from _cost_problems(pod, bill, types, where, size)
+    if pod.is_training:
+        yield from _cost_problems(pod, bill, types, where, size)
 
 
 def _cost_problems(pod: Pod, bill: Bill, types: list[Instance], where: str, size: str) -> Iterator[Problem]:
@@ -172,17 +176,23 @@ def _selector_problems(pod: Pod) -> Iterator[Problem]:
     where = pod.path_of("nodeSelector")
     yield from label_problems(_selected(pod), where)
     for key, value in _selected(pod).items():
-        problem = unknown_value(key, value, f"{where}[{key}]")
-        if problem is not None and is_label_value(value):
-            yield problem
+        if is_label_value(value):
+            yield from _unknown_types(key, value, f"{where}[{key}]")
     for expression, path in _expressions(pod):
         for number, value in enumerate(texts(expression.get("values"))):
             spot = f"{path}.values[{number}]"
-            problem = unknown_value(text(expression.get("key")), value, spot)
             if not is_label_value(value):
                 yield Problem(spot, "label", f"{value!r} is no label value", LABEL_FIX)
-            elif problem is not None:
-                yield problem
+            else:
+                yield from _unknown_types(text(expression.get("key")), value, spot)
+
+
+def _unknown_types(key: str, value: str, where: str) -> Iterator[Problem]:
+    """Of families we know: a pod may as well be meant for another cloud."""
+    families = {one.family for one in all_instances()}
+    problem = unknown_value(key, value, where) if key in (TYPE, FAMILY, SIZE, CAPACITY) else None
+    if problem is not None and (key != TYPE or value.split(".")[0] in families):
+        yield problem
 
 
 def _selects(pod: Pod, pool: Pool) -> bool:
@@ -234,8 +244,6 @@ def _grace_problems(pod: Pod, pools: list[Pool], manifests: list[Manifest]) -> I
             words = f"a pod that forbids disruption is not evicted when {nodes} is taken back: no SIGTERM, no save"
             fix = "drop it (consolidationPolicy: WhenEmpty is enough), or set the NodePool's terminationGracePeriod: 2m"
             yield Problem(where, "disruption", words, fix, "warning")
-    if not pod.is_training:
-        return
     grace = quantity(pod.spec.get("terminationGracePeriodSeconds"))
     seconds = _DEFAULT_GRACE_SECONDS if grace is None else grace
     needed, why = _save_seconds(pod, manifests)

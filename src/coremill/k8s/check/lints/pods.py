@@ -5,6 +5,7 @@ Each part keeps the path of the field it comes from, so that a finding names wha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ TRAINER = "trainer.kubeflow.org"
 TRAINER_CONTAINER = "node"  # of the runtimes that Kubeflow Trainer ships, and the only one it gives PET_ variables
 EFA = "vpc.amazonaws.com/efa"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu", "aws.amazon.com/neuron")
+_TRAINING = re.compile(r"\b(train\w*|finetune|torchrun|mpirun|accelerate|deepspeed|coremill)\b")
 _POD_TEMPLATES = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job")
 
 
@@ -113,7 +115,7 @@ def find_pods(manifests: list[Manifest]) -> list[Pod]:
         elif manifest.kind == "CronJob":
             found.append(_template_pod(manifest, "spec.jobTemplate.spec", is_training=False))
         elif manifest.kind in _POD_TEMPLATES and manifest.group in ("apps", "batch"):
-            found.append(_template_pod(manifest, "spec", is_training=manifest.kind == "Job"))
+            found.append(_template_pod(manifest, "spec", is_training=manifest.kind == "Job" and _trains(manifest)))
     return found
 
 
@@ -143,6 +145,17 @@ def patches_of(job: Manifest) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     for number, override in enumerate(objects(spec.get("podTemplateOverrides"))):
         for target in objects(override.get("targetJobs")):
             yield text(target.get("name")), f"spec.podTemplateOverrides[{number}]", override
+
+
+def _trains(job: Manifest) -> bool:
+    """Whether a plain Job is one of ours: several pods that know their number, or a command that says so."""
+    spec = mapping(job.object.get("spec"))
+    words = [
+        word
+        for container in objects(at(spec, "template", "spec", "containers"))
+        for word in [*texts(container.get("command")), *texts(container.get("args"))]
+    ]
+    return spec.get("completionMode") == "Indexed" or bool(_TRAINING.search(" ".join(words)))
 
 
 def _namespace(manifest: Manifest) -> str:

@@ -69,6 +69,10 @@ class Pool:
         return {**written, POOL: self.name}
 
     @property
+    def is_on_aws(self) -> bool:
+        return text(at(self.template, "nodeClassRef", "group")) == "karpenter.k8s.aws"
+
+    @property
     def may_be_spot(self) -> bool:
         """Karpenter's default is on demand."""
         return any(each.get("key") == CAPACITY and "spot" in texts(each.get("values")) for each in self.requirements)
@@ -105,7 +109,8 @@ def find_pools(manifests: list[Manifest]) -> list[Pool]:
 
 def pool_problems(pool: Pool) -> Iterator[Problem]:
     for number, requirement in enumerate(pool.requirements):
-        yield from _value_problems(requirement, f"spec.template.spec.requirements[{number}]")
+        where = f"spec.template.spec.requirements[{number}]"
+        yield from _value_problems(requirement, where, is_on_aws=pool.is_on_aws)
     if pool.is_in_table and not pool.types():
         where = "spec.template.spec.requirements"
         yield Problem(
@@ -131,9 +136,10 @@ def pool_problems(pool: Pool) -> Iterator[Problem]:
         )
 
 
-def node_class_problems(manifest: Manifest) -> Iterator[Problem]:
+def node_class_problems(manifest: Manifest, pools: list[Pool]) -> Iterator[Problem]:
     spec = mapping(manifest.object.get("spec"))
-    for number, term in enumerate(objects(spec.get("amiSelectorTerms"))):
+    is_of_cpus = any(pool.node_class is manifest and pool.is_in_table for pool in pools)
+    for number, term in enumerate(objects(spec.get("amiSelectorTerms")) if is_of_cpus else ()):
         for key in ("name", "ssmParameter"):
             if _GPU_WORDS.search(text(term.get(key))):
                 where = f"spec.amiSelectorTerms[{number}].{key}"
@@ -145,7 +151,7 @@ def node_class_problems(manifest: Manifest) -> Iterator[Problem]:
         yield Problem("spec.userData", "host-install", words, "put them into the image of the job", "warning")
 
 
-def _value_problems(requirement: Mapping[str, Any], path: str) -> Iterator[Problem]:
+def _value_problems(requirement: Mapping[str, Any], path: str, *, is_on_aws: bool) -> Iterator[Problem]:
     key, values = text(requirement.get("key")), texts(requirement.get("values"))
     for number, value in enumerate(values):
         where = f"{path}.values[{number}]"
@@ -154,7 +160,7 @@ def _value_problems(requirement: Mapping[str, Any], path: str) -> Iterator[Probl
             fix = f"write them apart: {', '.join(parts)}" if len(parts) > 1 else LABEL_FIX
             text_ = f"{shown(value)} is no label value: the API server takes it, and no node ever matches"
             yield Problem(where, "label", text_, fix)
-        elif requirement.get("operator") in ("In", "NotIn"):
+        elif is_on_aws and requirement.get("operator") in ("In", "NotIn"):
             problem = unknown_value(key, value, where)
             if problem is not None:
                 yield problem
