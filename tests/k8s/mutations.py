@@ -48,6 +48,17 @@ BROKEN_RULES: dict[str, tuple[tuple[Path, Any], ...]] = {
         (("spec", "kubelet"), {"kubeReserved": {"cpu": "-1"}}),
     ),
     "NodePool": (
+        (("metadata", "namespace"), "somewhere"),
+        (("metadata", "creationTimestamp"), "yesterday"),
+        (("metadata", "managedFields"), [{"unheard": "of"}]),
+        (("metadata", "ownerReferences"), [{"kind": "Node"}]),
+        (("metadata", "annotations"), {"a b": "c"}),
+        (("metadata", "annotations"), {"a": "x" * 2**18}),
+        (("metadata", "labels"), {"a": 1}),
+        (("metadata", "labels"), {"a/b/c": "d"}),
+        (("metadata", "labels"), None),
+        (("metadata", "finalizers"), ["a b"]),
+        (("metadata",), {"generateName": "made-"}),
         (("spec", "template", "spec", "requirements", 0, "values"), []),
         (("spec", "template", "spec", "requirements", 0, "operator"), "Gt"),
         (
@@ -80,6 +91,8 @@ BROKEN_RULES: dict[str, tuple[tuple[Path, Any], ...]] = {
         (("spec", "limits"), {"cpu": "many"}),
     ),
     "TrainJob": (
+        (("metadata",), {"generateName": "made-"}),
+        (("metadata",), {"generateName": "1-made-"}),
         (("metadata", "name"), "1st-job"),
         (("metadata", "name"), "a" * 64),
         (("metadata", "name"), "with.dot"),

@@ -23,19 +23,28 @@ _OWNER = {
         "blockOwnerDeletion": {"type": "boolean", "nullable": True},
     },
 }
+_TIME = {"type": "string", "nullable": True, "format": "date-time"}
+_MANAGER = {
+    "type": "object",
+    "properties": {
+        **{key: _TEXT for key in ("manager", "operation", "apiVersion", "fieldsType", "subresource")},
+        "time": _TIME,
+        "fieldsV1": {"x-kubernetes-preserve-unknown-fields": True},
+    },
+}
 _INTEGER = {"type": "integer", "nullable": True}
 _SCHEMA = {
     "type": "object",
     "properties": {
         **{key: _TEXT for key in ("name", "generateName", "namespace", "uid", "resourceVersion", "selfLink")},
-        **{key: _TEXT for key in ("creationTimestamp", "deletionTimestamp")},
+        **{key: _TIME for key in ("creationTimestamp", "deletionTimestamp")},
         "labels": _TEXTS,
         "annotations": _TEXTS,
         "generation": _INTEGER,
         "deletionGracePeriodSeconds": _INTEGER,
         "finalizers": {"type": "array", "nullable": True, "items": _TEXT},
         "ownerReferences": {"type": "array", "nullable": True, "items": _OWNER},
-        "managedFields": {"type": "array", "nullable": True, "items": {"type": "object", "additionalProperties": {}}},
+        "managedFields": {"type": "array", "nullable": True, "items": _MANAGER},
     },
 }
 _LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?\Z", re.ASCII)
@@ -130,4 +139,5 @@ def _name_problems(metadata: dict[str, Any], *, namespaced: bool) -> Iterator[Pr
             "lower-case letters, digits, '-', up to 63",
         )
     if namespace and not namespaced:
-        yield Problem("metadata.namespace", "name", "objects of this kind have no namespace", "remove it")
+        words = "objects of this kind are in no namespace: it is dropped"
+        yield Problem("metadata.namespace", "name", words, "remove it", "warning")
