@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--gigabits", type=float, default=1.0, help="a second of a host's link (default 1)")
     parser.add_argument("--tokens", type=int, default=scale_model.TOKENS_PER_STEP, help="a step, of both hosts")
     parser.add_argument("--only", default=",".join(CONTENDERS), help="who takes turns (default all)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all: lora.rank=16")
     parser.add_argument("--json", type=Path, help="write all figures to this file too")
     parser.add_argument("--folder", type=Path, default=peers.ROOT / "runs" / "peers", help="workload, caches, logs")
     arguments = parser.parse_args(argv)
@@ -61,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         tokens_per_step=arguments.tokens,
         timed_steps=turns.ENDLESS_STEPS,
         timeout_seconds=0,
+        settings=tuple(arguments.set),
     )
     contenders: dict[str, turns.Contender] = {}
     with tempfile.TemporaryDirectory(prefix="coremill-hosts-") as hosts_folder:

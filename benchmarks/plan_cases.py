@@ -66,6 +66,7 @@ class Case:
     export: bool = False
     documents_apart: bool = False
     freeze: tuple[str, ...] = ()
+    lora: dict[str, Any] = field(default_factory=dict)
     quick: bool = field(default=False)  # part of --quick
 
     def run_file(self, run: Path, steps: int) -> str:
@@ -87,6 +88,7 @@ class Case:
                 "activation_checkpointing": self.checkpointing,
                 "freeze": list(self.freeze),
             },
+            "lora": self.lora,
             "parallel": {
                 "engine": self.engine,
                 "ranks_per_node": self.ranks,
@@ -132,6 +134,8 @@ M9_CAPPED = Shape(
     keys={"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 256},
 )
 
+ALL_MAPS: dict[str, Any] = {"rank": 16}
+QUERY_AND_VALUE: dict[str, Any] = {"rank": 16, "target_modules": ["q_proj", "v_proj"]}
 LOOKUP = ("model.embed_tokens.*",)
 LOWER_LAYERS = ("model.layers.[0-5].*",)
 
@@ -208,6 +212,34 @@ HERE = (
     Case(name="91M lower half frozen, shard 2", shape=M91, ranks=2, engine="shard", freeze=(*LOOKUP, *LOWER_LAYERS)),
     Case(name="91M frozen layers above a lookup, replicate 1", shape=M91, freeze=LOWER_LAYERS),
     Case(name="91M frozen layers above a lookup, shard 2", shape=M91, ranks=2, engine="shard", freeze=LOWER_LAYERS),
+    *(
+        Case(
+            name=f"{size} LoRA{where}, {engine} {ranks}{' recomputing' if recomputing else ''}",
+            shape=shape,
+            ranks=ranks,
+            engine=engine,
+            lora=lora,
+            checkpointing=recomputing,
+            tokens_per_step=512 * ranks,
+        )
+        for size, shape, engine, ranks, where, lora, recomputing in (
+            ("91M", M91, "replicate", 1, "", ALL_MAPS, False),
+            ("91M", M91, "replicate", 1, "", ALL_MAPS, True),
+            ("91M", M91, "replicate", 1, " of q and v", QUERY_AND_VALUE, False),
+            ("91M", M91, "replicate", 1, " of q and v", QUERY_AND_VALUE, True),
+            ("91M", M91, "replicate", 1, " with dropout", {**ALL_MAPS, "dropout": 0.05}, False),
+            ("196M", M196, "replicate", 1, "", ALL_MAPS, True),
+            ("91M", M91, "replicate", 2, "", ALL_MAPS, False),
+            ("91M", M91, "replicate", 2, " of q and v", QUERY_AND_VALUE, True),
+            ("60M", M60, "shard", 2, "", ALL_MAPS, False),
+            ("91M", M91, "shard", 2, "", ALL_MAPS, False),
+            ("91M", M91, "shard", 2, "", ALL_MAPS, True),
+            ("91M", M91, "shard", 2, " of q and v", QUERY_AND_VALUE, False),
+            ("30M", M30, "replicate", 1, " of rank 64", {"rank": 64}, False),
+            ("27M tied", M27_TIED, "replicate", 2, "", ALL_MAPS, True),
+            ("40M", M40, "shard", 2, "", ALL_MAPS, False),
+        )
+    ),
 )
 
 B1 = Shape(hidden=2048, intermediate=8192, layers=16, vocabulary=128256, kv_heads=8, tied=True)

@@ -93,6 +93,7 @@ class Go:
     tokens_per_step: int
     timed_steps: int
     timeout_seconds: float
+    settings: tuple[str, ...] = ()  # of every run of coremill
 
     @property
     def steps(self) -> int:
@@ -288,7 +289,7 @@ def coremill_hosts(go: Go, fleet: Fleet, out: Path, seed: int, settings: Sequenc
     run_file = _run_file(go, out, seed, go.tokens_per_step)
     hostfile = out / "hostfile"
     hostfile.write_text("".join(f"{host.name} slots=1\n" for host in fleet.hosts))
-    command = coremill_run.train_command(run_file, (*settings, *ALIKE))
+    command = coremill_run.train_command(run_file, (*settings, *ALIKE, *go.settings))
     return fleet.hosts[0].command([*command, "--hostfile", str(hostfile), "--ssh", fleet.ssh], peers.ROOT)
 
 
@@ -296,7 +297,7 @@ def single_host(go: Go, host: FakeHost, out: Path, seed: int, hosts: int) -> lis
     """The same rows per rank, nothing to exchange; all hosts at once, so that they share caches and memory likewise."""
     out.mkdir()
     run_file = _run_file(go, out, seed, go.tokens_per_step // hosts)
-    return host.command(coremill_run.train_command(run_file, (*COREMILL["single"], *ALIKE)), peers.ROOT)
+    return host.command(coremill_run.train_command(run_file, (*COREMILL["single"], *ALIKE, *go.settings)), peers.ROOT)
 
 
 def _run_file(go: Go, out: Path, seed: int, tokens_per_step: int) -> Path:

@@ -1,4 +1,4 @@
-"""The fault experiments as one command: `python -m chaos [--short] [--only X1,X2] [--n N] [--json FILE]`.
+"""The fault experiments as one command: `python -m chaos [--short] [--only X1,X2] [--n N] [--set K=V] [--json FILE]`.
 
 Each fault is done for real to a real run (or, where hundreds are wanted, to the bare store), and what came of it is one
 row: fault, n, detected in, resumed in, steps lost, same bits, exit code. Exit code 0: every promise was kept. The JSON
@@ -28,6 +28,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from chaos import table
 from chaos.catalogue import EXPERIMENTS
 from chaos.experiment import COREMILL, SHORT_SEED, Experiment, Rig, Row, Trial
+from chaos.running import write_settings_of_go
 from coremill.hardware.probe import probe_node
 from coremill.supervise.descendants import adopt_orphans, end_descendants
 
@@ -43,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=200)
     session = arguments.folder.resolve() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     session.mkdir(parents=True)
+    if arguments.set:
+        write_settings_of_go(session / "shared", arguments.set)
     plan = [(each, _trials(each, arguments)) for each in arguments.experiments]
     expected = sum(experiment.expected_seconds(trials) for experiment, trials in plan)
     console.print(
@@ -243,6 +246,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--systems", default=COREMILL, help="coremill, peers, or all (default coremill)")
     parser.add_argument("--n", type=int, help="trials of each experiment, instead of its own number")
     parser.add_argument("--seed", type=int, help="where and when faults fall (default: 20 with --short, else new)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every run: lora.rank=4")
     parser.add_argument("--json", type=Path, help="add the rows to this file")
     parser.add_argument("--markdown", type=Path, help="write the tables into this page, between its marks")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "chaos", help="scratch (default runs/chaos)")

@@ -93,6 +93,17 @@ def make_scene(shared: Path, *, engine: str = "replicate") -> Path:
     return run_file
 
 
+def write_settings_of_go(shared: Path, settings: Sequence[str]) -> None:
+    """For every run of this go: what `--set` of the command asks for."""
+    shared.mkdir(parents=True, exist_ok=True)
+    (shared / "settings.json").write_text(json.dumps(list(settings)))
+
+
+def settings_of_go(shared: Path) -> list[str]:
+    file = shared / "settings.json"
+    return list(json.loads(file.read_text())) if file.exists() else []
+
+
 @dataclass
 class Run:
     """One run folder, started and ended as often as an experiment likes."""
@@ -112,7 +123,7 @@ class Run:
     def start(self, *settings: str, ranks: int | None = None, environ: Mapping[str, str] | None = None) -> None:
         """The same command as ever."""
         assert self.process is None, "it runs"
-        words = [f"run.folder={self.folder}", *self.settings, *settings]
+        words = [f"run.folder={self.folder}", *settings_of_go(self.shared), *self.settings, *settings]
         command = [sys.executable, "-m", "coremill", "train", str(self.run_file), "--nproc", str(ranks or self.ranks)]
         for word in words:
             command += ["--set", word]

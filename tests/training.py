@@ -81,6 +81,7 @@ def train_here(
     fused: bool = True,
     freeze: tuple[str, ...] = (),
     no_decay: tuple[str, ...] = (),
+    lora: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Losses, norms and wire use of a run on this rank."""
     import json
@@ -88,15 +89,15 @@ def train_here(
     import torch
 
     from coremill.checkpoint.export import export_model
-    from coremill.config.schema import DataSection, ModelSection, RunConfig, TrainSection
+    from coremill.config.schema import DataSection, LoraSection, ModelSection, RunConfig, TrainSection
     from coremill.data.packed_batches import make_loader
     from coremill.engines import make_engine
     from coremill.engines.optimizers import optimizer_of
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
-    from coremill.model.freeze import freeze as freeze_named
     from coremill.model.load import fill_parameters
     from coremill.model.source import ModelFolder
+    from coremill.model.trained import choose_trained
     from coremill.tasks.causal_lm.training import CausalLmTraining
     from coremill.train.loop import train_steps
 
@@ -116,8 +117,10 @@ def train_here(
     task = CausalLmTraining(DataSection())
     model = build_on_meta(source)
     types = {name: type(module) for name, module in model.named_modules()}
-    freeze_named(model, freeze)
-    choices = apply_changes(model, task, RunConfig(model=ModelSection(fused=fused)))
+    config = RunConfig(
+        model=ModelSection(fused=fused), train=TrainSection(freeze=list(freeze)), lora=LoraSection(**(lora or {}))
+    )
+    choices = choose_trained(model, config) | apply_changes(model, task, config)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     settings = TrainSection(
@@ -138,7 +141,7 @@ def train_here(
         named_rows=fused,
     )
     made.place(model)
-    report = fill_parameters(model, source, rank=world.rank, world_size=world.size, seed=3)
+    report = fill_parameters(model, source, rank=world.rank, world_size=world.size, seed=3, lora=config.lora)
     made.start()
     loader = make_loader(
         PackedData.from_json(data),
@@ -163,7 +166,9 @@ def train_here(
         "loss_path": choices["loss"].value,
         "layers": choices["layers"].value,
         "choices": {name: choice.reason for name, choice in choices.items()},
-        "replaced": [n for n, m in model.named_modules() if "forward" in vars(m) or type(m) is not types[n]],
+        "replaced": [
+            n for n, m in model.named_modules() if "forward" in vars(m) or type(m) is not types.get(n, type(m))
+        ],
         "own_loss_function": "_loss_function" in vars(model),
         "bytes_read": report.bytes_read,
     }

@@ -13,14 +13,16 @@ print is lines of text where there is no terminal, so progress can be followed i
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from coremill.config.load import LoadedConfig
 from coremill.config.load import load_config as _load_config
@@ -38,6 +40,8 @@ __all__ += ["load_config", "plan", "report", "train"]
 Config = LoadedConfig | str | os.PathLike[str] | None
 Settings = Mapping[str, Any] | Sequence[str]
 STOPPED_CODES = (Stopped.exit_code, Interrupted.exit_code)
+P = ParamSpec("P")
+R = TypeVar("R")
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -66,6 +70,25 @@ class TrainingInterrupted(KeyboardInterrupt):
         self.result = result
 
 
+def _with_hints(function: Callable[P, R]) -> Callable[P, R]:
+    """A keyword that is a key of the run file, ours or another tool's, is answered with where it goes."""
+    parameters = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name, value in kwargs.items():
+            if name not in parameters:
+                from coremill.config.unknown_keys import as_settings
+
+                settings = as_settings(name, value, kwargs)
+                hint = f"; keys of the run file go in settings: settings={settings!r}" if settings else ""
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+@_with_hints
 def load_config(
     path: str | os.PathLike[str] | None = None,
     settings: Settings = (),
@@ -83,6 +106,7 @@ def load_config(
     return _load_config(None if path is None else Path(path), settings, nproc=nproc, model=model, data=data)
 
 
+@_with_hints
 def plan(
     config: Config = None,
     settings: Settings = (),
@@ -103,6 +127,7 @@ def plan(
     return plan_and_card(_loaded(config, settings, model, data), fleet)[0]
 
 
+@_with_hints
 def train(
     config: Config = None,
     settings: Settings = (),

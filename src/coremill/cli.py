@@ -263,6 +263,15 @@ def export(
     dtype: Annotated[
         Literal["fp32", "bf16"] | None, typer.Option(help="of the weights; left out: the run's", show_default=False)
     ] = None,
+    merged: Annotated[
+        bool | None,
+        typer.Option(
+            "--merged/--adapter",
+            help="of a run with adapters: the whole model with them added in, or the adapter folder that peft loads;"
+            " left out: as lora.merge says",
+            show_default=False,
+        ),
+    ] = None,
     push: Annotated[
         str | None,
         typer.Option(
@@ -275,12 +284,15 @@ def export(
 ) -> None:
     """Write a kept step of a run, finished, stopped or still going, as a plain Hugging Face folder.
 
+    Of a run with adapters (lora) that is the adapter alone, which is small and loaded beside its model, or with
+    --merged the whole model, in the dtype of the model's own files unless --dtype says otherwise.
+
     Every byte of the checkpoint is checked first; DEST is there only once it is whole. Its README.md is a model card
     with the numbers of the report.
     """
     from coremill.run.export_command import Wanted, export_run
 
-    export_run(run, destination, Wanted(step, dtype, push, private), Console())
+    export_run(run, destination, Wanted(step, dtype, push, private, merged), Console())
 
 
 @data_app.command("show")
@@ -370,5 +382,3 @@ def main() -> None:
         REQUESTS.leave()
         print("coremill: interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(141)

@@ -39,7 +39,7 @@ STAGES = (
     "coremill.engines.optimizers",
     "coremill.model.build",
     "coremill.model.changes",
-    "coremill.model.freeze",
+    "coremill.model.trained",
     "coremill.model.fused_layers",
     "coremill.model.load",
     "coremill.train.loop",
@@ -48,10 +48,10 @@ STAGES = (
 )
 
 
-def import_stages(model_type: str, task: str, engine: str) -> None:
-    """All that a rank of such a run will use."""
+def import_stages(model_type: str, task: str, engine: str, *others: str) -> None:
+    """All that a rank of such a run will use; `others`: modules that not every run has a use for."""
     task_class: type[Task[Any]] = find("coremill.tasks", task)
-    for name in (*STAGES, *task_class.training_modules, *engine_kind(engine).modules):
+    for name in (*STAGES, *task_class.training_modules, *engine_kind(engine).modules, *others):
         importlib.import_module(name)
     import transformers
 
@@ -61,10 +61,10 @@ def import_stages(model_type: str, task: str, engine: str) -> None:
 
 def main() -> None:
     """Import, fork as asked, and in a rank run the command."""
-    launcher_pid, (model_type, task, engine, descriptor) = os.getppid(), sys.argv[1:]
+    launcher_pid, (*imported, descriptor) = os.getppid(), sys.argv[1:]
     guard_output(environment_snapshot())
     gc.disable()  # imports make hardly any garbage: looking for it takes a tenth of their time
-    import_stages(model_type, task, engine)
+    import_stages(*imported)
     order = serve(socket.socket(fileno=int(descriptor)), launcher_pid)
     if order is not None:
         sys.argv = order.argv[2:]  # without python -m

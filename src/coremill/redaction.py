@@ -7,8 +7,8 @@ prints, tracebacks and the words of libraries included.
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -44,38 +44,39 @@ def redact(text: str) -> str:
     return SECRET_VALUE.sub(BLOT, text)
 
 
-class _DiskFull(Exception):
-    pass
-
-
-def _unless_full(action: Callable[..., Any], *arguments: Any) -> None:
-    try:
-        action(*arguments)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _DiskFull from None
-        raise
-
-
 class RedactingStream:
-    """A text stream that blots secrets out of what goes through it; all else is the stream's own."""
+    """A text stream that blots secrets out of what goes through it; all else is the stream's own.
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    With `outlives_reader` a closed pipe (`| head`) is no error: what comes later goes nowhere.
+    """
+
+    def __init__(self, stream: Any, *, outlives_reader: bool = False) -> None:
+        self._stream, self._outlives_reader = stream, outlives_reader
 
     def write(self, text: str) -> int:
         """As the stream would, but redacted; the length that was asked for is what was written.
 
         A log on a full disk loses words, it does not end the run.
         """
-        with contextlib.suppress(_DiskFull):
-            _unless_full(self._stream.write, redact(text))
+        self._attempt(self._stream.write, redact(text))
         return len(text)
 
     def flush(self) -> None:
         """As the stream would."""
-        with contextlib.suppress(_DiskFull):
-            _unless_full(self._stream.flush)
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, action: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except BrokenPipeError:
+            if not self._outlives_reader:
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
     def writelines(self, lines: Iterable[str]) -> None:
         """One after the other."""
@@ -90,8 +91,11 @@ class RedactingStream:
 
 
 def guard_output(environ: Mapping[str, str]) -> None:
-    """From here on this process prints no secret of its environment, nor anything that looks like one."""
+    """From here on this process prints no secret of its environment, nor anything that looks like one.
+
+    Nor does it end because nobody reads on: a training whose screen was `| head` is a training all the same.
+    """
     know(environ)
     if not isinstance(sys.stdout, RedactingStream):
-        sys.stdout = RedactingStream(sys.stdout)
-        sys.stderr = RedactingStream(sys.stderr)
+        sys.stdout = RedactingStream(sys.stdout, outlives_reader=True)
+        sys.stderr = RedactingStream(sys.stderr, outlives_reader=True)

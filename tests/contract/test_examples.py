@@ -21,6 +21,7 @@ EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "example
 TINY = "examples/tiny-from-scratch.yaml"
 FINE_TUNING = "examples/finetune-files.yaml"
 LLAMA = "examples/llama3-8b-wikitext.yaml"
+CHAT, INSTRUCTIONS = "examples/chat.yaml", "examples/instructions.yaml"
 # Two real runs: half a minute on a machine with nothing else to do, many times that on a shared one.
 TIMEOUT_SECONDS = 800
 pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS + 60)
@@ -34,7 +35,7 @@ def header(example: str) -> list[str]:
 
 
 def test_every_example_is_tried():
-    assert set(EXAMPLES) == {TINY, FINE_TUNING, LLAMA}
+    assert set(EXAMPLES) == {TINY, FINE_TUNING, LLAMA, CHAT, INSTRUCTIONS}
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,23 @@ def test_the_fine_tuning_example_on_the_model_just_trained(workshop: Scene, tiny
     (bytes_read,) = report["bytes_read_per_rank"]
     assert bytes_read == sum(path.stat().st_size for path in exported(workshop)) - headers(workshop)
     assert report["evaluations"]
+
+
+def test_the_example_of_conversations(workshop: Scene):
+    report = run(workshop, *header(CHAT), "--set", "train.epochs=4")
+    assert report["state"] == "finished" and report["evaluations"]
+    assert report["loss_last"] < report["loss_first"] - 1.0 and 0 < report["padding_fraction"] < 0.1
+    assert (workshop.path("runs") / "chat/export/chat_template.jinja").is_file()
+
+
+def test_the_example_of_instructions_shows_what_is_learned(workshop: Scene):
+    """Nothing is trained: the example above is."""
+    ended = workshop.coremill("data", "show", INSTRUCTIONS, "--rows", "1", "--json")
+    assert ended.code == 0, ended
+    document = json.loads(ended.out)
+    assert document["data"]["learn"] == "answers" and document["data"]["documents"] == 100
+    learned = [segment["text"] for segment in document["rows"][0]["segments"] if segment["learned"]]
+    assert learned and not any("###" in text for text in learned)
 
 
 def exported(workshop: Scene) -> list[Path]:

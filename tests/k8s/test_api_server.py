@@ -99,7 +99,9 @@ def fields_of(answer: dict[str, Any]) -> set[str]:
 
 
 def _plain(path: str) -> str:
-    return re.sub(r"[\[\].]+", ".", path).strip(".")
+    """Of owner references the server does not say which one it means."""
+    dotted = re.sub(r"[\[\].]+", ".", path).strip(".")
+    return re.sub(r"^(metadata\.ownerReferences)\.\d+", r"\1", dotted)
 
 
 def _is_among(field: str, ours: set[str]) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import io
+import subprocess
+import sys
+from subprocess import PIPE
 
 import pytest
 
@@ -61,6 +64,19 @@ def test_a_log_on_a_full_disk_loses_words_and_nothing_else() -> None:
 
     with pytest.raises(BrokenPipeError):
         print("told", file=RedactingStream(Broken()))
+
+
+def test_a_closed_pipe_ends_no_command() -> None:
+    code = "import os, sys; from coremill.redaction import guard_output; guard_output({}); os.read(0, 1)"
+    code += "; print('x' * 100_000); print('y', flush=True); print('z'); os.write(2, b'to the end')"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        process.stdin.write(b"go")
+        process.stdin.close()
+        assert process.stderr.read() == b"to the end"
+    assert process.returncode == 0
 
 
 def test_a_dataset_with_its_config_and_revision_is_no_password() -> None:

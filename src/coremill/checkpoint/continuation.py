@@ -16,6 +16,7 @@ from coremill.config.layers import DEFAULT
 from coremill.config.load import LoadedConfig
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
+from coremill.model.lora_base import Base
 from coremill.tasks.base import Rows, deciding_metric
 from coremill.train.scores import Scores
 
@@ -93,6 +94,25 @@ def refuse_other_data(config: RunConfig, checkpoint: Checkpoint, data: Rows) -> 
     what = f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: its data has changed"
     anew = "start anew with --fresh, or set run.folder to a new folder"
     raise data.explain_change(config, earlier, what=what, anew=anew)
+
+
+def refuse_other_base(checkpoint: Checkpoint, base: Base | None, *, anew: str) -> None:
+    """A model that is not the one whose adapters the checkpoint holds: they mean nothing beside another."""
+    try:
+        earlier = checkpoint.state().get("base")
+    except (Unusable, ValueError):
+        return  # the ranks will pass it over by name
+    if base is None or not isinstance(earlier, dict) or earlier.get("digest") == base.digest:
+        return
+    revision = f" at {earlier['revision']}" if earlier.get("revision") else ""
+    raise InputError(
+        f"step {checkpoint.step} in {checkpoint.folder.parent} is of adapters beside another model than {base.name} is"
+        " now",
+        where="model",
+        why=f"they were trained beside {earlier.get('name')}{revision}, whose weights had the hash"
+        f" {earlier.get('digest')}; here it is {base.digest}",
+        do=f"bring those weights back{anew}",
+    )
 
 
 def words_of_changes(config: RunConfig, checkpoint: Checkpoint, steps: int) -> list[str]:

@@ -7,6 +7,7 @@ file as they come, its own and the other ranks', a few megabytes at a time. No r
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,10 +19,21 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from coremill.checkpoint.export_folder import FolderWriter, Weights, make_blueprint, pieces_of, tensors_to_write
-from coremill.model.slices import rows_of_rank
+from coremill.checkpoint.export_adapter import AdapterExport, Form, adapter_export_writer, parameters_by_shape
+from coremill.checkpoint.export_folder import (
+    FolderWriter,
+    Weights,
+    make_blueprint,
+    model_writer,
+    pieces_of,
+    tensors_to_write,
+)
+from coremill.checkpoint.snapshot import buffers_of
+from coremill.engines.base import Engine
+from coremill.model.slices import RowSlice, rows_of_rank
 from coremill.model.source import ModelFolder
 from coremill.plan.memory import EXPORT_PIECE_BYTES
+from coremill.plan.types import Choice
 from coremill.world.group import World
 from coremill.world.heartbeat import HEARTBEAT
 from coremill.world.lost_peers import peer_errors
@@ -34,6 +46,7 @@ class ExportReport:
     seconds: float
     files: tuple[str, ...]
     step: int | None = None  # None: as the weights are
+    form: Choice[Form] = Choice("model", "all weights were trained")
 
 
 @torch.no_grad()
@@ -54,21 +67,65 @@ def export_model(
     blueprint = make_blueprint(source)
     tensors = tensors_to_write(model, blueprint)
     weights = Weights(tensors, lambda name: _rows(tensors[name], world), writes=world.rank == 0)
-    writer = FolderWriter(source, tokenizer_folder, blueprint, weights, dtype)
-    with HEARTBEAT.work("exporting", writer.total_bytes if weights.writes else 0):
+    writer = model_writer(source, tokenizer_folder, blueprint, weights, dtype)
+    _write(writer, destination, world)
+    return ExportReport(destination, writer.total_bytes, time.perf_counter() - started, tuple(writer.files))
+
+
+@torch.no_grad()
+def export_trained(
+    engine: Engine,
+    model: nn.Module,
+    wanted: AdapterExport,
+    source: ModelFolder,
+    tokenizer_folder: Path | None,
+    destination: Path,
+    *,
+    world: World,
+) -> ExportReport:
+    """The same of a run with adapters: what was trained beside the model, or both in one."""
+    started = time.perf_counter()
+    pieces, buffers = {piece.name: piece for piece in engine.slices()}, buffers_of(model)
+
+    def rows(name: str) -> Iterator[torch.Tensor]:
+        return _rows(buffers[name], world) if name in buffers else _rows_of_slice(pieces[name], world)
+
+    tensors = parameters_by_shape({name: piece.shape for name, piece in pieces.items()})
+    trained = Weights({**tensors, **buffers}, rows, writes=world.rank == 0)
+    writer, form = adapter_export_writer(wanted, source, tokenizer_folder, trained, None)
+    _write(writer, destination, world)
+    seconds = time.perf_counter() - started
+    return ExportReport(destination, writer.total_bytes, seconds, tuple(writer.files), form=form)
+
+
+def _write(writer: FolderWriter, destination: Path, world: World) -> None:
+    with HEARTBEAT.work("exporting", writer.total_bytes if world.rank == 0 else 0):
         writer.write(destination, HEARTBEAT.advance)
     world.barrier()
-    return ExportReport(destination, writer.total_bytes, time.perf_counter() - started, tuple(writer.files))
+
+
+def _rows_of_slice(piece: RowSlice, world: World) -> Iterator[torch.Tensor]:
+    """The same of what an engine trains, which is fp32: ranks hold all rows of it, or each its own."""
+    local = piece.local.detach().reshape(-1)
+    is_cut = piece.start > 0 if world.rank else piece.stop < (piece.shape[0] if piece.shape else 1)
+    if is_cut:
+        yield from _gathered(local, piece.shape, world.group, world)
+    elif world.rank == 0:
+        yield from pieces_of(local)
 
 
 def _rows(tensor: torch.Tensor, world: World) -> Iterator[torch.Tensor]:
     """All elements of a tensor on rank 0, piece by piece in order; on the other ranks nothing, they send their rows."""
-    if not isinstance(tensor, DTensor):
-        if world.rank == 0:
-            yield from pieces_of(tensor.detach().reshape(-1))
-        return
-    local = tensor.to_local().detach().reshape(-1)
-    group = tensor.device_mesh.get_group()
+    if isinstance(tensor, DTensor):
+        local = tensor.to_local().detach().reshape(-1)
+        yield from _gathered(local, tuple(tensor.shape), tensor.device_mesh.get_group(), world)
+    elif world.rank == 0:
+        yield from pieces_of(tensor.detach().reshape(-1))
+
+
+def _gathered(
+    local: torch.Tensor, shape: tuple[int, ...], group: dist.ProcessGroup | None, world: World
+) -> Iterator[torch.Tensor]:
     step = EXPORT_PIECE_BYTES // local.element_size()
     if world.rank != 0:
         for piece in pieces_of(local):
@@ -76,10 +133,10 @@ def _rows(tensor: torch.Tensor, world: World) -> Iterator[torch.Tensor]:
                 dist.send(piece.contiguous(), group=group, group_dst=0)
         return
     yield from pieces_of(local)
-    row_elements = tensor.numel() // max(1, tensor.shape[0])
+    row_elements = math.prod(shape[1:])
     buffer = torch.empty(step, dtype=local.dtype)
     for rank in range(1, world.size):
-        start, stop = rows_of_rank(tensor.shape[0], rank, world.size)
+        start, stop = rows_of_rank(shape[0], rank, world.size)
         remaining = (stop - start) * row_elements
         while remaining:
             piece = buffer[: min(step, remaining)]

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
-from coremill.checkpoint.export import ExportReport, export_model
-from coremill.checkpoint.export_checkpoint import checkpoint_writer
+from coremill.checkpoint.export import ExportReport, export_model, export_trained
+from coremill.checkpoint.export_adapter import AdapterExport
+from coremill.checkpoint.export_checkpoint import writer_of
 from coremill.checkpoint.fetch import all_files
 from coremill.checkpoint.manifest import Checkpoint, PassedOver, Unusable, step_of
 from coremill.checkpoint.resume import ResumePoint, survey_together, verified
@@ -45,15 +46,21 @@ def export_chosen(
     world: World,
     dtype: torch.dtype,
     events: EventSink,
+    adapters: AdapterExport | None = None,
 ) -> tuple[ExportReport, str | None]:
     """After step `done`; every rank takes part. With the report comes the reason for the step in words, None where
-    nothing was chosen."""
+    nothing was chosen. Of a run with `adapters` these, in fp32, or merged in the dtype of the base's files."""
     scores = training.scores
     best = _find_best(origin, done, scores, world, events) if scores.keeps_best else None
-    if best is None:
-        report = export_model(training.model, source, tokenizer_folder, destination, world=world, dtype=dtype)
+    places = (source, tokenizer_folder, destination)
+    if best is not None:
+        report = _export(best, *places, world=world, dtype=dtype, adapters=adapters)
+    elif adapters is not None:
+        report = export_trained(training.engine, training.model, adapters, *places, world=world)
     else:
-        report = _export(best, source, tokenizer_folder, destination, world=world, dtype=dtype)
+        report = export_model(training.model, *places, world=world, dtype=dtype)
+    if adapters is not None:
+        events.write("choice", name="export", value=report.form.value, reason=report.form.reason)
     step = done if best is None else best.checkpoint.step
     if scores.keeps_best:
         report = replace(report, step=step)
@@ -81,15 +88,25 @@ _NEEDS = {True: all_files, False: lambda manifest: ()}
 
 
 def _export(
-    best: Kept, source: ModelFolder, tokenizer: Path | None, destination: Path, *, world: World, dtype: torch.dtype
+    best: Kept,
+    source: ModelFolder,
+    tokenizer: Path | None,
+    destination: Path,
+    *,
+    world: World,
+    dtype: torch.dtype,
+    adapters: AdapterExport | None,
 ) -> ExportReport:
     started = time.perf_counter()
     with CheckpointReader(best.checkpoint) as reader:
-        writer = checkpoint_writer(reader, source, tokenizer, dtype=dtype)
+        writer, form = writer_of(
+            reader, source, tokenizer, dtype=dtype if adapters is None else None, adapters=adapters
+        )
         if world.rank == 0:
             with HEARTBEAT.work("exporting", writer.total_bytes):
                 writer.write(destination, HEARTBEAT.advance)
     world.barrier()
     if best.fetched is not None:
         shutil.rmtree(best.fetched, ignore_errors=True)
-    return ExportReport(destination, writer.total_bytes, time.perf_counter() - started, tuple(writer.files))
+    seconds = time.perf_counter() - started
+    return ExportReport(destination, writer.total_bytes, seconds, tuple(writer.files), form=form)

@@ -1,5 +1,7 @@
 """A checkpoint as a plain Hugging Face folder, by one process: no ranks, and no more memory than a few rows.
 
+Of a run with adapters that is the adapter, or the model with it added in (export_adapter.py).
+
 The rows of every parameter are read from whichever files hold them and go straight on to the new ones.
 """
 
@@ -12,19 +14,49 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from coremill.checkpoint.export_folder import FolderWriter, Weights, make_blueprint, tensors_to_write
+from coremill.checkpoint.export_adapter import AdapterExport, Form, adapter_export_writer, parameters_by_shape
+from coremill.checkpoint.export_folder import FolderWriter, Weights, make_blueprint, model_writer, tensors_to_write
 from coremill.checkpoint.manifest import Checkpoint
 from coremill.checkpoint.snapshot import BUFFERS, WEIGHTS, CheckpointReader, file_name
 from coremill.errors import InputError
 from coremill.model.slices import RowSlice, named_tensors
 from coremill.model.source import ModelFolder
 from coremill.plan.memory import EXPORT_PIECE_BYTES
+from coremill.plan.types import Choice
 
 
-def checkpoint_writer(
-    reader: CheckpointReader, source: ModelFolder, tokenizer_folder: Path | None, *, dtype: torch.dtype
+def writer_of(
+    reader: CheckpointReader,
+    source: ModelFolder,
+    tokenizer_folder: Path | None,
+    *,
+    dtype: torch.dtype | None,
+    adapters: AdapterExport | None,
+) -> tuple[FolderWriter, Choice[Form]]:
+    """What writes a checkpoint, and in which form; its files are opened as they are read, through `reader`.
+
+    Without a `dtype` an adapter is fp32, and a merged model as the files of its base."""
+    if adapters is None:
+        writer = _whole_writer(reader, source, tokenizer_folder, dtype or torch.float32)
+        return writer, Choice("model", "all weights were trained")
+    parameters = parameters_by_shape(reader.checkpoint.manifest.parameters)
+    buffers = {
+        name: tensor
+        for name, tensor in named_tensors(make_blueprint(source)).items()
+        if not isinstance(tensor, nn.Parameter)
+    }
+
+    def pieces(name: str) -> Iterator[torch.Tensor]:
+        if name in buffers:
+            return _buffer(reader, name, buffers[name])
+        return _rows(reader, name, tuple(parameters[name].shape))
+
+    return adapter_export_writer(adapters, source, tokenizer_folder, Weights({**parameters, **buffers}, pieces), dtype)
+
+
+def _whole_writer(
+    reader: CheckpointReader, source: ModelFolder, tokenizer_folder: Path | None, dtype: torch.dtype
 ) -> FolderWriter:
-    """What writes the weights of a checkpoint; its files are opened as they are read, through `reader`."""
     blueprint = make_blueprint(source)
     stored = _stored_names(blueprint, reader.checkpoint)
     tensors = tensors_to_write(blueprint, blueprint)
@@ -34,7 +66,7 @@ def checkpoint_writer(
             return _rows(reader, stored[name], tuple(tensors[name].shape))
         return _buffer(reader, name, tensors[name])
 
-    return FolderWriter(source, tokenizer_folder, blueprint, Weights(tensors, pieces), dtype)
+    return model_writer(source, tokenizer_folder, blueprint, Weights(tensors, pieces), dtype)
 
 
 def _stored_names(blueprint: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, str]:

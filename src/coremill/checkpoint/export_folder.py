@@ -1,6 +1,7 @@
 """A plain Hugging Face folder, written in pieces: what goes where, headers first, then the bytes as they come.
 
-Where they come from is the caller's: from the ranks of a run (export.py) or out of a checkpoint (export_checkpoint.py).
+Where they come from is the caller's: from the ranks of a run (export.py) or out of a checkpoint (export_checkpoint.py);
+of a run with adapters export_adapter.py and export_merged.py say what is written.
 Only tensors that have to be split or merged back into the form of the original files are put together in memory, a
 layer at a time.
 """
@@ -48,7 +49,7 @@ STORED_NAMES = {
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
     """One tensor of the export, as its header describes it."""
 
     name: str
@@ -61,12 +62,12 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """Parameters that have to be together to become tensors of the files."""
 
     names: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...]  # in which each of them is stored
-    entries: tuple[_Entry, ...]
+    entries: tuple[Entry, ...]
     streamed: bool  # one parameter, at most renamed: its rows go straight to the file
 
     @property
@@ -92,21 +93,21 @@ def make_blueprint(source: ModelFolder) -> PreTrainedModel:
 
 
 class FolderWriter:
-    """One export: `total_bytes` are known beforehand; the folder is there once it is whole."""
+    """One export: `total_bytes` are known beforehand; the folder is there once it is whole.
+
+    `write_beside` puts everything but the weights into a fresh folder; `blueprint` turns groups that are not streamed
+    back into the form of the files.
+    """
 
     def __init__(
         self,
-        source: ModelFolder,
-        tokenizer_folder: Path | None,
-        blueprint: PreTrainedModel,
+        files: dict[str, list[Group]],
         weights: Weights,
-        dtype: torch.dtype,
+        blueprint: PreTrainedModel,
+        write_beside: Callable[[Path], None],
     ) -> None:
-        self._source, self._tokenizer_folder, self._blueprint = source, tokenizer_folder, blueprint
-        self._weights, self._dtype = weights, dtype
-        groups = _plan_groups(blueprint, weights.tensors, dtype)
-        self.files = _plan_files(groups)
-        self.total_bytes = sum(group.bytes for group in groups)
+        self.files, self._weights, self._blueprint, self._write_beside = files, weights, blueprint, write_beside
+        self.total_bytes = sum(group.bytes for groups in files.values() for group in groups)
 
     def write(
         self,
@@ -124,7 +125,7 @@ class FolderWriter:
         disk, weights = FirstFailure(), self._weights
         try:
             if weights.writes:
-                disk.attempt(self._write_beside, temporary, card)
+                disk.attempt(self._begin, temporary, card)
             for file, listed in self.files.items():
                 _write_file(temporary / file, listed, weights, self._blueprint, on_bytes, disk)
             if weights.writes:
@@ -137,33 +138,60 @@ class FolderWriter:
             shutil.rmtree(temporary, ignore_errors=True)
             raise StorageError(f"cannot write the export: {error.strerror or error}", where=str(destination)) from error
 
-    def _write_beside(self, folder: Path, card: str | None) -> None:
+    def _begin(self, folder: Path, card: str | None) -> None:
         """A fresh folder with everything but the weights."""
-        source, tokenizer_folder = self._source, self._tokenizer_folder
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        self._write_beside(folder)
+        if card is not None:
+            _write_text(folder / "README.md", card)
+
+
+def model_writer(
+    source: ModelFolder,
+    tokenizer_folder: Path | None,
+    blueprint: PreTrainedModel,
+    weights: Weights,
+    dtype: torch.dtype,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+) -> FolderWriter:
+    """What writes a whole model, in the form of the files it came from; `dtypes` are those of single parameters."""
+    groups = _plan_groups(blueprint, weights.tensors, dtype, dtypes or {})
+    files = _plan_files(groups)
+
+    def write_beside(folder: Path) -> None:
         config = {key: value for key, value in source.config.items() if key not in ("torch_dtype", "dtype")}
-        config["architectures"] = [type(self._blueprint).__name__]
-        config["dtype"] = str(self._dtype).removeprefix("torch.")
-        _write_json(folder / "config.json", config)
-        if len(self.files) > 1:
-            weight_map = {
-                entry.name: file for file, groups in self.files.items() for group in groups for entry in group.entries
-            }
-            total_bytes = sum(group.bytes for groups in self.files.values() for group in groups)
-            _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
+        config["architectures"] = [type(blueprint).__name__]
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        write_json(folder / "config.json", config)
+        if len(files) > 1:
+            listed = [(entry, file) for file, part in files.items() for group in part for entry in group.entries]
+            weight_map = {entry.name: file for entry, file in listed}
+            total_bytes = sum(group.bytes for group in groups)
+            write_json(folder / INDEX_FILE, {"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
         generation = source.folder / "generation_config.json"
         if generation.is_file():
             _copy(generation, folder)
-        if source.code_sha256 is not None:
-            for path in sorted(code_of(source).glob("*.py")):
-                _copy(path, folder)
-        if tokenizer_folder is not None:
-            for path in files_of_tokenizer(tokenizer_folder):
-                _copy(path, folder)
-            write_chat_templates(folder, tokenizer_folder, source.folder if source.weights == "pretrained" else None)
-        if card is not None:
-            _write_text(folder / "README.md", card)
+        copy_code(folder, source)
+        copy_tokenizer(folder, tokenizer_folder, source)
+
+    return FolderWriter(files, weights, blueprint, write_beside)
+
+
+def copy_code(folder: Path, source: ModelFolder) -> None:
+    """That came with the model, where it is run: its tokenizer may need it too."""
+    if source.code_sha256 is not None:
+        for path in sorted(code_of(source).glob("*.py")):
+            _copy(path, folder)
+
+
+def copy_tokenizer(folder: Path, tokenizer_folder: Path | None, source: ModelFolder) -> None:
+    """With its chat template, or the model's where it has none."""
+    if tokenizer_folder is None:
+        return
+    for path in files_of_tokenizer(tokenizer_folder):
+        _copy(path, folder)
+    write_chat_templates(folder, tokenizer_folder, source.folder if source.weights == "pretrained" else None)
 
 
 def tensors_to_write(model: nn.Module, blueprint: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -178,36 +206,42 @@ def tensors_to_write(model: nn.Module, blueprint: PreTrainedModel) -> dict[str, 
     return {name: tensor for name, tensor in tensors.items() if name in kept}
 
 
-def _plan_groups(blueprint: PreTrainedModel, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> list[_Group]:
+def _plan_groups(
+    blueprint: PreTrainedModel,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    given: Mapping[str, torch.dtype],
+) -> list[Group]:
     """What becomes what, found by a dry run on meta: a stand-in that comes back as itself was renamed at most."""
     in_fp32 = names_kept_in_fp32(blueprint, dtype)
     dtypes = {name: dtype if isinstance(tensor, nn.Parameter) else tensor.dtype for name, tensor in tensors.items()}
     dtypes |= dict.fromkeys(in_fp32 & dtypes.keys(), torch.float32)
+    dtypes |= {name: each for name, each in given.items() if name in dtypes}
     stand_ins = {name: torch.empty(tensor.shape, dtype=dtypes[name], device="meta") for name, tensor in tensors.items()}
     outcome = revert_weight_conversion(blueprint, dict(stand_ins))
     stored_names = {id(tensor): name for name, tensor in outcome.items()}
-    groups: list[_Group] = []
+    groups: list[Group] = []
     converted: dict[str, list[str]] = {}
     for name, stand_in in stand_ins.items():
         stored_name = stored_names.get(id(stand_in))
         if stored_name is not None:
-            entry = _Entry(stored_name, tuple(stand_in.shape), stand_in.dtype)
-            groups.append(_Group((name,), (stand_in.dtype,), (entry,), streamed=True))
+            entry = Entry(stored_name, tuple(stand_in.shape), stand_in.dtype)
+            groups.append(Group((name,), (stand_in.dtype,), (entry,), streamed=True))
         else:
             layer = re.match(r".*?\.\d+\.", name)
             converted.setdefault(layer.group(0) if layer else "", []).append(name)
     for names in converted.values():
         reverted = revert_weight_conversion(blueprint, {name: stand_ins[name] for name in names})
-        entries = tuple(_Entry(name, tuple(tensor.shape), tensor.dtype) for name, tensor in reverted.items())
-        groups.append(_Group(tuple(names), tuple(dtypes[name] for name in names), entries, streamed=False))
+        entries = tuple(Entry(name, tuple(tensor.shape), tensor.dtype) for name, tensor in reverted.items())
+        groups.append(Group(tuple(names), tuple(dtypes[name] for name in names), entries, streamed=False))
     if {entry.name for group in groups for entry in group.entries} != set(outcome):
         raise NotImplementedError("this model's weights cannot be converted back layer by layer")
     return groups
 
 
-def _plan_files(groups: list[_Group]) -> dict[str, list[_Group]]:
+def _plan_files(groups: list[Group]) -> dict[str, list[Group]]:
     """Files of at most 5 GB (a larger group has a file of its own), named as transformers names them."""
-    parts: list[list[_Group]] = [[]]
+    parts: list[list[Group]] = [[]]
     used = 0
     for group in groups:
         if used and used + group.bytes > MAX_FILE_BYTES:
@@ -222,7 +256,7 @@ def _plan_files(groups: list[_Group]) -> dict[str, list[_Group]]:
 
 def _write_file(
     path: Path,
-    groups: list[_Group],
+    groups: list[Group],
     weights: Weights,
     blueprint: PreTrainedModel,
     on_bytes: Callable[[int], None],
@@ -242,7 +276,7 @@ def _write_file(
     file.close()
 
 
-def _header(groups: list[_Group]) -> bytes:
+def _header(groups: list[Group]) -> bytes:
     """Length and JSON header of a safetensors file, padded so that the data is aligned to 8 bytes."""
     document: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
@@ -258,7 +292,7 @@ def _header(groups: list[_Group]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _stored_bytes(group: _Group, weights: Weights, blueprint: PreTrainedModel) -> Iterator[memoryview]:
+def _stored_bytes(group: Group, weights: Weights, blueprint: PreTrainedModel) -> Iterator[memoryview]:
     """The bytes of a group in the order of the header, where they are written; the other ranks only send."""
     tensors = weights.tensors
     if group.streamed:
@@ -285,7 +319,7 @@ def _as_bytes(tensor: torch.Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _write_json(path: Path, document: dict[str, Any]) -> None:
+def write_json(path: Path, document: dict[str, Any]) -> None:
     _write_text(path, json.dumps(document, indent=2, sort_keys=True) + "\n")
 
 

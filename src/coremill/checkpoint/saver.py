@@ -253,6 +253,7 @@ class Saver:
             "evaluations": self._training.scores.state(step),
             "seed": self._config.train.seed,
             "config": self._config.model_dump(mode="json"),
+            **({} if self._training.base is None else {"base": self._training.base.to_json()}),
         }
         deadline, written_bytes = deadline or self._deadline, world.store.add(WRITTEN_BYTES_KEY, 0)
         save = self._save = Save(self._number, step, snapshot, state, began, deadline, written_bytes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +19,25 @@ from torch import nn
 from coremill.checkpoint.export_folder import STORED_NAMES
 from coremill.checkpoint.manifest import Checkpoint, Manifest, StoredFile
 from coremill.checkpoint.store import StoredTensor
+from coremill.config.schema import LoraSection
 from coremill.data.loader import Loader
 from coremill.data.order import order_key
 from coremill.engines.base import Engine, ParameterState
 from coremill.errors import InputError
-from coremill.model.load import LoadReport
+from coremill.model.load import LoadReport, fill_parameters, together
+from coremill.model.lora_base import Base
 from coremill.model.read import TensorReader
-from coremill.model.slices import RowSlice, kept, model_name, named_tensors, rows_of_rank, slice_of
+from coremill.model.slices import (
+    RowSlice,
+    has_base_apart,
+    is_saved,
+    kept,
+    model_name,
+    named_tensors,
+    rows_of_rank,
+    slice_of,
+)
+from coremill.model.source import ModelFolder
 from coremill.plan.headers import TensorHeader, read_file_header
 from coremill.train.numerics import NumericsGuard
 from coremill.train.scores import Scores
@@ -46,6 +59,7 @@ class Training:
     loader: Loader[Any]
     guard: NumericsGuard
     scores: Scores = field(default_factory=Scores)
+    base: Base | None = None  # what the weights are beside of; None: they are all there is
 
 
 @dataclass(frozen=True)
@@ -84,7 +98,7 @@ def take_snapshot(training: Training, *, rank: int, world_size: int, copy: bool)
             part = tensor[start - piece.start : stop - piece.start] if piece.shape else tensor
             add(f"{group}/{piece.name}", part)
     if rank == 0:
-        for name, buffer in _buffers(training.model).items():
+        for name, buffer in buffers_of(training.model).items():
             add(f"{BUFFERS}/{name}", buffer.reshape(1) if buffer.dim() == 0 else buffer)
     add(RNG, torch.get_rng_state())
     updates = max((each.updates for each in state), default=0)
@@ -160,7 +174,7 @@ def files_needed(model: nn.Module, *, rank: int, world_size: int) -> Callable[[M
         files = {file.name for file in manifest.files if any(_common_rows(file, piece) for piece in slices)}
         if manifest.world_size == world_size:
             files.add(file_name(rank, world_size))
-        if _buffers(model):
+        if buffers_of(model):
             files.add(file_name(0, manifest.world_size))
         return files
 
@@ -168,13 +182,42 @@ def files_needed(model: nn.Module, *, rank: int, world_size: int) -> Callable[[M
 
 
 def _slices(model: nn.Module, rank: int, world_size: int) -> list[RowSlice]:
-    named = model.named_parameters()
+    named = [(name, parameter) for name, parameter in model.named_parameters() if is_saved(model, parameter)]
     return [slice_of(model_name(name), kept(parameter), rank, world_size) for name, parameter in named]
+
+
+def load_parameters(
+    model: nn.Module,
+    source: ModelFolder,
+    checkpoint: Checkpoint | None,
+    lora: LoraSection,
+    start_from: Path | None,
+    *,
+    seed: int,
+    rank: int,
+    world_size: int,
+) -> LoadReport:
+    """Where a run begins or goes on: the model's files, or the checkpoint; with adapters the base from the one and what
+    is trained from the other. `start_from` is an adapter to begin with."""
+    reports = []
+    if checkpoint is None and lora.start_from is not None and start_from is None:
+        raise InputError(
+            f"the run begins anew, for no checkpoint could be used, but {lora.start_from} is not there any more",
+            where="lora.start_from",
+            do="bring it back, or repair the checkpoints",
+        )
+    if checkpoint is None or has_base_apart(model):
+        begins_with = str(start_from) if checkpoint is None and start_from is not None else None
+        lora = lora.model_copy(update={"start_from": begins_with})
+        reports.append(fill_parameters(model, source, rank=rank, world_size=world_size, seed=seed, lora=lora))
+    if checkpoint is not None:
+        reports.append(restore_parameters(model, checkpoint, rank=rank, world_size=world_size))
+    return together(reports)
 
 
 @torch.no_grad()
 def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, world_size: int) -> LoadReport:
-    """Fill a placed module from a checkpoint: this rank's rows only."""
+    """Fill a placed module from a checkpoint, but for a base that lies elsewhere: this rank's rows only."""
     started = time.perf_counter()
     slices = _slices(model, rank, world_size)
     _check_shapes(slices, checkpoint)
@@ -183,7 +226,7 @@ def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, w
         for piece in slices:
             reader.read(WEIGHTS, piece, piece.local)
         first_file = file_name(0, checkpoint.manifest.world_size)
-        for name, buffer in _buffers(model).items():
+        for name, buffer in buffers_of(model).items():
             stored = reader.read_whole(first_file, f"{BUFFERS}/{name}")
             if stored is not None:
                 buffer.copy_(stored.view(buffer.shape))
@@ -263,6 +306,6 @@ def _check_shapes(slices: Sequence[RowSlice], checkpoint: Checkpoint) -> None:
     )
 
 
-def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+def buffers_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Buffers that belong to the saved state, which few models have."""
     return {name: tensor for name, tensor in named_tensors(model).items() if not isinstance(tensor, nn.Parameter)}

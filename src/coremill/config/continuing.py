@@ -22,6 +22,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         "warmup_share",
         "decay_share",
     ),
+    "lora": ("merge",),
     "parallel": ("engine", "dtype", "wire_dtype", "keep_gathered", "ranks_per_node", "threads_per_rank"),
     "fleet": ("nodes", "min_nodes", "instance", "link_gbit_per_second"),
     "checkpoint": ("folder", "every", "keep", "grace", "spot_notices"),
@@ -46,6 +47,11 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         "source",
         "sources",
         "column",
+        "messages_column",
+        "prompt_column",
+        "answer_column",
+        "chat_template",
+        "learn",
         "split",
         "evaluation_source",
         "evaluation_split",
@@ -69,6 +75,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         "activation_checkpointing",
         "seed",
     ),
+    "lora": ("rank", "alpha", "dropout", "target_modules", "modules_to_save", "start_from"),
 }
 
 # They say what the learning rate is at a step.

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from coremill.config import translate
 from coremill.config.translate import DTYPES, Translate, by_words, same, switch, words
 
-_ADAPTERS = "training with adapters comes in a later release; this one trains all weights"
 _COMPILE = "compilation comes in a later release; this one runs the model as it is"
-_CHAT = "conversations come in a later release; this one learns every token of plain text"
+_LEARN = "data.learn says which tokens of a conversation the loss is on: answers (the default), last-answer or all"
+_TEMPLATE = "conversations are written down by the tokenizer's own chat template, or by one in a file"
 _DEEPSPEED = "the deepspeed engine comes in a later release"
 _TASKS = "this task comes in a later release"
 _QUANTISED = "weights are trained in fp32 (masters) and computed with in fp32 or bf16: nothing is quantised"
 
 LATER_KEYS = {
-    "lora": _ADAPTERS,
     "compile": _COMPILE,
     "kubernetes": "manifests come in a later release; this one runs where it is started, also in a pod",
     "parallel.deepspeed": "this engine comes in a later release; engine: shard keeps 1/N of the model on each rank too",
@@ -37,7 +36,7 @@ LATER_VALUES = {
                     "classification", "text-classification", "sequence_classification", "text_classification",
                     "seq_cls", "cls", "regression", "token-classification", "ner", "masked-lm", "mlm", "seq2seq",
                     "summarization", "translation", "dpo", "kto", "orpo", "ppo", "rm", "reward", "rlhf", "grpo")},
-    **{("task", name): (_CHAT, "task: causal-lm, on text that has the conversations written out")
+    **{("task", name): ("it is causal-lm on conversations, which are known by their columns", "task: causal-lm")
        for name in ("sft", "chat", "instruct", "instruction", "instruction-tuning", "conversational")},
     ("parallel.engine", "deepspeed"): ("this engine comes in a later release", _SHARD),
     **{("train.optimizer", name): ("this release has AdamW alone, in fp32", "train.optimizer: adamw")
@@ -63,6 +62,11 @@ _SCHEDULES = words(
     "polynomial linear_with_warmup warmupdecaylr -> linear",
     "wsd warmup_stable_decay cosine_warmup_stable_decay trapezoidal trapezoid -> warmup-stable-decay",
 )
+_LEARNED = words(
+    "assistant completion completions train_on_assistant turn -> answers",
+    "last last_answer last_turn train_on_last -> last-answer",
+    "train_on_all everything -> all",
+)
 # key: {another tool's value: ours}
 FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
     "parallel.dtype": DTYPES,
@@ -77,7 +81,15 @@ FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
     "checkpoint.every": words("no off -> never", "epoch best -> 10m", "steps -> 100steps"),
     "data.on_bad_rows": words("ignore drop -> skip", "error fail raise -> stop"),
     "data.special_tokens": words("true -> auto", "false -> none"),
+    "data.learn": _LEARNED,
 }
+
+# Inside an entry of data.sources.
+FOREIGN_ITEM_KEYS = words(
+    "path dataset dataset_name file files data_files name data_path -> source",
+    "weight weights prob probability ratio proportion fraction sampling_weight -> share",
+    "text_column text_field field -> column",
+)
 
 
 @dataclass(frozen=True)
@@ -154,16 +166,52 @@ _FOREIGN = (
             "coremill has fused forms of its own for CPUs, on by default (model.fused)", "remove it"),
     Foreign("use_cache low_cpu_mem_usage device_map", "models are built empty and filled with each rank's part only",
             "remove it"),
-    # adapters, compilation, chat: later
-    _later("adapter peft peft_config use_peft lora_r lora_rank lora_alpha lora_dropout lora_target lora_target_modules"
-           " lora_target_linear lora_config lora_modules_to_save use_lora qlora use_dora use_rslora finetuning_type"
-           " loraplus_lr_ratio lora_attn_modules apply_lora_to_mlp adapter_name_or_path", _ADAPTERS,
-           unless=("full", "", "none", False), unless_why="all weights are trained here"),
+    # adapters; compilation: later
+    _renamed("lora_r lora_rank peft_lora_r", "lora.rank"),
+    _renamed("lora_alpha", "lora.alpha", "lora.rank", translate=translate.with_rank("lora.alpha")),
+    _renamed("lora_dropout", "lora.dropout", "lora.rank", translate=translate.with_rank("lora.dropout")),
+    _renamed("lora_target lora_target_modules lora_attn_modules", "lora.target_modules", "lora.rank",
+             translate=translate.lora_targets),
+    _renamed("lora_modules_to_save additional_target", "lora.modules_to_save", "lora.rank",
+             translate=translate.with_rank("lora.modules_to_save", as_list=True)),
+    _renamed("adapter_name_or_path lora_model_dir", "lora.start_from", "lora.rank",
+             translate=translate.with_rank("lora.start_from")),
+    _renamed("merge_lora save_merged_lora", "lora.merge", "lora.rank", translate=translate.with_rank("lora.merge")),
+    Foreign("adapter peft peft_config use_peft lora_config use_lora finetuning_type", "adapters have a section of their"
+            " own", "set lora.rank: 16", ("lora.rank",), translate.adapter_kind),
+    Foreign("lora_target_linear apply_lora_to_mlp", "left out, lora.target_modules means every linear map of the"
+            " layers", "remove it", ("lora.target_modules",), lambda value, _: translate.Cure()),
+    Foreign("qlora use_dora use_rslora loraplus_lr_ratio", "adapters are plain LoRA beside a base in fp32 or bf16:"
+            " nothing is quantised, all adapters have one scale and one rate", "remove it; lora.rank: 16 has adapters"
+            " trained", ("lora.rank",), lambda value, _: translate.Cure() if value is False else None),
     _later("torch_compile torch_compile_backend torch_compile_mode use_compile torchdynamo dynamo_backend dynamo_config"
            " jit_mode_eval", _COMPILE, unless=(False, "no"), unless_why="nothing is compiled here"),
-    _later("chat_template template train_on_inputs assistant_only_loss completion_only_loss mask_history roles_to_train"
-           " messages_field train_on_eos stage rl", _CHAT, "remove it; write the conversations out as text, one a row",
-           unless=("pt", "none", False), unless_why="every token of plain text is learned here"),
+    # conversations
+    Foreign("template chat_template_path chat_template_jinja chat_template_name conversation_template prompt_template"
+            " prompt_style", _TEMPLATE, "remove it; data.chat_template names a file with a Jinja template",
+            ("data.chat_template",), translate.chat_template),
+    Foreign("train_on_inputs train_on_input train_on_prompt", _LEARN, "set data.learn to all or answers",
+            ("data.learn",), switch("data.learn", "all", "answers")),
+    Foreign("assistant_only_loss completion_only_loss", _LEARN, "set data.learn to answers or all",
+            ("data.learn",), switch("data.learn", "answers", "all")),
+    Foreign("mask_history", _LEARN, "set data.learn to last-answer or answers", ("data.learn",),
+            switch("data.learn", "last-answer", "answers")),
+    Foreign("masking_strategy", _LEARN, "set data.learn to answers, last-answer or all", ("data.learn",),
+            by_words("data.learn", _LEARNED)),
+    Foreign("roles_to_train", _LEARN, "remove it, or set data.learn", ("data.learn",), translate.roles_learned),
+    Foreign("train_on_eos train_on_eot eot_tokens", "the token that ends an answer is learned with it", "remove it"),
+    _renamed("field_messages messages_field conversation_column conversations_column messages_key",
+             "data.messages_column"),
+    _renamed("field_instruction prompt_field field_prompt", "data.prompt_column", "data.answer_column",
+             do="set data.prompt_column and data.answer_column", translate=translate.prompt_column),
+    _renamed("field_output response_column completion_column completion_field field_response response_field",
+             "data.answer_column", "data.prompt_column", do="set data.prompt_column and data.answer_column",
+             translate=translate.answer_column),
+    Foreign("formatting dataset_format conversation_style message_property_mappings role_map chat_format",
+            "messages of role and content, ShareGPT's and Alpaca's are known by their columns",
+            "remove it; data.messages_column names another column"),
+    _later("stage rl", _TASKS, unless=("pt", "sft", "none", False),
+           unless_why="text and conversations are trained on alike; which it is, is known by the data"),
     Foreign("deepspeed deepspeed_config deepspeed_config_file zero_optimization zero_stage", _DEEPSPEED,
             f"set {_SHARD}", ("parallel.engine",)),
     # data
@@ -176,6 +224,13 @@ _FOREIGN = (
     Foreign("validation_file eval_file eval_files test_file eval_dataset eval_dataset_path test_datasets",
             "files are named by a path or glob", "set data.evaluation_source", ("data.evaluation_source",),
             same("data.evaluation_source")),
+    Foreign("interleave_probs probabilities dataset_weights data_weights sampling_weights",
+            "each source has its share beside it",
+            "set data.sources to a list: {source: FIRST, share: 0.7} and {source: SECOND, share: 0.3}",
+            ("data.sources", "data.source"), translate.shares),
+    Foreign("mix_strategy stopping_strategy interleave_strategy", "sources are mixed by their shares; a small one is"
+            " gone through again, and each is counted in the report",
+            "remove it; data.sources takes a share for each source", ("data.sources",)),
     _renamed("val_set_size val_size validation_split_percentage test_size eval_split_ratio", "data.evaluation_fraction",
              do="set data.evaluation_fraction to a share: 0.05", translate=translate.held_out),
     _renamed("text_column text_column_name text_field dataset_text_field", "data.column"),
@@ -200,7 +255,10 @@ _FOREIGN = (
     _renamed("lr peak_lr max_lr base_lr", "train.learning_rate"),
     _renamed("lr_scheduler_type lr_scheduler scheduler lr_schedule", "train.schedule",
              do="set train.schedule to linear, cosine, constant or warmup-stable-decay",
-             translate=by_words("train.schedule", _SCHEDULES)),
+             translate=translate.schedule_of(_SCHEDULES)),
+    Foreign("lr_scheduler_kwargs lr_scheduler_args", "the schedules here have no arguments but the lowest rate",
+            "remove it; train.minimum_learning_rate is the lowest rate", ("train.minimum_learning_rate",),
+            translate.scheduler_kwargs),
     _renamed("warmup_ratio lr_warmup_fraction warmup_fraction warmup_frac", "train.warmup_share",
              translate=translate.warmup_ratio),
     _renamed("min_lr lr_min eta_min end_learning_rate minimum_lr", "train.minimum_learning_rate"),
@@ -226,7 +284,7 @@ _FOREIGN = (
              "train.activation_checkpointing", do="set train.activation_checkpointing to true, false or auto",
              translate=switch("train.activation_checkpointing", True, False, ", or leave it out: auto turns it on where"
                               " memory is short")),
-    Foreign("gradient_checkpointing_kwargs optim_args lr_scheduler_kwargs model_init_kwargs optimizer_params"
+    Foreign("gradient_checkpointing_kwargs optim_args model_init_kwargs optimizer_params"
             " neftune_noise_alpha label_smoothing_factor label_smoothing", "there is nothing here to hand it to",
             "remove it; `coremill config schema` has all keys"),
     _renamed("random_seed manual_seed", "train.seed"),
@@ -272,7 +330,7 @@ _FOREIGN = (
     _renamed("save_total_limit max_checkpoints keep_last_n keep_checkpoints", "checkpoint.keep"),
     Foreign("resume_from_checkpoint auto_resume_from_checkpoints resume ckpt_path overwrite_output_dir",
             "the same command goes on from the newest whole checkpoint by itself", "remove it; --fresh starts anew"),
-    Foreign("save_only_model save_safetensors save_on_each_node save_merged_lora", "checkpoints hold all that a"
+    Foreign("save_only_model save_safetensors save_on_each_node", "checkpoints hold all that a"
             " continuation needs; the model alone is exported at the end, as safetensors", "remove it"),
     Foreign("output_dir logging_dir out_dir save_dir default_root_dir output_path", "a run leaves one folder",
             "set run.folder", ("run.folder",), same("run.folder")),

@@ -30,6 +30,7 @@ class Key:
     description: str
     form: str | None = None  # of a text or list that has one, in words
     inside: tuple[Key, ...] = ()  # of a list of mappings: the keys of one
+    item_choices: tuple[str, ...] = ()  # of a list of words: those it may hold
     is_required: bool = False
 
     @property
@@ -125,17 +126,20 @@ def _key(name: str, section: str, rules: Mapping[str, Any]) -> Key:
     kinds: set[str] = set()
     bounds: dict[str, float] = {}
     inside: tuple[Key, ...] = ()
+    item_choices: list[str] = []
     for part in rules.get("anyOf", (rules,)):
         listed = part.get("enum", [part["const"]] if "const" in part else [])
         choices += listed
         if not listed:
             kinds.add(part["type"])
+        item_choices += part.get("items", {}).get("enum", [])
         target = _section_of(part.get("items", {}))
         if target is not None:
             inside = _keys_of_item(raw_schema()["$defs"][target], f"{section}.{name}[]")
         bounds |= {word: part[word] for word in part if word.lower().endswith(("minimum", "maximum"))}
     default, description, form = rules.get("default"), rules.get("description", ""), rules.get("x-form")
-    return Key(name, section, tuple(choices), frozenset(kinds), bounds, default, description, form, inside)
+    key = Key(name, section, tuple(choices), frozenset(kinds), bounds, default, description, form, inside)
+    return replace(key, item_choices=tuple(item_choices))
 
 
 def _keys_of_item(rules: Mapping[str, Any], section: str) -> tuple[Key, ...]:

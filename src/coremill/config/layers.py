@@ -13,7 +13,13 @@ from typing import Any, Literal
 
 from coremill.config.document import Flaw, KeyPath, dotted_key, read_document
 from coremill.config.keys import TOP, keys, names_in, sections
-from coremill.config.unknown_keys import explain_unknown_key, is_known_elsewhere, plain_name, unknown_section
+from coremill.config.unknown_keys import (
+    explain_unknown_key,
+    inside_a_list,
+    is_known_elsewhere,
+    plain_name,
+    unknown_section,
+)
 from coremill.errors import InputError
 
 
@@ -139,7 +145,13 @@ class Settings:
         else:
             parent, own = TOP, path[:1]
         known = dotted_key(own)
-        if own[-1] not in names_in(parent):
+        listed = keys().get(known.partition("[")[0])
+        if listed is not None and listed.inside and (len(path) > len(own) or "[" in known):
+            found = inside_a_list(listed, path[1:], value, self.values.get((listed.section, listed.name)))
+            self._report(
+                found.what, origin_of(path), dotted_key(path), why=found.why, do=found.do, doubtful=found.targets
+            )
+        elif own[-1] not in names_in(parent):
             self._settle_unknown(parent, own, value if path == own else {}, origin_of)
         elif len(path) > len(own) and "object" not in keys()[known].kinds:
             self._report(

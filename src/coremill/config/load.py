@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -47,6 +47,15 @@ class LoadedConfig:
     without_file: str | None = None  # in words, where there is no run file: what the values start from
     notes: tuple[str, ...] = ()  # in words: what else was done to the values
     places: Places = Places()
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name: str) -> Any:
+            """Sections are one level down, which is easily forgotten."""
+            hint = (
+                f": sections are in its .config, this one is .config.{name}" if name in RunConfig.model_fields else ""
+            )
+            raise AttributeError(f"a LoadedConfig has no attribute {name!r}{hint}", name=name, obj=self)
 
     @property
     def located(self) -> RunConfig:

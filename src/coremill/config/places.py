@@ -15,8 +15,12 @@ from pathlib import Path
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.nearby import is_pattern, nearest_path
 
-PATH_KEYS = ("model.name", "tokenizer", "data.source", "data.evaluation_source")
-_FOLDER_KEYS = ("model.name", "tokenizer")  # of the others files and patterns
+PATH_KEYS = (
+    *("model.name", "tokenizer", "data.source", "data.evaluation_source", "data.chat_template"),
+    "lora.start_from",
+)
+CHECKPOINTS = "checkpoint.folder"  # written to, so in the current folder only
+_FOLDER_KEYS = ("model.name", "tokenizer", "lora.start_from")  # of the others files and patterns
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Places:
 
     paths: Mapping[str, str] = field(default_factory=dict)  # by key
     notes: tuple[str, ...] = ()
+    checkpoints: Mapping[str, str] | None = None  # of a run that goes on: its record of checkpoint.folder
 
 
 def find_places(config: RunConfig, run_file: Path | None) -> Places:
@@ -52,11 +57,19 @@ def find_places(config: RunConfig, run_file: Path | None) -> Places:
 def places_to_record(config: RunConfig, places: Places) -> dict[str, dict[str, str]]:
     """For the folder of a run: what each relative path was taken for, so that its continuation takes the same."""
     taken = {key: places.paths.get(key, written) for key, written in relative_paths(config).items()}
-    return {
-        key: {"written": written, "taken": str(Path(taken[key]).absolute())}
-        for key, written in relative_paths(config).items()
-        if is_there(key, taken[key])
-    }
+    found = {key: written for key, written in relative_paths(config).items() if is_there(key, taken[key])}
+    if (folder := config.checkpoint.folder) is not None and _may_be_relative(folder):
+        found[CHECKPOINTS] = taken[CHECKPOINTS] = folder
+    record = {key: {"written": written, "taken": str(Path(taken[key]).absolute())} for key, written in found.items()}
+    return record if places.checkpoints is None else {**record, CHECKPOINTS: dict(places.checkpoints)}
+
+
+def checkpoints_recorded(config: RunConfig, record: Mapping[str, Mapping[str, str]]) -> str | None:
+    """Where the run that goes on has its checkpoints, if the current folder says another place; None: as written."""
+    written, taken = config.checkpoint.folder, record.get(CHECKPOINTS, {}).get("taken")
+    if written is None or taken is None or record[CHECKPOINTS].get("written") != written:
+        return None
+    return None if os.path.realpath(written) == os.path.realpath(taken) else taken
 
 
 def places_recorded(config: RunConfig, places: Places, record: Mapping[str, Mapping[str, str]]) -> Places:

@@ -1,4 +1,4 @@
-"""A rule between keys: what it is, and what is said where it is broken. The rules: rules.py and schedule_rules.py."""
+"""A rule between keys: what it is, and what is said where it is broken. The rules: rules.py and those it collects."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Set
 
+from coremill.config.chat_rules import CHAT_RULES
 from coremill.config.keys import keys
 from coremill.config.rule import Breach, Check, Rule
 from coremill.config.schedule_rules import SCHEDULE_RULES
@@ -17,7 +18,7 @@ from coremill.remote_code import pin_problem
 
 SHARE_TOLERANCE = 0.01  # 0.33 three times is meant as thirds
 
-RULES: list[Rule] = [*SCHEDULE_RULES]
+RULES: list[Rule] = [*SCHEDULE_RULES, *CHAT_RULES]
 
 
 def _rule(*reads: str) -> Callable[[Check], Check]:
@@ -298,3 +299,32 @@ def _evaluations_to_compare(config: RunConfig) -> Breach | None:
 
 def _is_dataset(source: str) -> bool:
     return source.startswith("hf://")
+
+
+@_rule("lora.rank", "lora.alpha", "lora.dropout", "lora.target_modules", "lora.modules_to_save", "lora.start_from")
+def _adapters_have_a_rank(config: RunConfig) -> Breach | None:
+    """Keys of `lora` go with `lora.rank`."""
+    lora = config.lora
+    named = [name for name, value in lora.model_dump().items() if value not in (None, 0.0, [], False)]
+    if lora.rank is not None or not named:
+        return None
+    return Breach(
+        f"lora.{named[0]}",
+        f"lora.{named[0]} is given without lora.rank",
+        "without a rank there are no adapters: all weights are trained",
+        "add lora.rank: 16, or remove the section lora",
+    )
+
+
+@_rule("lora.rank", "train.freeze")
+def _adapters_freeze_the_rest(config: RunConfig) -> Breach | None:
+    """`train.freeze` goes without `lora.rank`: beside adapters the whole model is frozen."""
+    if config.lora.rank is None or not config.train.freeze:
+        return None
+    return Breach(
+        "train.freeze",
+        "train.freeze is given together with lora.rank",
+        "beside adapters nothing of the model is trained but lora.modules_to_save",
+        "remove train.freeze; lora.target_modules says where adapters are",
+        others=("lora.rank",),
+    )

@@ -101,6 +101,15 @@ class DataSection(Section):
         None, description="several sources instead of one, mixed by their shares: [{source: a.csv, share: 0.7}, ...]"
     )
     column: str = Field("text", description="the column (all files but txt, and hf) that holds the text")
+    messages_column: str | None = Field(None, description="the column of conversations; left out: known by its name")
+    prompt_column: str | None = Field(None, description="the column that holds prompts; goes with answer_column")
+    answer_column: str | None = Field(None, description="the column that holds the answers to them")
+    chat_template: str | None = Field(
+        None, description="a file with a Jinja chat template, which the export gets too; left out: the tokenizer's own"
+    )
+    learn: Literal["answers", "last-answer", "all"] = Field(
+        "answers", description="what the loss of a conversation is on: answers with their end tokens, the last one, all"
+    )
     split: str = Field("train", description="the split of an hf:// source to train on")
     evaluation_source: str | None = Field(None, description="files to evaluate on, in the form of source")
     evaluation_split: str | None = Field(None, description="the split of an hf:// source to evaluate on")
@@ -123,7 +132,7 @@ class DataSection(Section):
     attention_across_documents: bool = Field(
         True,
         description="false: a token attends only to its own document, at some cost in speed; refused (78) for families"
-        " that do not keep documents apart (docs/families.md)",
+        " that do not keep documents apart (docs/families.md). Conversations are kept apart wherever the family can",
     )
 
 
@@ -180,6 +189,41 @@ class TrainSection(Section):
         AUTO, description="recompute activations in backward: less memory, about a third more arithmetic"
     )
     seed: NonNegativeInt = Field(7, description="order of the data, random initialisation")
+
+
+class LoraSection(Section):
+    """Adapters: two narrow matrices beside each linear map are trained, the model itself stays as it is (LoRA)."""
+
+    rank: PositiveInt | None = Field(
+        None, description="width of the adapters, 8 to 64 as a rule; left out: no adapters, the weights are trained"
+    )
+    alpha: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="an adapter's output counts alpha/rank times; left out: twice the rank"
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of what goes into adapters that is dropped in training"
+    )
+    target_modules: Annotated[list[NamePattern], Field(min_length=1)] | None = Field(
+        None,
+        json_schema_extra={"x-form": "a list of module names, each a text: [q_proj, v_proj]"},
+        description="which linear maps get one: the end of their name (q_proj), all of it, or a pattern with *; left"
+        " out: every linear map of the layers",
+    )
+    modules_to_save: list[NamePattern] = Field(
+        [],
+        json_schema_extra={"x-form": "a list of module names, each a text: [lm_head]"},
+        description="modules that are trained whole beside the adapters and saved with them, named in the same way",
+    )
+    start_from: str | None = Field(
+        None,
+        min_length=1,
+        description="an adapter folder (adapter_config.json) or hub id to begin with instead of a new adapter",
+    )
+    merge: bool = Field(
+        False,
+        description="true: export the whole model with the adapters added in, not the adapter folder; coremill export"
+        " makes either of any kept step",
+    )
 
 
 class ParallelSection(Section):
@@ -343,6 +387,7 @@ class RunConfig(Section):
     task: TaskName = Field(names("coremill.tasks")[0], description="what is learned")
     data: DataSection = Field(default_factory=lambda: DataSection())
     train: TrainSection = Field(default_factory=lambda: TrainSection())
+    lora: LoraSection = Field(default_factory=lambda: LoraSection())
     parallel: ParallelSection = Field(default_factory=lambda: ParallelSection())
     device: Literal["cpu"] = Field("cpu", description="where to compute")
     fleet: FleetSection = Field(default_factory=lambda: FleetSection())

@@ -28,6 +28,7 @@ LENGTH = (
     " model_max_length"
 )
 DEVICES = "num_processes nproc_per_node nproc world_size num_gpus gpus devices"
+LOWEST_RATE = ", with train.minimum_learning_rate for its lowest rate"
 CONFIGS = "dataset_config_name dataset_config subset"
 
 
@@ -91,6 +92,49 @@ def switch(target: str, on: Any, off: Any = None, note: str = "") -> Translate:
     return translate
 
 
+USUAL_RANK = 16  # of adapters, where none is named beside the setting that wants them
+
+
+def with_rank(target: str, *, as_list: bool = False) -> Translate:
+    """A setting of adapters under our name, and the rank without which there are none."""
+
+    def translate(value: Any, given: Given) -> Cure | None:
+        if as_list and isinstance(value, str):
+            value = [word.strip() for word in value.split(",")]
+        if value is None or not accepts(target, value):
+            return None
+        return Cure({**_rank_beside(given), target: value})
+
+    return translate
+
+
+def lora_targets(value: Any, given: Given) -> Cure | None:
+    """`all` and its like mean what leaving it out means here."""
+    if str(value).lower() in ("all", "all-linear", "['all']"):
+        return Cure(_rank_beside(given), note="; left out, lora.target_modules means every linear map of the layers")
+    return with_rank("lora.target_modules", as_list=True)(value, given)
+
+
+def adapter_kind(value: Any, given: Given) -> Cure | None:
+    """`adapter: lora`; values that say there is none."""
+    if value in ("full", "", "none", "no", False, None):
+        return Cure(why="without lora.rank all weights are trained")
+    if value == "freeze":  # LLaMA-Factory's finetuning_type
+        why = "what is not trained is named, by patterns over parameter names; all else is trained"
+        return Cure(note="; set train.freeze to patterns, for instance ['model.embed_tokens.*']", why=why)
+    if str(value).lower() in ("lora", "true") or isinstance(value, Mapping):
+        rank = value.get("r") if isinstance(value, Mapping) else None
+        return Cure({"lora.rank": rank} if rank else _rank_beside(given) or {})
+    return None
+
+
+def _rank_beside(given: Given) -> dict[str, Any]:
+    """Nothing where a rank is named too: that setting has an answer of its own."""
+    named = any(name in given for name in ("lora_r", "lora_rank", "peft_lora_r", "rank"))
+    named = named or any(isinstance(given.get(name), Mapping) for name in ("peft", "peft_config", "lora_config"))
+    return {} if named else {"lora.rank": USUAL_RANK}
+
+
 def save_interval(value: Any, _: Given) -> Cure | None:
     """`save_steps: 500`; the words of save_strategy say no number."""
     if isinstance(value, int) and value > 0:
@@ -147,6 +191,50 @@ def minimum_rate(value: Any, given: Given) -> Cure | None:
     return Cure({"train.minimum_learning_rate": float(f"{value * peak:.6g}")}, f" ({value:g} of {peak:g})")
 
 
+def scheduler_kwargs(value: Any, given: Given) -> Cure | None:
+    """`lr_scheduler_kwargs: {min_lr: 1e-6}`, or min_lr_rate."""
+    if not isinstance(value, Mapping):
+        return None
+    lowest = same("train.minimum_learning_rate")(value.get("min_lr"), given)
+    cure = lowest or minimum_rate(value.get("min_lr_rate"), given)
+    others = [name for name in value if name not in ("min_lr", "min_lr_rate")]
+    left = f"; leave out {', '.join(map(str, others))}: there is nothing here to hand it to" if others else ""
+    return None if cure is None else Cure(cure.settings, cure.note + left)
+
+
+def schedule_of(theirs: Mapping[str, str]) -> Translate:
+    """A schedule that goes down to a lowest rate is one with that rate."""
+
+    def translate(value: Any, given: Given) -> Cure | None:
+        cure = by_words("train.schedule", theirs)(value, given)
+        return cure if cure is None or "min_lr" not in str(value) else Cure(cure.settings, LOWEST_RATE)
+
+    return translate
+
+
+def shares(value: Any, given: Given) -> Cure | None:
+    """`interleave_probs: 0.7,0.3` with `dataset: a,b`."""
+    probabilities = value.split(",") if isinstance(value, str) else value
+    named = given.get("dataset") or given.get("datasets")
+    named = named.split(",") if isinstance(named, str) else named
+    if not isinstance(probabilities, list) or not isinstance(named, list) or len(named) != len(probabilities):
+        return None
+    try:
+        parts = [float(each) for each in probabilities]
+    except (TypeError, ValueError):
+        return None
+    cures = [dataset_source(each.strip() if isinstance(each, str) else each, {}) for each in named]
+    found = [cure.settings["data.source"] for cure in cures if cure is not None]
+    if len(found) != len(parts) or min(parts) <= 0:
+        return None
+    return Cure({"data.sources": [{"source": f, "share": s} for f, s in zip(found, as_shares(parts), strict=True)]})
+
+
+def as_shares(parts: Sequence[float]) -> list[float]:
+    """Weights as parts of 1."""
+    return [float(f"{part / sum(parts):.4g}") for part in parts]
+
+
 def decay_share(value: Any, _: Given) -> Cure | None:
     if not accepts("train.decay_share", value):
         return None
@@ -175,15 +263,25 @@ def fp16_of(value: Any, given: Given) -> Cure | None:
 def dataset_source(value: Any, given: Given) -> Cure | None:
     """A name of the hub with its config, or files."""
     if isinstance(value, list | tuple):
-        return dataset_source(value[0], given) if len(value) == 1 else _several(value)
+        if len(value) == 1:
+            return dataset_source(value[0], given)
+        mixed = shares(given["interleave_probs"], given) if "interleave_probs" in given else None
+        return mixed or _several(value)
     if isinstance(value, Mapping):
         named = value.get("path") or value.get("source") or value.get("dataset")
         if named in _LISTED:
             named = value.get("data_files")
         config = value.get("name") or value.get("subset")
-        return dataset_source(named, {"subset": config} if config else {}) if isinstance(named, str) else None
+        cure = dataset_source(named, {"subset": config} if config else {}) if isinstance(named, str) else None
+        if cure is None:
+            return None
+        column = value.get("field_messages")
+        messages = {"data.messages_column": column} if isinstance(column, str) else {}
+        return Cure({**cure.settings, **messages}, cure.note + _left_out(value))
     if not isinstance(value, str) or not value:
         return None
+    if "," in value and "{" not in value:
+        return dataset_source([part.strip() for part in value.split(",")], given)
     if _FILE.search(value):
         return Cure({"data.source": value})
     if not _HUB_NAME.fullmatch(value):
@@ -195,7 +293,55 @@ def dataset_source(value: Any, given: Given) -> Cure | None:
 def _several(values: Sequence[Any]) -> Cure | None:
     found = [dataset_source(value, {}) for value in values]
     named = [cure.settings["data.source"] for cure in found if cure is not None]
-    return Cure({"data.sources": named}) if named and len(named) == len(values) else None
+    notes = dict.fromkeys(cure.note for cure in found if cure is not None)
+    return Cure({"data.sources": named}, "".join(notes)) if named and len(named) == len(values) else None
+
+
+def _left_out(dataset: Given) -> str:
+    """What else an entry of Axolotl's `datasets` says, in words; `type: completion` is what is done here."""
+    taken = ("path", "source", "dataset", "data_files", "ds_type", "name", "subset", "field_messages")
+    known = (("type", "completion"), ("type", "chat_template"))  # plain text; conversations are known by their columns
+    others = [name for name, one in dataset.items() if name not in taken and (name, one) not in known]
+    if not others:
+        return ""
+    said = " and ".join(f"{name} ({as_written(dataset[name])})" for name in others)
+    return (
+        f"; its {said} {'is' if len(others) == 1 else 'are'} not taken along, data.column and data.split say which text"
+        " is learned, every token of it"
+    )
+
+
+def chat_template(value: Any, _: Given) -> Cure | None:
+    """A file; a name of one that another tool has is left out."""
+    if isinstance(value, str) and value.endswith((".jinja", ".jinja2", ".j2", ".txt")):
+        return Cure({"data.chat_template": value})
+    return Cure(note=": the tokenizer's own is taken, and data.chat_template names a file with another")
+
+
+def roles_learned(value: Any, _: Given) -> Cure | None:
+    """Answers are learned; whoever wants more than these wants all."""
+    roles = {str(role).lower() for role in (value if isinstance(value, list) else [value])}
+    return Cure() if roles <= {"assistant", "gpt", "model"} else Cure({"data.learn": "all"})
+
+
+def prompt_column(value: Any, given: Given) -> Cure | None:
+    """One goes with the other."""
+    names = "field_output response_column completion_column completion_field field_response response_field"
+    return _pair(value, _text(given, f"{names} answer_column"))
+
+
+def answer_column(value: Any, given: Given) -> Cure | None:
+    return _pair(_text(given, "field_instruction prompt_field field_prompt prompt_column"), value)
+
+
+def _pair(prompt: Any, answer: Any) -> Cure | None:
+    if not isinstance(prompt, str) or not isinstance(answer, str):
+        return None
+    return Cure({"data.prompt_column": prompt, "data.answer_column": answer})
+
+
+def _text(given: Given, names: str) -> str | None:
+    return next((given[name] for name in names.split() if isinstance(given.get(name), str)), None)
 
 
 def trackers(value: Any, _: Given) -> Cure | None:
@@ -219,6 +365,8 @@ def as_written(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
         return f"[{', '.join(map(as_written, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {as_written(one)}' for name, one in value.items())}}}"
     return str(value)
 
 

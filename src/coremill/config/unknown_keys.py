@@ -7,12 +7,13 @@ with the default in silence, so all are refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from coremill.config.foreign import FOREIGN_VALUES, LATER_KEYS, foreign_keys
-from coremill.config.keys import TOP, keys, names_in, sections
+from coremill.config.keys import TOP, Key, keys, names_in, sections
 from coremill.config.translate import accepts, as_written
 from coremill.nearby import nearest
 
@@ -55,6 +56,34 @@ def explain_unknown_key(
         or _of_another_tool(dotted, word, value, given or {word: value})
         or _misspelt(section, dotted, word)
     )
+
+
+def as_settings(name: str, value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings that a bare name with its value stands for, ours or another tool's; empty where nobody knows."""
+    homes = [key.dotted for key in keys().values() if key.name == plain_name(name)]
+    if homes:
+        return {homes[0]: value}
+    return (
+        explain_unknown_key(TOP, name, value, given).settings if is_known_elsewhere(name, ours=False) else None
+    ) or {}
+
+
+def inside_a_list(key: Key, path: Sequence[object], value: Any, entries: Any) -> UnknownKey:
+    """A key inside an entry of a list (`data.sources.1.share`), which `--set` takes as a whole only.
+
+    `path`: what was written after the section; `entries`: the list as it is given so far.
+    """
+    what = f"one entry of {key.dotted} cannot be set alone"
+    why = "--set takes such a list as a whole, for the order of its entries says which is which"
+    steps = [part for part in re.split(r"[.\[\]]+", ".".join(map(str, path)).partition(key.name)[2]) if part]
+    index, names = (int(steps[0]), steps[1:]) if steps and steps[0].isdecimal() else (-1, [])
+    example = ", ".join(f"{inner.name}: ..." for inner in key.inside[:2])
+    do = f"write the whole list: --set '{key.dotted}=[{{{example}}}, {{{example}}}]', or change it in the run file"
+    if isinstance(entries, list) and 0 <= index < len(entries) and len(names) == 1:
+        changed = [{key.inside[0].name: one} if isinstance(one, str) else one for one in entries]
+        changed[index] = {**changed[index], names[0]: value} if isinstance(changed[index], Mapping) else changed[index]
+        do = f"change it in the run file, or write --set '{key.dotted}={as_written(changed)}'"
+    return UnknownKey(what, why, do, (key.dotted,))
 
 
 def unknown_section(dotted: str) -> UnknownKey:

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from coremill.config.foreign import FOREIGN_ITEM_KEYS
 from coremill.config.keys import Key
 from coremill.config.layers import Settings, said
+from coremill.config.translate import as_shares, as_written
+from coremill.config.unknown_keys import plain_name
 from coremill.config.wrong_values import explain_value
 from coremill.errors import InputError
 from coremill.nearby import nearest
@@ -24,12 +27,13 @@ def explain_items(
         item = items[int(place[0])]
         is_missing = len(place) > 1 and isinstance(item, Mapping) and place[1] in names and place[1] not in item
         if not (is_missing and place[0] in misspelt):
-            found.append(_explain_item(key, item, place, settings))
+            found.append(_explain_item(key, items, place, settings))
     return found
 
 
-def _explain_item(key: Key, item: Any, place: Sequence[int | str], settings: Settings) -> InputError:
+def _explain_item(key: Key, items: Sequence[Any], place: Sequence[int | str], settings: Settings) -> InputError:
     """`place`: its index and, where one is at fault, its key."""
+    item = items[int(place[0])]
     names, entry = [inner.name for inner in key.inside], f"{key.dotted}[{place[0]}]"
     whole = f"an entry has {', '.join(names)}"
     required = ", ".join(f"{inner.name}: ..." for inner in key.inside if inner.is_required)
@@ -43,7 +47,18 @@ def _explain_item(key: Key, item: Any, place: Sequence[int | str], settings: Set
     if inner is None:
         close = nearest(name, names)
         do = f"did you mean {close}?" if close else "remove it"
+        if (ours := FOREIGN_ITEM_KEYS.get(plain_name(name))) in names:
+            do = f"write {ours}: {as_written(_as_share(items, name, item) if ours == 'share' else item[name])}"
         return InputError(f"unknown key {dotted}", where=where, why=whole, do=do)
     if name not in item:
         return InputError(f"{entry} has no {name}", where=where, why=inner.description, do=f"add {name}: ...")
     return explain_value(replace(inner, section=entry), item[name], settings.origin_of(dotted))
+
+
+def _as_share(items: Sequence[Any], name: str, item: Mapping[str, Any]) -> Any:
+    """A weight as a part of 1, where every entry has one: 7 beside 3 is 0.7."""
+    weights = [other.get(name) if isinstance(other, Mapping) else None for other in items]
+    numbers = [weight for weight in weights if isinstance(weight, int | float) and weight > 0]
+    if len(numbers) < len(items):
+        return item[name]
+    return as_shares(numbers)[next(place for place, other in enumerate(items) if other is item)]

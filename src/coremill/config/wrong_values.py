@@ -10,7 +10,7 @@ from coremill.config.durations import durations_meant
 from coremill.config.foreign import FOREIGN_VALUES, LATER_VALUES
 from coremill.config.keys import Key
 from coremill.config.layers import Origin, said
-from coremill.config.translate import accepts, as_written
+from coremill.config.translate import LOWEST_RATE, accepts, as_written
 from coremill.errors import InputError
 from coremill.nearby import nearest
 
@@ -26,8 +26,29 @@ def explain_value(key: Key, value: Any, origin: Origin) -> InputError:
     if later:
         why, instead = later
         return InputError(f"{key.dotted}: {value} is not in this release", where=where, why=why, do=f"use {instead}")
+    wrong = [item for item in value if not accepts(key.dotted, [item])] if isinstance(value, list) else []
+    if wrong and "array" in key.kinds and not key.inside:
+        return _explain_list(key, value, wrong, where)
     what = f"{key.dotted} must be {key.takes}, not {said(value)}"
     return InputError(what, where=where, why=key.description, do=_remedy(key, value))
+
+
+def _explain_list(key: Key, value: list[Any], wrong: list[Any], where: str) -> InputError:
+    """A list with something in it that it does not take."""
+    what = f"{key.dotted} must be {key.takes}, and has {', '.join(said(item) for item in wrong)} in it"
+    if key.item_choices:
+        return InputError(what, where=where, why=key.description, do=_words_meant(key, value))
+    do = f"write [{', '.join(as_written(str(item)) if item not in wrong else repr(str(item)) for item in value)}]"
+    return InputError(what, where=where, why=key.description, do=do)
+
+
+def _words_meant(key: Key, value: list[Any]) -> str:
+    """The list of words that was most likely meant."""
+    if any(str(item).lower() == "all" for item in value):
+        return f"write [{', '.join(key.item_choices)}], or those of them that are installed"
+    meant = [nearest(str(item).lower(), key.item_choices) for item in value]
+    known = list(dict.fromkeys(word for word in meant if word is not None))
+    return f"write [{', '.join(known)}]" + ("" if known else f", or some of {', '.join(key.item_choices)}")
 
 
 def value_meant(key: Key, value: Any) -> Any:
@@ -65,12 +86,14 @@ def _remedy(key: Key, value: Any) -> str:
             return "write null"
         if close and meant is None:
             return f"did you mean {close}?"
+        if key.item_choices and value:
+            return _words_meant(key, [word.strip() for word in value.split(",")])
         if "array" in key.kinds and value:
             return f"write [{value}]"
         if numeric:
             return _digits(value, meant)
         if meant is not None and not key.form and "boolean" not in key.kinds:
-            return f"write {as_written(meant)}"
+            return f"write {as_written(meant)}" + (LOWEST_RATE if "min_lr" in value else "")
         if "boolean" in key.kinds:
             return "write true or false, without quotes" + (f": here {as_written(meant)}" if meant is not None else "")
         if key.form:

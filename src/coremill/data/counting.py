@@ -15,10 +15,11 @@ from coremill.data.child_process import run_in_child
 from coremill.data.compressed import BUFFER_BYTES, is_compressed
 from coremill.data.hub_datasets import bytes_on_card
 from coremill.data.packed import PackedManifest, Progress
+from coremill.data.parts import pack_part
 from coremill.data.pieces import Piece
 from coremill.data.run_sources import sources_of
 from coremill.data.sources import TextSource, open_text, stamps_of
-from coremill.data.tokenise import Packer, pack_part, packer_of
+from coremill.data.tokenise import Packer, packer_of
 from coremill.plan.types import RowCount
 from coremill.plan.words import size
 
@@ -46,7 +47,7 @@ def count_rows(
         found = [_by_bytes_alone(config, source) for source in sources]
     else:
         packer = packer_of(config.data, tokenizer_folder, vocabulary_rows, cache, progress, code_sha256)
-        found = [_count_source(config, source, packer) for source in sources]
+        found = [_count_source(config, packer.recognised(source, download=False), packer) for source in sources]
     rows = [count.rows for count in found if count.rows is not None]
     return RowCount(
         rows=sum(rows) if len(rows) == len(found) else None,

@@ -8,14 +8,14 @@ that is not closed would swallow the rows behind it without a word.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Literal
 
 from coremill.data.bad_rows import BadRows, another_cure
-from coremill.data.files import BYTE_ORDER_MARK, checked_text, missing_column
-from coremill.data.pieces import Piece, pieces_of_text
+from coremill.data.files import BYTE_ORDER_MARK, Wanted, columns_of, columns_read, pieces_of_row
+from coremill.data.pieces import Piece
 from coremill.errors import InputError
 
 # Far above any document; a quote that is never closed is found here, not at the end of memory.
@@ -27,7 +27,7 @@ SEPARATOR_WORDS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 def read_csv(
     stream: BufferedReader,
     path: Path,
-    column: str,
+    wanted: Wanted,
     bad: BadRows,
     *,
     kind: Literal["csv", "tsv"],
@@ -39,20 +39,22 @@ def read_csv(
     header_line = next(lines, "")
     if not header_line.strip():
         raise _without_header(path)
-    separator = _separator(header_line, column, kind)
+    separator = _separator(header_line, columns_of(wanted), kind)
     if separator != SEPARATORS[kind]:
-        say(f"{path.name} is read with semicolons between its columns: so its header has '{column}'")
+        listed = " and ".join(f"'{column}'" for column in columns_of(wanted))
+        say(f"{path.name} is read with semicolons between its columns: so its header has {listed}")
     lines.give_back(header_line)
     rows = csv.reader(lines, delimiter=separator, strict=True)
     header = _next_row(rows, path, 1)
     assert header is not None
     names = [name.strip() for name in header]
-    if column not in names:
-        problem = missing_column(column, names, f"{path}:1")
+    try:
+        columns = columns_read(wanted, names, f"{path}:1")
+    except InputError as problem:
         problem.why = f"{problem.why} (the first line, cut at {SEPARATOR_WORDS[separator]})"
         problem.do = another_cure(path) or problem.do
-        raise problem
-    index = names.index(column)
+        raise
+    indices = {column: names.index(column) for column in columns}
     while True:
         began, read_before = rows.line_num + 1, lines.bytes_read
         row = _next_row(rows, path, began)
@@ -61,11 +63,14 @@ def read_csv(
         if not row:  # a blank line
             continue
         try:
-            text = _text_of_row(row, len(names), index, column, f"{path}:{began}", SEPARATOR_WORDS[separator])
+            where, read = f"{path}:{began}", lines.bytes_read - read_before
+            _require_fields(row, len(names), where, SEPARATOR_WORDS[separator])
+            values = {column: _decoded(row[index], column, where) for column, index in indices.items()}
+            pieces = pieces_of_row(values, wanted, where, file=str(path), row=began, source_bytes=read)
         except InputError as problem:
             bad.take(problem)
         else:
-            yield from pieces_of_text(text, file=str(path), row=began, source_bytes=lines.bytes_read - read_before)
+            yield from pieces
 
 
 class _Lines:
@@ -92,11 +97,11 @@ class _Lines:
         self._given_back = line
 
 
-def _separator(header_line: str, column: str, kind: Literal["csv", "tsv"]) -> str:
+def _separator(header_line: str, columns: Sequence[str], kind: Literal["csv", "tsv"]) -> str:
     usual = SEPARATORS[kind]
     if kind == "csv" and ";" in header_line:
-        names = {sign: [name.strip(' "\r\n') for name in header_line.split(sign)] for sign in (usual, ";")}
-        if column not in names[usual] and column in names[";"]:
+        names = {sign: {name.strip(' "\r\n') for name in header_line.split(sign)} for sign in (usual, ";")}
+        if not set(columns) <= names[usual] and set(columns) <= names[";"]:
             return ";"
     return usual
 
@@ -119,7 +124,7 @@ def _next_row(rows: Iterator[list[str]], path: Path, began: int) -> list[str] | 
         ) from None
 
 
-def _text_of_row(row: list[str], columns: int, index: int, column: str, where: str, separator: str) -> str:
+def _require_fields(row: list[str], columns: int, where: str, separator: str) -> None:
     if len(row) != columns:
         raise InputError(
             f"the row has {len(row)} field{'s' if len(row) != 1 else ''}, and the header {columns}",
@@ -127,7 +132,9 @@ def _text_of_row(row: list[str], columns: int, index: int, column: str, where: s
             why=f"its fields are cut at {separator}",
             do="put quotes around text that holds the separator, or remove the row",
         )
-    value = row[index]
+
+
+def _decoded(value: str, column: str, where: str) -> str:
     if not value.isascii():
         try:
             value.encode("utf-8")
@@ -139,7 +146,7 @@ def _text_of_row(row: list[str], columns: int, index: int, column: str, where: s
                 why=f"byte 0x{byte:02x} in column '{column}'",
                 do="convert the file, for instance: iconv -f latin1 -t utf-8",
             ) from None
-    return checked_text(value, column, where)
+    return value
 
 
 def _without_header(path: Path) -> InputError:

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from coremill.data.bad_rows import BadRows, another_cure
+from coremill.data.conversations import ConversationForm, pair_among
 from coremill.data.pieces import PIECE_BYTES, Piece, cut_position, pieces_of_text
 from coremill.errors import InputError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BATCH_ROWS = 1024  # of a column of text that is read at once
+
+Wanted = str | ConversationForm  # what is read of a row: a column of text, or a conversation
 
 
 def read_txt(stream: BufferedReader, path: Path, bad: BadRows) -> Iterator[Piece]:
@@ -45,22 +48,23 @@ def read_txt(stream: BufferedReader, path: Path, bad: BadRows) -> Iterator[Piece
         offset += len(chunk)
 
 
-def read_jsonl(stream: BufferedReader, path: Path, column: str, bad: BadRows) -> Iterator[Piece]:
+def read_jsonl(stream: BufferedReader, path: Path, wanted: Wanted, bad: BadRows) -> Iterator[Piece]:
     """One document a line."""
     offset = 0
     for row, line in enumerate(stream, 1):
         content = line.removeprefix(BYTE_ORDER_MARK) if row == 1 else line
         if not content.isspace() and content:
             try:
-                text = _text_of_line(content, column, path, row, offset)
+                values = _object_of_line(content, wanted, path, row, offset)
+                pieces = pieces_of_row(values, wanted, f"{path}:{row}", file=str(path), row=row, source_bytes=len(line))
             except InputError as problem:
                 bad.take(problem)
             else:
-                yield from pieces_of_text(text, file=str(path), row=row, source_bytes=len(line))
+                yield from pieces
         offset += len(line)
 
 
-def _text_of_line(line: bytes, column: str, path: Path, row: int, offset: int) -> str:
+def _object_of_line(line: bytes, wanted: Wanted, path: Path, row: int, offset: int) -> dict[str, Any]:
     where = f"{path}:{row}"
     text = decoded(line, path, row, offset).rstrip("\r\n")
     try:
@@ -84,14 +88,39 @@ def _text_of_line(line: bytes, column: str, path: Path, row: int, offset: int) -
             f"the line holds {in_words(value)}, not an object",
             where=where,
             why="a .jsonl line must be an object whose keys are columns",
-            do=f'write it as {{"{column}": "..."}}',
+            do=f'write it as {{"{columns_of(wanted)[0]}": "..."}}',
         )
-    if column not in value:
-        raise missing_column(column, list(value), where)
-    return checked_text(value[column], column, where)
+    return value
 
 
-def read_parquet(path: Path, column: str, bad: BadRows, stream: BinaryIO | None = None) -> Iterator[Piece]:
+def columns_of(wanted: Wanted) -> tuple[str, ...]:
+    """Those that every row must have."""
+    return (wanted,) if isinstance(wanted, str) else wanted.columns
+
+
+def columns_read(wanted: Wanted, there: Sequence[str], where: str) -> list[str]:
+    """Those that are read of rows which have so many; InputError where one is missing."""
+    for column in columns_of(wanted):
+        if column not in there:
+            raise missing_column(column, there, where, wanted)
+    more = () if isinstance(wanted, str) else wanted.optional
+    return [*columns_of(wanted), *(column for column in more if column in there)]
+
+
+def pieces_of_row(
+    values: Mapping[str, Any], wanted: Wanted, where: str, *, file: str, row: int, source_bytes: int
+) -> Iterator[Piece]:
+    """The document of a row, checked here and not where the pieces are used."""
+    for column in columns_of(wanted):
+        if column not in values:
+            raise missing_column(column, list(values), where, wanted)
+    if isinstance(wanted, str):
+        text = checked_text(values[wanted], wanted, where)
+        return pieces_of_text(text, file=file, row=row, source_bytes=source_bytes)
+    return iter([Piece("", file, row, True, source_bytes, wanted.read(values, where))])
+
+
+def read_parquet(path: Path, wanted: Wanted, bad: BadRows, stream: BinaryIO | None = None) -> Iterator[Piece]:
     """One document a row, one row group after the other; `stream`: the file itself, where `path` is compressed."""
     import pyarrow
     import pyarrow.parquet
@@ -102,12 +131,12 @@ def read_parquet(path: Path, column: str, bad: BadRows, stream: BinaryIO | None 
         raise _damaged_parquet(path, error) from None
     with parquet:
         schema = parquet.schema_arrow
-        if column not in schema.names:
-            raise missing_column(column, schema.names, str(path))
-        require_text_type(schema.field(column).type, column, str(path), schema)
+        columns = columns_read(wanted, schema.names, str(path))
+        if isinstance(wanted, str):
+            require_text_type(schema.field(wanted).type, wanted, str(path), schema)
         bytes_per_row = path.stat().st_size / max(1, parquet.metadata.num_rows)
         row = 0
-        batches = parquet.iter_batches(batch_size=BATCH_ROWS, columns=[column])
+        batches = parquet.iter_batches(batch_size=BATCH_ROWS, columns=columns)
         while True:
             try:
                 batch = next(batches, None)
@@ -115,39 +144,39 @@ def read_parquet(path: Path, column: str, bad: BadRows, stream: BinaryIO | None 
                 raise _damaged_parquet(path, error) from None
             if batch is None:
                 return
-            yield from pieces_of_arrow(batch.column(0), column, str(path), row, bytes_per_row, bad)
+            yield from pieces_of_arrow(batch, wanted, str(path), row, bytes_per_row, bad)
             row += len(batch)
 
 
 def pieces_of_arrow(
-    values: Any, column: str, file: str, rows_before: int, bytes_per_row: float, bad: BadRows
+    table: Any, wanted: Wanted, file: str, rows_before: int, bytes_per_row: float, bad: BadRows
 ) -> Iterator[Piece]:
-    """The rows of an Arrow column that has `rows_before` rows in front of it."""
-    for row, value in enumerate(_arrow_values(values), rows_before + 1):
+    """The rows of an Arrow table or batch that has `rows_before` rows in front of it."""
+    for row, values in enumerate(_arrow_rows(table), rows_before + 1):
         try:
-            if isinstance(value, UnicodeDecodeError):
+            if isinstance(values, UnicodeDecodeError):
                 raise InputError(
                     "the text is not UTF-8",
                     where=f"{file}:{row}",
-                    why=f"{value.reason} at byte {value.start} of the value",
+                    why=f"{values.reason} at byte {values.start} of the value",
                     do="write the file again with its text encoded as UTF-8",
                 )
-            text = checked_text(value, column, f"{file}:{row}")
+            share = int(row * bytes_per_row) - int((row - 1) * bytes_per_row)
+            pieces = pieces_of_row(values, wanted, f"{file}:{row}", file=file, row=row, source_bytes=share)
         except InputError as problem:
             bad.take(problem)
         else:
-            share = int(row * bytes_per_row) - int((row - 1) * bytes_per_row)
-            yield from pieces_of_text(text, file=file, row=row, source_bytes=share)
+            yield from pieces
 
 
-def _arrow_values(column: Any) -> Iterator[Any]:
-    """The values, or the error of one that is not UTF-8: Arrow itself never checks that."""
+def _arrow_rows(table: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
+    """The rows, or the error of one that is not UTF-8: Arrow itself never checks that."""
     try:
-        yield from column.to_pylist()
+        yield from table.to_pylist()
     except UnicodeDecodeError:
-        for index in range(len(column)):
+        for index in range(len(table)):
             try:
-                yield column[index].as_py()
+                yield from table.slice(index, 1).to_pylist()
             except UnicodeDecodeError as error:
                 yield error
 
@@ -177,15 +206,20 @@ def checked_text(value: Any, column: str, where: str) -> str:
     return value
 
 
-def missing_column(column: str, columns: Sequence[str], where: str) -> InputError:
+def missing_column(column: str, columns: Sequence[str], where: str, wanted: Wanted = "") -> InputError:
     """An error that lists what there is."""
     near = difflib.get_close_matches(column, columns, n=1)
     listing = ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
+    do = "set data.column (of one of data.sources: its column) to the one that holds the text"
+    if not isinstance(wanted, str):
+        do = "set data.messages_column, or data.prompt_column and data.answer_column, to those that hold conversations"
+    elif (pair := pair_among(columns)) is not None:
+        do += f"; for prompts with answers: data.prompt_column: {pair[0]} and data.answer_column: {pair[1]}"
     return InputError(
         f"there is no column '{column}'" + (f"; did you mean '{near[0]}'?" if near else ""),
         where=where,
         why=f"its columns are: {listing}" if columns else "it has no columns at all",
-        do="set data.column (of one of data.sources: its column) to the one that holds the text",
+        do=do,
     )
 
 

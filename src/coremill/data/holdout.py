@@ -8,14 +8,24 @@ the tokenising process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from coremill.data.chat_packing import Unpacked, write_rows
 from coremill.data.order import order_key, shuffled
-from coremill.data.packed import DOCUMENTS_FILE, TOKENS_FILE, PackedManifest, Progress, read_manifest
+from coremill.data.packed import (
+    DOCUMENTS_FILE,
+    MARKS_FILE,
+    TOKENS_FILE,
+    ConversationCounts,
+    PackedManifest,
+    Progress,
+    read_manifest,
+)
 from coremill.data.packing import write_boundaries
 from coremill.errors import InputError, StorageError
 from coremill.files import sync_file
@@ -38,6 +48,8 @@ def hold_out(
     if manifest is None:
         raise StorageError("the packed data is gone or damaged", where=str(whole), do="run again: it will be made anew")
     tokens = np.memmap(whole / TOKENS_FILE, manifest.dtype, mode="r", shape=(manifest.all_tokens,))
+    if manifest.conversations is not None:
+        return _hold_out_conversations(whole, destination, manifest, tokens, fraction=fraction, seed=seed)
     ends = np.fromfile(whole / DOCUMENTS_FILE, np.uint64).astype(np.int64)
     ends, held = _sides_of(tokens, ends, manifest, fraction, seed)
     shared = manifest.eos_id if manifest.end_begins_next else None
@@ -66,6 +78,29 @@ def hold_out(
             "dropped_tokens": left_over,
             "documents": int(np.count_nonzero(chosen)),
         }
+    return counts
+
+
+def _hold_out_conversations(
+    whole: Path, destination: Path, manifest: PackedManifest, tokens: npt.NDArray[Any], *, fraction: float, seed: int
+) -> dict[str, Any]:
+    """Rows made anew, of whole conversations on either side; by name what each side holds."""
+    assert manifest.conversations is not None
+    places = np.fromfile(whole / DOCUMENTS_FILE, np.uint64).astype(np.int64).reshape(-1, 2)
+    marks = np.memmap(whole / MARKS_FILE, np.uint8, mode="r", shape=tokens.shape)
+    unpacked = Unpacked(tokens, marks, lengths=places[:, 1], starts=places[:, 0])
+    held = documents_held_out(np.cumsum(unpacked.lengths), length=1, fraction=fraction, seed=seed)
+    if held is None:  # no choice comes near the share: the shortest, so that most is trained on
+        held = np.arange(len(places)) == int(np.argmin(unpacked.lengths))
+    counts = {}
+    for side, name in enumerate(SIDES):
+        (destination / name).mkdir()
+        chosen = unpacked.chosen(held == bool(side))
+        made = write_rows(destination / name, chosen, manifest.sequence_length, manifest.eos_id)
+        found = ConversationCounts(
+            learn=manifest.conversations.learn, end_ids=manifest.conversations.end_ids, **made["conversations"]
+        )
+        counts[name] = {**made, "conversations": asdict(found)}
     return counts
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from coremill import hub
 from coremill.data.bad_rows import BadRows
-from coremill.data.files import BATCH_ROWS, missing_column, pieces_of_arrow, require_text_type
+from coremill.data.files import BATCH_ROWS, Wanted, columns_read, pieces_of_arrow, require_text_type
 from coremill.data.pieces import Piece
 from coremill.errors import InputError
 
@@ -96,34 +96,40 @@ def bytes_on_card(dataset: Dataset) -> int | None:
     return int(sizes[0]) if sizes and sizes[0] else None
 
 
-def open_dataset(dataset: Dataset, *, column: str, where: str, bad: BadRows) -> tuple[Iterator[Piece], int | None]:
+def open_dataset(dataset: Dataset, *, wanted: Wanted, where: str, bad: BadRows) -> tuple[Iterator[Piece], int | None]:
     """The rows of a dataset, downloaded where needed; the first call in its process."""
+    rows = _load(dataset, where)
+    texts = rows.select_columns(columns_read(wanted, rows.column_names, where))
+    if isinstance(wanted, str):
+        require_text_type(texts.features.arrow_schema.field(wanted).type, wanted, where, rows.features.arrow_schema)
+    label = f"{PREFIX}{dataset.repository}[{dataset.split}]"
+    bytes_per_row = texts.data.nbytes / max(1, len(texts))
+    return _rows(texts, wanted, label, bytes_per_row, bad), texts.data.nbytes
+
+
+def columns_of_dataset(dataset: Dataset, where: str) -> list[str]:
+    """The names of its columns; it is downloaded for that, and found again by whoever reads it."""
+    return list(_load(dataset, where).column_names)
+
+
+def _load(dataset: Dataset, where: str) -> Any:
     import datasets
 
     datasets.disable_progress_bars()
-    name, config = dataset.repository, dataset.config
     try:
         if dataset.offline:
-            rows = _prepared_earlier(dataset, where)
-        else:
-            rows = datasets.load_dataset(name, config, split=dataset.split, revision=dataset.commit)
+            return _prepared_earlier(dataset, where)
+        return datasets.load_dataset(dataset.repository, dataset.config, split=dataset.split, revision=dataset.commit)
     except InputError:
         raise
     except Exception as error:
         raise _load_problem(error, dataset, where) from None
-    if column not in rows.column_names:
-        raise missing_column(column, rows.column_names, where)
-    texts = rows.select_columns([column])
-    require_text_type(texts.features.arrow_schema.field(column).type, column, where, rows.features.arrow_schema)
-    label = f"{PREFIX}{dataset.repository}[{dataset.split}]"
-    bytes_per_row = texts.data.nbytes / max(1, len(texts))
-    return _rows(texts, column, label, bytes_per_row, bad), texts.data.nbytes
 
 
-def _rows(texts: Any, column: str, label: str, bytes_per_row: float, bad: BadRows) -> Iterator[Piece]:
+def _rows(texts: Any, wanted: Wanted, label: str, bytes_per_row: float, bad: BadRows) -> Iterator[Piece]:
     row = 0
     for table in texts.with_format("arrow").iter(batch_size=BATCH_ROWS):
-        yield from pieces_of_arrow(table.column(column), column, label, row, bytes_per_row, bad)
+        yield from pieces_of_arrow(table, wanted, label, row, bytes_per_row, bad)
         row += len(table)
 
 

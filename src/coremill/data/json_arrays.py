@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from coremill.data.bad_rows import BadRows, another_cure
-from coremill.data.files import BYTE_ORDER_MARK, checked_text, in_words, missing_column, read_jsonl
-from coremill.data.pieces import Piece, pieces_of_text
+from coremill.data.files import BYTE_ORDER_MARK, Wanted, columns_of, in_words, pieces_of_row, read_jsonl
+from coremill.data.pieces import Piece
 from coremill.errors import InputError
 
 BLOCK_BYTES = 1 << 18
@@ -26,33 +26,40 @@ BLANKS = " \t\r\n"
 UNFINISHED_CHARACTERS = 16
 
 
-def read_json(stream: BufferedReader, path: Path, column: str, bad: BadRows) -> Iterator[Piece]:
+def read_json(stream: BufferedReader, path: Path, wanted: Wanted, bad: BadRows) -> Iterator[Piece]:
     """One document an element; their places are numbers of elements, from 1."""
     start = stream.peek(1).removeprefix(BYTE_ORDER_MARK).lstrip()
     if start[:1] == b"{":
-        yield from _read_lines(stream, path, column, bad)
+        yield from _read_lines(stream, path, wanted, bad)
         return
-    elements = _Elements(stream, path)
+    elements, column = _Elements(stream, path), columns_of(wanted)[0]
     for number, value in enumerate(elements, 1):
         where = f"{path}, element {number} (line {elements.line})"
         try:
-            if isinstance(value, dict) and column not in value:
-                raise missing_column(column, list(value), where)
-            if not isinstance(value, dict | str):
+            if not isinstance(value, dict) and not (isinstance(value, str) and isinstance(wanted, str)):
                 raise InputError(
                     f"the element is {in_words(value)}, not an object",
                     where=where,
                     why="the array must hold objects whose keys are columns, or strings",
                     do=f'write it as {{"{column}": "..."}}',
                 )
-            text = checked_text(value[column] if isinstance(value, dict) else value, column, where)
+            values = value if isinstance(value, dict) else {column: value}
+            pieces = pieces_of_row(
+                values, wanted, where, file=str(path), row=number, source_bytes=elements.unsaid_bytes
+            )
         except InputError as problem:
             bad.take(problem)
         else:
-            yield from pieces_of_text(text, file=str(path), row=number, source_bytes=elements.take_bytes())
+            elements.take_bytes()
+            yield from pieces
 
 
-def _read_lines(stream: BufferedReader, path: Path, column: str, bad: BadRows) -> Iterator[Piece]:
+def first_element(stream: BufferedReader, path: Path) -> Any:
+    """None where there is none."""
+    return next(iter(_Elements(stream, path)), None)
+
+
+def _read_lines(stream: BufferedReader, path: Path, wanted: Wanted, bad: BadRows) -> Iterator[Piece]:
     first = stream.peek(1).removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")[0].strip()
     if first == b"{":  # one object over many lines
         raise InputError(
@@ -61,7 +68,7 @@ def _read_lines(stream: BufferedReader, path: Path, column: str, bad: BadRows) -
             why="a .json file must be an array of objects or strings, or have one object a line",
             do=f"write the list inside it to a file of its own, for instance: jq .data {path.name} > rows.json",
         )
-    yield from read_jsonl(stream, path, column, bad)
+    yield from read_jsonl(stream, path, wanted, bad)
 
 
 class _Elements:
@@ -76,10 +83,14 @@ class _Elements:
         self._bytes_read = self._bytes_told = 0
         self.line = 1  # of the element given last
 
-    def take_bytes(self) -> int:
-        """How much was read since this was asked last."""
-        new, self._bytes_told = self._bytes_read - self._bytes_told, self._bytes_read
-        return new
+    @property
+    def unsaid_bytes(self) -> int:
+        """How much was read since `take_bytes`."""
+        return self._bytes_read - self._bytes_told
+
+    def take_bytes(self) -> None:
+        """They are accounted for."""
+        self._bytes_told = self._bytes_read
 
     def __iter__(self) -> Iterator[Any]:
         opened = self._sign()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -47,6 +47,14 @@ class BatchMaker(Protocol[BatchT_co]):
         """`row_ids`, made up to `batch_rows` with fillers, which have no target."""
 
 
+@runtime_checkable
+class FilledUpRows(Protocol):
+    """A `BatchMaker` whose rows may be filled up with padding."""
+
+    def real_tokens(self, row_ids: Positions) -> int:
+        """How many tokens of these rows are none of it."""
+
+
 @dataclass(frozen=True)
 class StepBatches(Generic[BatchT_co]):
     """One optimizer step of one rank, with the counts of the whole step."""
@@ -54,7 +62,7 @@ class StepBatches(Generic[BatchT_co]):
     batches: tuple[BatchT_co, ...]  # accumulation_steps of them
     valid_targets: int  # of all ranks
     tokens: int  # real ones, of all ranks
-    padding_tokens: int  # in filler rows, of all ranks
+    padding_tokens: int  # in filler rows, and in rows that are filled up, of all ranks
     row_ids: tuple[int, ...]  # of all ranks, in order
     epoch: int  # of the first row
 
@@ -116,12 +124,12 @@ class RowLoader(Generic[BatchT]):
             for index in range(self._accumulation_steps)
         )
         computed_rows = self._world_size * self._accumulation_steps * size
-        length = self._maker.row_tokens
+        tokens = _real_tokens(self._maker, row_ids)
         return StepBatches(
             batches=batches,
             valid_targets=self._maker.valid_targets(row_ids),
-            tokens=len(row_ids) * length,
-            padding_tokens=(computed_rows - len(row_ids)) * length,
+            tokens=tokens,
+            padding_tokens=computed_rows * self._maker.row_tokens - tokens,
             row_ids=tuple(int(row) for row in row_ids),
             epoch=epoch,
         )
@@ -154,7 +162,7 @@ class EvaluationBatches(Generic[BatchT]):
         row_ids = evaluation_row_ids(rows, max_rows)
         count = len(row_ids)
         self.valid_targets = maker.valid_targets(row_ids)  # of all ranks, as all of these
-        self.tokens = count * maker.row_tokens
+        self.tokens = _real_tokens(maker, row_ids)
         self.row_ids = tuple(int(row) for row in row_ids)
         self.batch_count = math.ceil(math.ceil(count / world_size) / micro_batch_rows)  # per rank
         self._maker, self._batch_rows = maker, micro_batch_rows
@@ -173,6 +181,10 @@ def evaluation_row_ids(rows: int, max_rows: int) -> Positions:
     """At most `max_rows` of so many rows, spread evenly."""
     count = min(max_rows, rows)
     return np.arange(count, dtype=np.int64) * rows // max(1, count)
+
+
+def _real_tokens(maker: BatchMaker[Any], row_ids: Positions) -> int:
+    return maker.real_tokens(row_ids) if isinstance(maker, FilledUpRows) else len(row_ids) * maker.row_tokens
 
 
 def _slice_of_rank(row_ids: Positions, rank: int, world_size: int) -> Positions:

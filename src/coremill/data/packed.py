@@ -7,6 +7,13 @@ A packing is a folder with these files:
     documents.bin   uint64 per document of a whole source: how many tokens there are up to its end
     manifest.json   `PackedManifest`: the sizes of the others, and what they were made from
 
+One of conversations has whole ones in each row, which is filled up, so that nothing follows from ids alone:
+
+    marks.bin       uint8 per token of tokens.bin: LEARNED, STARTS (the first of a conversation, and of what fills up)
+    rows.bin        2 x uint32 per row: how many of its tokens are learned, how many are real
+    documents.bin   2 x uint64 per conversation: where in tokens.bin it stands, how long it is
+                    (and no boundaries.bin)
+
 Documents held out for evaluation make a folder of two packings, `train` and `evaluation` (holdout.py).
 
 Positions inside a document need no file: a document ends with the end token, so they follow from the ids. Where a
@@ -31,6 +38,10 @@ BOUNDARIES_FILE = "boundaries.bin"
 DOCUMENTS_FILE = "documents.bin"
 MANIFEST_FILE = "manifest.json"
 BOUNDARY_BYTES, DOCUMENT_BYTES = 4, 8
+MARKS_FILE = "marks.bin"
+ROWS_FILE = "rows.bin"
+ROW_BYTES, CONVERSATION_BYTES = 8, 16
+LEARNED, STARTS = 1, 2  # of a token, in marks.bin
 
 Split = Literal["train", "evaluation"]
 Stage = Literal["hash", "wait", "download", "tokenise", "hold out", "train tokenizer"]
@@ -46,6 +57,28 @@ class Progress:
     tokens: int
     stage: Stage
     is_done: bool = False  # the last word on this stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversationCounts:
+    """What packed conversations hold besides rows."""
+
+    learn: str  # as data.learn has it
+    real_tokens: int  # without those that fill rows up
+    learned_tokens: int  # of these
+    cut: int = 0  # conversations of which a row cuts off learned tokens
+    cut_learned: int = 0  # these tokens
+    left_out: int = 0  # conversations of which nothing learned is left
+    end_ids: tuple[int, ...] = ()  # the tokens that answers end with
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> ConversationCounts:
+        return cls(**{**document, "end_ids": tuple(document["end_ids"])})
+
+    def __add__(self, other: ConversationCounts) -> ConversationCounts:
+        summed = ("real_tokens", "learned_tokens", "cut", "cut_learned", "left_out")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in summed}
+        return ConversationCounts(**sums, learn=self.learn, end_ids=tuple(sorted({*self.end_ids, *other.end_ids})))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +104,23 @@ class PackedManifest:
     begin_ids: tuple[int, ...] = ()  # put in front of every document
     is_plain: bool = True  # special tokens made no difference: the tokens are those of data.special_tokens: none
     notes: tuple[str, ...] = ()  # how files were read, where that needs words
+    conversations: ConversationCounts | None = None  # None: it is text
+
+    @property
+    def real_tokens(self) -> int:
+        """In full rows, without those that fill them up."""
+        return self.tokens if self.conversations is None else self.conversations.real_tokens
+
+    @property
+    def documents_bytes(self) -> int:
+        """Of documents.bin."""
+        return self.documents * (DOCUMENT_BYTES if self.conversations is None else CONVERSATION_BYTES)
+
+    def sizes(self) -> dict[str, int]:
+        """In bytes, of the files that ranks read."""
+        if self.conversations is None:
+            return {TOKENS_FILE: self.tokens_bytes, BOUNDARIES_FILE: self.rows * BOUNDARY_BYTES}
+        return {TOKENS_FILE: self.tokens_bytes, MARKS_FILE: self.tokens, ROWS_FILE: self.rows * ROW_BYTES}
 
     @property
     def end_begins_next(self) -> bool:
@@ -87,21 +137,31 @@ class PackedManifest:
         return self.all_tokens * (2 if self.dtype == "uint16" else 4)
 
     def write(self, folder: Path) -> None:
-        (folder / MANIFEST_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        document = asdict(self)
+        if self.conversations is None:  # that of text is as it always was
+            del document["conversations"]
+        (folder / MANIFEST_FILE).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def with_conversation_counts(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts as they come out of JSON, those of conversations as what they are."""
+    if (found := counts.get("conversations")) is None:
+        return dict(counts)
+    return {**counts, "conversations": ConversationCounts.from_json(found)}
 
 
 def read_manifest(folder: Path) -> PackedManifest | None:
     """The manifest of a whole packing; None where it is missing, damaged, outdated, or does not fit its files."""
     try:
-        manifest = PackedManifest(**json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8")))
+        document = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        manifest = PackedManifest(**with_conversation_counts(document))
         whole = (
             manifest.version == FORMAT_VERSION
             and manifest.rows > 0
             and manifest.tokens == manifest.rows * manifest.sequence_length
-            and (folder / TOKENS_FILE).stat().st_size == manifest.tokens_bytes
-            and (folder / BOUNDARIES_FILE).stat().st_size == manifest.rows * BOUNDARY_BYTES
+            and all((folder / name).stat().st_size == size for name, size in manifest.sizes().items())
         )
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     return manifest if whole else None
 
@@ -156,11 +216,13 @@ class PackedData:
     bad_rows: int = 0  # left out of both
     bad_rows_words: str = ""  # how many, why, and where they are listed
     evaluation_documents: int = 0  # of `documents`
+    train_documents: int | None = None  # likewise; one whose tail is held out is in both. None: all the others
     evaluation_words: str = ""  # what was held out of the training text
     begin_ids: tuple[int, ...] = ()  # the special tokens in front of every document; a sample's prompt gets them too
     is_plain: bool = True  # special tokens made no difference
     sources: tuple[SourceRows, ...] = ()  # where several are mixed; their rows are numbered one source after the other
     notes: tuple[str, ...] = ()  # how files were read, where that needs words
+    conversations: ConversationCounts | None = None  # of both splits; None: it is text
 
     @property
     def end_begins_next(self) -> bool:
@@ -179,19 +241,48 @@ class PackedData:
         words = ("bad_rows", "bad_rows_words", "evaluation_words")
         plain = {name: getattr(self, name) for name in (*rows, *words)}
         sources = [source.counts(self.train_rows) for source in self.sources]
+        if (chat := self.conversations) is not None:
+            names = {
+                "cut": "cut_conversations",
+                "cut_learned": "cut_learned_tokens",
+                "left_out": "left_out_conversations",
+            }
+            plain |= {"learn": chat.learn, "learned_tokens": chat.learned_tokens}
+            plain |= {"row_padding_tokens": self.row_padding_tokens}
+            plain |= {said: getattr(chat, name) for name, said in names.items()}
         return plain | ({"sources": sources} if sources else {}) | ({"notes": list(self.notes)} if self.notes else {})
 
     def files(self) -> list[Path]:
         folders = [*self.folders("train"), *(self.folders("evaluation") if self.evaluation_rows else ())]
-        return [folder / name for folder in folders for name in (TOKENS_FILE, BOUNDARIES_FILE)]
+        beside = (BOUNDARIES_FILE,) if self.conversations is None else (MARKS_FILE, ROWS_FILE)
+        return [folder / name for folder in folders for name in (TOKENS_FILE, *beside)]
+
+    @property
+    def row_padding_tokens(self) -> int:
+        """Those that fill up rows of conversations, in both splits."""
+        return (self.train_rows + self.evaluation_rows) * self.sequence_length - self.tokens
 
     def in_words(self) -> str:
         rows = f"{self.train_rows:,} rows to train and {self.evaluation_rows:,} to evaluate on"
-        return f"{rows}, {self.documents:,} documents"
+        if self.conversations is None:
+            return f"{rows}, {self.documents:,} documents"
+        return f"{rows}, {self.documents:,} conversations; {self._learned_in_words()}"
+
+    def _learned_in_words(self) -> str:
+        assert self.conversations is not None
+        learned, padding = self.conversations.learned_tokens, self.row_padding_tokens
+        what = {"answers": "answers", "last-answer": "the last answers", "all": "all"}[self.conversations.learn]
+        return (
+            f"{self.tokens:,} tokens, {learned:,} of them learned ({learned / self.tokens:.1%}: {what}),"
+            f" {padding / (self.tokens + padding):.1%} of the rows is padding"
+        )
 
     def train_in_words(self) -> str:
         """How much there is to train on."""
-        documents = max(1, self.documents - self.evaluation_documents)
+        documents = self.train_documents or self.documents - self.evaluation_documents
+        if self.conversations is not None:
+            of = f"{documents:,} conversation{'s' if documents > 1 else ''}"
+            return f"{self.train_rows:,} rows of {self.sequence_length:,} tokens from {of}; {self._learned_in_words()}"
         of_documents = "1 document" if documents == 1 else f"{documents:,} documents"
         tokens = self.train_rows * self.sequence_length
         return f"{self.train_rows:,} rows of {self.sequence_length:,} tokens ({tokens:,} in all) from {of_documents}"
@@ -228,8 +319,10 @@ class PackedData:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PackedData:
         """The inverse of `to_json`."""
-        values = {field.name: document[field.name] for field in fields(cls)}
+        values = {field.name: document[field.name] for field in fields(cls) if field.name in document}
         values["folder"] = Path(values["folder"])
+        if values.get("conversations") is not None:
+            values["conversations"] = ConversationCounts.from_json(values["conversations"])
         values["begin_ids"], values["notes"] = tuple(values["begin_ids"]), tuple(values["notes"])
         values["sources"] = tuple(SourceRows.from_json(source) for source in values["sources"])
         if values["evaluation_folder"] is not None:

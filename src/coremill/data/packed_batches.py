@@ -1,6 +1,7 @@
 """Packed rows to batches of token ids and labels.
 
-Labels follow the Hugging Face convention: equal to the inputs, shifted by the loss, -100 where ignored.
+Labels follow the Hugging Face convention: equal to the inputs, shifted by the loss, -100 where ignored: fillers, and of
+conversations all that is not learned.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from coremill.data.loader import FILLER, EvaluationBatches, RowLoader
 from coremill.data.order import Positions
-from coremill.data.packed import PackedData
+from coremill.data.packed import LEARNED, STARTS, PackedData
 from coremill.data.packed_rows import PackedRows, document_starts, order_of
 from coremill.errors import InputError
 
@@ -54,10 +56,42 @@ class _PackedBatches:
             starts[: len(row_ids)] = document_starts(real, self._eos_id, end_begins_next=self._end_begins_next)
             if not self._end_begins_next:  # which the document before it may well be asked for
                 labels[starts] = IGNORED
-            columns = np.arange(self.row_tokens)
-            position_ids = torch.from_numpy(columns - np.maximum.accumulate(np.where(starts, columns, 0), axis=1))
+            position_ids = _positions(starts)
         names = (*(int(row) for row in row_ids), *([FILLER] * fillers))
         return Batch(torch.from_numpy(ids), torch.from_numpy(labels), position_ids, names)
+
+
+class _ConversationBatches:
+    """The same for conversations: what is learned, and where one begins, is in their marks."""
+
+    def __init__(self, rows: PackedRows, data: PackedData, attention_across_documents: bool) -> None:
+        self._rows, self._across = rows, attention_across_documents
+        self.row_tokens, self._filler_id = data.sequence_length, data.eos_id
+
+    def valid_targets(self, row_ids: Positions) -> int:
+        return self._rows.learned_and_real(row_ids)[0]
+
+    def real_tokens(self, row_ids: Positions) -> int:
+        return self._rows.learned_and_real(row_ids)[1]
+
+    def batch(self, row_ids: Positions, batch_rows: int) -> Batch:
+        shape, count = (batch_rows, self.row_tokens), len(row_ids)
+        ids, marks = np.full(shape, self._filler_id, np.int64), np.zeros(shape, np.uint8)
+        ids[:count], marks[:count] = self._rows.tokens(row_ids), self._rows.marks(row_ids)
+        labels = np.where(marks & LEARNED, ids, IGNORED)
+        position_ids = None if self._across else _positions((marks & STARTS) != 0)
+        names = (*(int(row) for row in row_ids), *([FILLER] * (batch_rows - count)))
+        return Batch(torch.from_numpy(ids), torch.from_numpy(labels), position_ids, names)
+
+
+def _positions(starts: npt.NDArray[np.bool_]) -> torch.Tensor:
+    """From 0 in each document."""
+    columns = np.arange(starts.shape[1])
+    return torch.from_numpy(columns - np.maximum.accumulate(np.where(starts, columns, 0), axis=1))
+
+
+def _maker(rows: PackedRows, data: PackedData, across: bool) -> _PackedBatches | _ConversationBatches:
+    return (_ConversationBatches if rows.is_marked else _PackedBatches)(rows, data, across)
 
 
 def make_loader(
@@ -76,7 +110,7 @@ def make_loader(
     if rows.count == 0:
         raise InputError("there are no rows for train", where="data, split train", do="name a source with text")
     return RowLoader(
-        _PackedBatches(rows, data, attention_across_documents),
+        _maker(rows, data, attention_across_documents),
         rows=rows.count,
         key=data.key,
         seed=seed,
@@ -101,7 +135,7 @@ def evaluation_batches(
     """One rank's share of the evaluation split, of which there may be nothing."""
     rows = PackedRows(data, "evaluation" if data.evaluation_rows else "train")
     return EvaluationBatches(
-        _PackedBatches(rows, data, attention_across_documents),
+        _maker(rows, data, attention_across_documents),
         rows=data.evaluation_rows,
         max_rows=max_rows,
         rank=rank,

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from coremill.data.mixing import Mix
 from coremill.data.order import Positions
-from coremill.data.packed import BOUNDARIES_FILE, TOKENS_FILE, PackedData, Split, read_manifest
+from coremill.data.packed import (
+    BOUNDARIES_FILE,
+    MARKS_FILE,
+    ROWS_FILE,
+    TOKENS_FILE,
+    PackedData,
+    Split,
+    read_manifest,
+)
 from coremill.data.row_orders import EpochOrder, MixedOrder, RowOrder
 from coremill.errors import StorageError
 
@@ -20,7 +30,8 @@ class PackedRows:
 
     def __init__(self, data: PackedData, split: Split) -> None:
         self.count = data.train_rows if split == "train" else data.evaluation_rows
-        self._tokens, self._boundaries = [], []
+        self._tokens, self._boundaries, self._marks, self._counts = [], [], [], []
+        self.is_marked = data.conversations is not None
         for folder in data.folders(split):
             manifest = read_manifest(folder)
             if manifest is None:
@@ -28,15 +39,31 @@ class PackedRows:
                 raise StorageError("the packed data is gone or damaged", where=str(folder), do=do)
             shape = (manifest.rows, manifest.sequence_length)
             self._tokens.append(np.memmap(folder / TOKENS_FILE, manifest.dtype, mode="r", shape=shape))
-            self._boundaries.append(np.memmap(folder / BOUNDARIES_FILE, np.uint32, mode="r", shape=shape[:1]))
-        self._ends = np.cumsum([len(rows) for rows in self._boundaries])
+            if self.is_marked:
+                self._marks.append(np.memmap(folder / MARKS_FILE, np.uint8, mode="r", shape=shape))
+                self._counts.append(np.memmap(folder / ROWS_FILE, np.uint32, mode="r", shape=(manifest.rows, 2)))
+            else:
+                self._boundaries.append(np.memmap(folder / BOUNDARIES_FILE, np.uint32, mode="r", shape=shape[:1]))
+        self._ends = np.cumsum([len(rows) for rows in self._tokens])
 
     def tokens(self, row_ids: Positions) -> npt.NDArray[np.int64]:
-        if len(self._tokens) == 1:
-            return self._tokens[0][row_ids].astype(np.int64)
-        found = np.empty((len(row_ids), self._tokens[0].shape[1]), dtype=np.int64)
+        return self._gathered(self._tokens, row_ids, np.int64)
+
+    def marks(self, row_ids: Positions) -> npt.NDArray[np.uint8]:
+        """LEARNED and STARTS of each token, where rows hold conversations."""
+        return self._gathered(self._marks, row_ids, np.uint8)
+
+    def learned_and_real(self, row_ids: Positions) -> tuple[int, int]:
+        """How many tokens of these rows are learned and how many are real, where rows hold conversations."""
+        counts = self._gathered(self._counts, row_ids, np.int64).sum(axis=0)
+        return int(counts[0]), int(counts[1])
+
+    def _gathered(self, parts: list[Any], row_ids: Positions, dtype: type[Any]) -> npt.NDArray[Any]:
+        if len(parts) == 1:
+            return np.asarray(parts[0][row_ids].astype(dtype))
+        found = np.empty((len(row_ids), parts[0].shape[1]), dtype=dtype)
         for part, (places, rows) in enumerate(self._by_part(row_ids)):
-            found[places] = self._tokens[part][rows]
+            found[places] = parts[part][rows]
         return found
 
     def lost_targets(self, row_ids: Positions) -> int:

@@ -51,7 +51,7 @@ def pack_text(
             raise InputError(
                 "the dataset is empty",
                 where=where,
-                why=_why_empty(writer.empty_documents, text.bad),
+                why=why_empty(writer.empty_documents, text.bad),
                 do="name files with text in them; for all but txt check data.column",
             )
         rows = writer.tokens // sequence_length
@@ -84,7 +84,8 @@ def pack_text(
     }
 
 
-def _why_empty(empty_documents: int, bad: BadRows) -> str:
+def why_empty(empty_documents: int, bad: BadRows) -> str:
+    """Why there is no document."""
     if bad.count:
         return f"{bad.words()}; the first: {bad.listed[0]['where']}"
     return f"its {empty_documents} documents hold no text" if empty_documents else "it holds no documents"

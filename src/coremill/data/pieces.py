@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import AnyStr
 
+from coremill.data.conversations import Conversation
+
 # 128 KiB: a tokenising batch has sixteen for the cores to share, and nearly all real documents stay whole.
 PIECE_BYTES = 1 << 17
 
@@ -25,6 +27,7 @@ class Piece:
     row: int
     ends_document: bool
     source_bytes: int  # how much of the source it accounts for, for progress
+    conversation: Conversation | None = None  # where a row holds one: then there is no text
 
     @property
     def where(self) -> str:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from coremill.config.schema import DataSection
 from coremill.data.hub_datasets import PREFIX as HUB_PREFIX
+from coremill.data.recognised import recognised
 from coremill.data.sources import TextSource, resolve_source
 from coremill.errors import InputError
 
 
 def sources_of(section: DataSection) -> tuple[tuple[TextSource, ...], TextSource | None]:
     """The text to train on, and the one to evaluate on."""
-    resolve = partial(resolve_source, on_bad_rows=section.on_bad_rows)
+
+    def resolve(name: str, *, column: str, split: str, setting: str = "data.source") -> TextSource:
+        found = resolve_source(name, column=column, split=split, setting=setting, on_bad_rows=section.on_bad_rows)
+        return recognised(found, section)
+
     column, split = section.column, section.evaluation_split
     if section.sources is None:
         training = [resolve(section.source, column=column, split=section.split)]
@@ -48,9 +52,9 @@ def _require_apart(sources: Sequence[TextSource]) -> None:
     """No text is in two of the sources: it would be there more often than its share says."""
     seen: dict[object, TextSource] = {}
     for source in sources:
-        texts: list[object] = [(file, "" if source.kind == "txt" else source.column) for file in source.files]
+        texts: list[object] = [(file, "" if source.kind == "txt" else source.wanted) for file in source.files]
         if source.dataset is not None:
-            texts = [(source.dataset.identity, source.column)]
+            texts = [(source.dataset.identity, source.wanted)]
         for text in texts:
             earlier = seen.setdefault(text, source)
             if earlier is not source:

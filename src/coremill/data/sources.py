@@ -24,9 +24,10 @@ from typing import Any, Literal
 from coremill.config.schema import BUILT_IN
 from coremill.data.bad_rows import BadRows, OnBadRows
 from coremill.data.compressed import is_compressed, open_bytes
+from coremill.data.conversations import ConversationForm
 from coremill.data.csv_files import read_csv
 from coremill.data.file_kinds import FileKind, find_files
-from coremill.data.files import read_jsonl, read_parquet, read_txt
+from coremill.data.files import Wanted, read_jsonl, read_parquet, read_txt
 from coremill.data.hub_datasets import PREFIX, Dataset, open_dataset, resolve_dataset
 from coremill.data.json_arrays import read_json
 from coremill.data.pieces import Piece
@@ -49,6 +50,12 @@ class TextSource:
     files: tuple[str, ...] = ()
     dataset: Dataset | None = None
     on_bad_rows: OnBadRows = "stop"
+    conversations: ConversationForm | None = None  # how its rows hold them; None: it is text
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is read of its rows."""
+        return self.conversations or self.column
 
     @property
     def where(self) -> str:
@@ -59,9 +66,10 @@ class TextSource:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> TextSource:
-        dataset = document["dataset"]
+        dataset, form = document["dataset"], document.get("conversations")
         found = None if dataset is None else Dataset(**dataset)
-        return cls(**{**document, "files": tuple(document["files"]), "dataset": found})
+        read = None if form is None else ConversationForm(**{**form, "columns": tuple(form["columns"])})
+        return cls(**{**document, "files": tuple(document["files"]), "dataset": found, "conversations": read})
 
 
 @dataclass(frozen=True)
@@ -101,11 +109,12 @@ def resolve_source(
 def identity_of(source: TextSource, on_bytes: Callable[[int], None] | None = None) -> str:
     """What the text is, wherever it lies: a hash over kind, column and the content of all files, or over a commit."""
     digest = hashlib.blake2b(digest_size=20)
+    read = source.column if source.conversations is None else repr(source.conversations.identity)
     if source.dataset is not None:
-        digest.update(repr(("hub", source.column, *source.dataset.identity)).encode())
+        digest.update(repr(("hub", read, *source.dataset.identity)).encode())
         return digest.hexdigest()
     # Plain text has no columns, so a changed data.column must not tokenise it again.
-    digest.update(repr((source.kind, "" if source.kind in ("txt", "built-in") else source.column)).encode())
+    digest.update(repr((source.kind, "" if source.kind in ("txt", "built-in") else read)).encode())
     for file in source.files:
         digest.update(_content_hash(Path(file), on_bytes))
     return digest.hexdigest()
@@ -124,7 +133,7 @@ def open_text(source: TextSource) -> OpenedText:
     """The documents of a source, in order of file and row."""
     bad = BadRows(source.on_bad_rows)
     if source.dataset is not None:
-        pieces, bytes_total = open_dataset(source.dataset, column=source.column, where=source.where, bad=bad)
+        pieces, bytes_total = open_dataset(source.dataset, wanted=source.wanted, where=source.where, bad=bad)
         return OpenedText(pieces, bytes_total, bad)
     notes: list[str] = []
     bytes_total = sum(Path(file).stat().st_size for file in source.files)
@@ -142,7 +151,7 @@ def _read_files(source: TextSource, bad: BadRows, notes: list[str]) -> Iterator[
         elif is_compressed(path):
             yield from _read_compressed(source, path, bad, notes)
         elif source.kind == "parquet":
-            yield from read_parquet(path, source.column, bad)
+            yield from read_parquet(path, source.wanted, bad)
         else:
             with open_bytes(path) as stream:
                 yield from _read_stream(stream, source, path, bad, notes)
@@ -154,11 +163,11 @@ def _read_stream(
     if source.kind == "txt":
         return read_txt(stream, path, bad)
     if source.kind == "jsonl":
-        return read_jsonl(stream, path, source.column, bad)
+        return read_jsonl(stream, path, source.wanted, bad)
     if source.kind == "json":
-        return read_json(stream, path, source.column, bad)
+        return read_json(stream, path, source.wanted, bad)
     assert source.kind in ("csv", "tsv")
-    return read_csv(stream, path, source.column, bad, kind=source.kind, say=notes.append)
+    return read_csv(stream, path, source.wanted, bad, kind=source.kind, say=notes.append)
 
 
 def _read_compressed(source: TextSource, path: Path, bad: BadRows, notes: list[str]) -> Iterator[Piece]:
@@ -173,7 +182,7 @@ def _read_compressed(source: TextSource, path: Path, bad: BadRows, notes: list[s
         if source.kind == "parquet":  # whose footer comes first: unpacked into a file that has no name
             with tempfile.TemporaryFile() as unpacked:
                 shutil.copyfileobj(stream, unpacked)
-                yield from read_parquet(path, source.column, bad, unpacked)
+                yield from read_parquet(path, source.wanted, bad, unpacked)
             return
         for piece in _read_stream(stream, source, path, bad, notes):
             yield replace(piece, source_bytes=position - told)

@@ -8,7 +8,9 @@ tokenises nothing again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,22 +21,25 @@ from coremill.config.schema import DataSection, RunConfig
 from coremill.data.bad_rows import LISTING_FILE
 from coremill.data.cache import build_once, drop_unused, keep_in_use
 from coremill.data.child_process import run_in_child
+from coremill.data.conversations import form_known_by
 from coremill.data.mixing import shares_of
 from coremill.data.packed import (
-    DOCUMENT_BYTES,
     DOCUMENTS_FILE,
     FORMAT_VERSION,
     PackedData,
     PackedManifest,
     Progress,
-    SourceRows,
     read_manifest,
     require_id_in_vocabulary,
+    with_conversation_counts,
 )
+from coremill.data.parts import Packing, counts_of, pack_part
+from coremill.data.recognised import TEXT_COLUMN, require_one_kind, words_of_forms
 from coremill.data.run_sources import sources_of
 from coremill.data.sources import TextSource, identity_of, open_text, stamps_of
-from coremill.data.tokenizer_files import SpecialTokens, tokenizer_identity
+from coremill.data.tokenizer_files import SpecialTokens, required_chat_template, tokenizer_identity
 from coremill.errors import InputError
+from coremill.files import write_atomically
 from coremill.plan.card import require_positions
 
 HASH_PROGRESS_SECONDS = 0.1
@@ -42,6 +47,7 @@ SPLITS_KEPT = 3  # of one packing, each as large as it
 # Part of what names the data of a run in its checkpoints: raise it when the same text gives other tokens. It is that of
 # 0.1.0, whose runs go on where their tokens are the same.
 TOKENS_VERSION = 1
+CHAT_VERSION = 1  # of how conversations become tokens: the same for these
 HELD_OUT = "documents or a tail held out"  # the same for what is held out
 
 
@@ -63,7 +69,10 @@ def prepare_data(
     section = config.data
     _require_row_length(section, max_positions)
     packer = packer_of(section, tokenizer_folder, vocabulary_rows, cache, progress or (lambda _: None), code_sha256)
-    training_sources, evaluation_source = sources_of(section)
+    named, evaluated = sources_of(section)
+    training_sources = [packer.recognised(source) for source in named]
+    evaluation_source = None if evaluated is None else packer.recognised(evaluated)
+    require_one_kind(section, training_sources, evaluation_source)
     parts = [pack_part(packer, source, section, config.train.seed) for source in training_sources]
     evaluation = [part.held_out for part in parts if part.held_out is not None]
     if evaluation_source is not None:
@@ -84,10 +93,11 @@ def prepare_data(
         train_rows=sum(each.manifest.rows for each in training),
         evaluation_rows=evaluation_rows,
         sequence_length=section.sequence_length,
-        tokens=sum(each.manifest.tokens for each in used),
+        tokens=sum(each.manifest.real_tokens for each in used),
         dropped_tokens=sum(each.manifest.dropped_tokens for each in used),
         documents=sum(each.manifest.documents for each in packings),
         evaluation_documents=sum(each.manifest.documents for each in evaluation),
+        train_documents=sum(each.manifest.documents for each in training),
         evaluation_words="; ".join(part.words for part in parts if part.words),
         eos_id=first.eos_id,
         begin_ids=tuple(first.begin_ids),
@@ -104,57 +114,19 @@ def prepare_data(
             part.mixed_in(entry.share, share)
             for part, entry, share in zip(parts, section.sources or [], shares, strict=False)
         ),
-        notes=tuple(note for each in packings for note in each.manifest.notes),
+        notes=(*words_of_forms(training_sources), *(note for each in packings for note in each.manifest.notes)),
+        conversations=counts_of(used, packings),
     )
 
 
 def _key_of_data(
-    section: DataSection, packings: Sequence[_Packing], evaluation_rows: int, seed: int, shares: tuple[float, ...]
+    section: DataSection, packings: Sequence[Packing], evaluation_rows: int, seed: int, shares: tuple[float, ...]
 ) -> str:
     """The name of a run's rows; `shares` where sources are mixed."""
     mixed = ("mixed in shares", shares) if shares else ()
     if section.evaluation_fraction:
         return _hash(*(each.key for each in packings), HELD_OUT, section.evaluation_fraction, seed, *mixed)
     return _hash(*(each.key for each in packings), evaluation_rows, seed if evaluation_rows else 0, *mixed)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One source, packed: all of it, what is trained on, what is held out of it."""
-
-    name: str
-    whole: _Packing
-    training: _Packing
-    held_out: _Packing | None = None
-    words: str = ""
-
-    def mixed_in(self, share_asked: float | None, share: float) -> SourceRows:
-        trained, held_out = self.training.manifest, self.held_out
-        return SourceRows(
-            name=self.name,
-            folder=self.training.folder,
-            rows=trained.rows,
-            tokens=trained.tokens,
-            documents=trained.documents,
-            share_asked=share_asked,
-            share=share,
-            evaluation_folder=None if held_out is None else held_out.folder,
-            evaluation_rows=0 if held_out is None else held_out.manifest.rows,
-            evaluation_documents=0 if held_out is None else held_out.manifest.documents,
-        )
-
-
-def pack_part(packer: Packer, source: TextSource, section: DataSection, seed: int) -> Part:
-    """Pack one of the sources to train on, and hold out of it what is to be evaluated on."""
-    whole = packer.pack(source)
-    if not section.evaluation_fraction:
-        return Part(source.name, whole, whole)
-    _require_two_rows(whole.manifest.rows, section)
-    training, held_out = packer.hold_out(whole, section.evaluation_fraction, seed)
-    words = _words_of_held_out(whole, training, held_out)
-    if section.sources is not None:
-        words = f"{source.name}: {words}"
-    return Part(source.name, whole, training, held_out, words)
 
 
 def check_sources(section: DataSection, *, max_positions: int | None) -> None:
@@ -178,14 +150,6 @@ def require_rows_for_ranks(data: PackedData, world_size: int) -> None:
 
 
 @dataclass(frozen=True)
-class _Packing:
-    folder: Path
-    manifest: PackedManifest
-    from_cache: bool
-    key: str  # names its tokens, whatever the folder is called
-
-
-@dataclass(frozen=True)
 class Packer:
     """Packs one source after the other with the same tokenizer and length."""
 
@@ -196,6 +160,24 @@ class Packer:
     cache: Path
     progress: Callable[[Progress], None]
     code_sha256: str | None
+    learn: str = "answers"  # of conversations
+
+    def recognised(self, source: TextSource, *, download: bool = True) -> TextSource:
+        """With the form of conversations where a dataset of the hub holds them, which it is downloaded to know."""
+        if source.dataset is None or source.conversations is not None or source.column != TEXT_COLUMN:
+            return source
+        remembered = self.cache / f"columns-{_hash(source.dataset.identity)}.json"
+        try:
+            columns = json.loads(remembered.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            if not download or self.packed_before(source) is not None:  # as text
+                return source
+            self.progress(Progress(0, 0, None, 0, "download"))
+            columns = run_in_child({**self.job_of(source), "job": "columns"}, self.progress)["columns"]
+            with contextlib.suppress(OSError):  # then it is asked again
+                self.cache.mkdir(parents=True, exist_ok=True)
+                write_atomically(remembered, json.dumps(columns))
+        return replace(source, conversations=form_known_by(columns, unless=source.column))
 
     def _made_from(self, source: TextSource, stamps: tuple[tuple[int, int], ...]) -> tuple[object, ...]:
         return (
@@ -204,6 +186,11 @@ class Packer:
             self.sequence_length,
             *([source.on_bad_rows] if source.on_bad_rows != "stop" else []),
             *([self.code_sha256] if self.code_sha256 is not None else []),
+            *(
+                ["conversations", CHAT_VERSION, self.learn, required_chat_template(self.tokenizer_folder)]
+                if source.conversations
+                else []
+            ),
         )
 
     def _key_of(self, made_from: tuple[object, ...]) -> str:
@@ -213,7 +200,7 @@ class Packer:
         """What the cache holds of this text; nothing is made."""
         return read_manifest(self.cache / self._key_of(self._made_from(source, stamps_of(source))))
 
-    def pack(self, source: TextSource) -> _Packing:
+    def pack(self, source: TextSource) -> Packing:
         stamps = stamps_of(source)
         made_from = self._made_from(source, stamps)
         key = self._key_of(made_from)
@@ -232,7 +219,7 @@ class Packer:
         added = [] if manifest.is_plain else [f"special tokens {self.special_tokens}"]
         if manifest.end_begins_next:
             added.append("one token between documents")
-        return _Packing(final, manifest, from_cache, _hash(TOKENS_VERSION, *made_from, *added))
+        return Packing(final, manifest, from_cache, _hash(TOKENS_VERSION, *made_from, *added))
 
     def _split_folder(self, whole: PackedManifest, fraction: float, seed: int) -> Path:
         return self.cache / f"{whole.key}-{_hash(FORMAT_VERSION, whole.key, HELD_OUT, fraction, seed)}"
@@ -241,7 +228,7 @@ class Packer:
         """What is left to train on of text that was shared out before; nothing is made."""
         return read_manifest(self._split_folder(whole, fraction, seed) / "train")
 
-    def hold_out(self, whole: _Packing, fraction: float, seed: int) -> tuple[_Packing, _Packing]:
+    def hold_out(self, whole: Packing, fraction: float, seed: int) -> tuple[Packing, Packing]:
         """The packings to train and to evaluate on, of documents of a whole one."""
         key = _hash(FORMAT_VERSION, whole.manifest.key, HELD_OUT, fraction, seed)
         final = self._split_folder(whole.manifest, fraction, seed)
@@ -254,7 +241,8 @@ class Packer:
             size = manifest.tokens_bytes
             self.progress(Progress(manifest.documents, size, size, manifest.all_tokens, "hold out", is_done=True))
             for name in ("train", "evaluation"):
-                replace(whole.manifest, key=key, bad_rows=0, bad_rows_words="", **counts[name]).write(partial / name)
+                side = with_conversation_counts(counts[name])
+                replace(whole.manifest, key=key, bad_rows=0, bad_rows_words="", **side).write(partial / name)
 
         from_cache = build_once(
             final,
@@ -267,8 +255,8 @@ class Packer:
         train, evaluation = read_manifest(final / "train"), read_manifest(final / "evaluation")
         assert train is not None and evaluation is not None, "build_once returns only when both are whole"
         return (
-            _Packing(final / "train", train, from_cache, key),
-            _Packing(final / "evaluation", evaluation, from_cache, key),
+            Packing(final / "train", train, from_cache, key),
+            Packing(final / "evaluation", evaluation, from_cache, key),
         )
 
     def _identity(self, source: TextSource, stamps: tuple[tuple[int, int], ...]) -> str:
@@ -289,7 +277,13 @@ class Packer:
 
     def job_of(self, source: TextSource) -> dict[str, Any]:
         """What the process that tokenises needs to know."""
+        chat = (
+            {}
+            if source.conversations is None
+            else {"chat_template": required_chat_template(self.tokenizer_folder), "learn": self.learn}
+        )
         return {
+            **chat,
             "source": source.to_json(),
             "tokenizer_folder": str(self.tokenizer_folder),
             "special_tokens": self.special_tokens,
@@ -318,16 +312,17 @@ class Packer:
                 why="what was packed belongs to neither the old nor the new text",
                 do="run again once nothing writes to them",
             )
-        tokens, read = counts["tokens"] + counts["dropped_tokens"], last.bytes_total or last.bytes_done
-        self.progress(Progress(counts["documents"], read, last.bytes_total, tokens, "tokenise", is_done=True))
-        PackedManifest(
+        manifest = PackedManifest(
             version=FORMAT_VERSION,
             key=key,
             source=source.name,
             tokenizer=self.tokenizer_folder.name,
             sequence_length=self.sequence_length,
-            **counts,
-        ).write(partial)
+            **with_conversation_counts(counts),
+        )
+        tokens, read = manifest.real_tokens + manifest.dropped_tokens, last.bytes_total or last.bytes_done
+        self.progress(Progress(manifest.documents, read, last.bytes_total, tokens, "tokenise", is_done=True))
+        manifest.write(partial)
 
 
 def packer_of(
@@ -347,38 +342,16 @@ def packer_of(
         cache.absolute() / "data",
         progress,
         code_sha256,
+        section.learn,
     )
 
 
 def _is_whole_source(folder: Path) -> bool:
     manifest = read_manifest(folder)
     try:
-        return manifest is not None and (folder / DOCUMENTS_FILE).stat().st_size == manifest.documents * DOCUMENT_BYTES
+        return manifest is not None and (folder / DOCUMENTS_FILE).stat().st_size == manifest.documents_bytes
     except OSError:
         return False
-
-
-def _require_two_rows(rows: int, section: DataSection) -> None:
-    if rows < 2:
-        raise InputError(
-            "one row cannot be shared between training and evaluation",
-            where=f"data.evaluation_fraction: {section.evaluation_fraction}",
-            why=f"the text fills one row of {section.sequence_length} tokens",
-            do="add text, make data.sequence_length smaller, or set data.evaluation_fraction to 0",
-        )
-
-
-def _words_of_held_out(whole: _Packing, training: _Packing, evaluation: _Packing) -> str:
-    held, rows = evaluation.manifest, evaluation.manifest.rows + training.manifest.rows
-    share = f"{held.rows:,} of {rows:,} rows ({held.rows / rows:.1%})"
-    if whole.manifest.documents == 1:
-        return f"held out for evaluation: the tail of the text, which is one document: {share}"
-    if held.documents + training.manifest.documents > whole.manifest.documents:
-        return (
-            f"held out for evaluation: the tail of one of {whole.manifest.documents:,} documents, for no choice of"
-            f" whole ones comes near data.evaluation_fraction: {share}"
-        )
-    return f"held out for evaluation: {held.documents:,} of {whole.manifest.documents:,} documents, {share}"
 
 
 def _require_row_length(section: DataSection, max_positions: int | None) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -85,6 +86,15 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         speaker.progress(Progress(0, 0, None, 0, "hold out"), always=True)
         whole, split = Path(job["whole"]), Path(job["destination"])
         return hold_out(whole, split, fraction=job["fraction"], seed=job["seed"], on_progress=speaker.progress)
+    if job["job"] == "columns":
+        from coremill.data.hub_datasets import columns_of_dataset
+        from coremill.data.sources import TextSource
+
+        source = TextSource.from_json(job["source"])
+        assert source.dataset is not None
+        with tempfile.TemporaryDirectory() as empty:  # as below
+            os.chdir(empty)
+            return {"columns": columns_of_dataset(source.dataset, source.where)}
     from coremill.data.packing import pack_text
     from coremill.data.sources import TextSource, open_text
     from coremill.data.tokenizer_files import load_tokenizer
@@ -93,15 +103,33 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
     tokenizer = load_tokenizer(
         Path(job["tokenizer_folder"]), job["special_tokens"], code_sha256=job["code_sha256"], cache=Path(job["cache"])
     )
+    chat = None
+    if source.conversations is not None:
+        from coremill.data.chat_packing import ChatJob, count_chat_tokens, pack_conversations
+
+        chat = ChatJob(job["chat_template"], job["learn"], job["sequence_length"], job["vocabulary_rows"])
     if job["job"] == "sample":
         from coremill.data.counting import sample_of
         from coremill.data.packing import count_tokens
 
-        return count_tokens(sample_of(source, job["sample_bytes"]), tokenizer, job["vocabulary_rows"])
+        sample = sample_of(source, job["sample_bytes"])
+        if chat is not None:
+            return count_chat_tokens(sample, tokenizer, Path(job["tokenizer_folder"]), chat)
+        return count_tokens(sample, tokenizer, job["vocabulary_rows"])
     destination = Path(job["destination"])
     if source.dataset is not None:
         # datasets takes a folder of the same name for the dataset; here there is none.
         os.chdir(destination)
+    if chat is not None:
+        return pack_conversations(
+            open_text(source),
+            tokenizer,
+            Path(job["tokenizer_folder"]),
+            chat,
+            destination=destination,
+            where=source.where,
+            on_progress=speaker.progress,
+        )
     return pack_text(
         open_text(source),
         tokenizer,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from coremill.data.cache import build_once
 from coremill.errors import InputError
 from coremill.remote_code import checked_copy
 
@@ -48,6 +49,7 @@ OTHER_FILES = (
     "word_pronunciation.json",
 )
 FILE_SUFFIXES = (".jinja", ".tiktoken")
+TEMPLATE_FILE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
 SpecialTokens = Literal["auto", "none"]
 PROBES = ("a", "the mill", "0", "文")  # one whose ids are none of the special ones
@@ -71,6 +73,7 @@ class TextTokenizer:
     eos_id: int
     highest_id: int
     around: SpecialIds | None = None  # its own rule; None: left aside (data.special_tokens: none)
+    backend: Any = None  # of the tokenizers library, which knows where in a text a token stands; None: there is none
 
 
 def tokenizer_identity(folder: Path) -> str:
@@ -112,8 +115,8 @@ def _named_files(folder: Path) -> set[str]:
 def chat_template_of(folder: Path) -> str | None:
     """How a tokenizer writes a conversation down: from the file of its own, or from where older ones keep it."""
     try:
-        if (folder / "chat_template.jinja").is_file():
-            return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        if (folder / TEMPLATE_FILE).is_file():
+            return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
         for name in ("chat_template.json", "tokenizer_config.json"):
             if (folder / name).is_file():
                 template = json.loads((folder / name).read_text(encoding="utf-8")).get("chat_template")
@@ -126,6 +129,43 @@ def chat_template_of(folder: Path) -> str | None:
     return None
 
 
+def required_chat_template(folder: Path) -> str:
+    """The tokenizer's, which is that of data.chat_template where one is named (model/source.py)."""
+    template = chat_template_of(folder)
+    if template is None:
+        raise InputError(
+            "the tokenizer has no chat template",
+            where=f"tokenizer: {folder}",
+            why="conversations become text by it: base models come without one, their chat variants with one",
+            do="set tokenizer to that of the model's chat variant, or data.chat_template to a file with a Jinja"
+            " template (docs/guide.md has one for any tokenizer)",
+        )
+    return template
+
+
+def with_chat_template(folder: Path, file: str, cache: Path) -> Path:
+    """A copy of a tokenizer with the template of a file, in the cache: it goes wherever the tokenizer goes."""
+    try:
+        template = Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            "the chat template cannot be read",
+            where=f"data.chat_template: {file}",
+            why=str(getattr(error, "strerror", None) or "it is not UTF-8"),
+            do="name a file with a Jinja template, or leave the key out to use the tokenizer's own",
+        ) from None
+    name = hashlib.blake2b(f"{tokenizer_identity(folder)} {template}".encode(), digest_size=12).hexdigest()
+
+    def build(partial: Path) -> None:
+        for path in files_of_tokenizer(folder):
+            (partial / path.name).write_bytes(path.read_bytes())
+        (partial / TEMPLATE_FILE).write_text(template, encoding="utf-8")
+
+    final = cache / "tokenizers" / name
+    build_once(final, is_whole=lambda made: (made / TEMPLATE_FILE).is_file(), build=build, on_wait=lambda: None)
+    return final
+
+
 def write_chat_templates(destination: Path, tokenizer_folder: Path, model_folder: Path | None) -> None:
     """Add to a copy of the tokenizer's files what it lacks: templates in a folder of their own, and the model's own one
     where another tokenizer was named and has none."""
@@ -133,7 +173,7 @@ def write_chat_templates(destination: Path, tokenizer_folder: Path, model_folder
     if model_folder is not None and chat_template_of(tokenizer_folder) is None:
         origin, template = model_folder, chat_template_of(model_folder)
     if template is not None:
-        (destination / "chat_template.jinja").write_text(template, encoding="utf-8")
+        (destination / TEMPLATE_FILE).write_text(template, encoding="utf-8")
     for path in sorted((origin / MORE_TEMPLATES).glob("*.jinja")):
         (destination / MORE_TEMPLATES).mkdir(exist_ok=True)
         (destination / MORE_TEMPLATES / path.name).write_bytes(path.read_bytes())
@@ -181,6 +221,7 @@ def load_tokenizer(
         eos_id=eos_id,
         highest_id=max(tokenizer.get_vocab(with_added_tokens=True).values()),
         around=ids_around_a_text(encode_one, folder) if special_tokens == "auto" else None,
+        backend=tokenizer,
     )
 
 
@@ -262,4 +303,5 @@ def _through_transformers(
         eos_id=int(tokenizer.eos_token_id),
         highest_id=max(tokenizer.get_vocab().values()),
         around=ids_around_a_text(encode_one, folder) if special_tokens == "auto" else None,
+        backend=getattr(tokenizer, "backend_tokenizer", None),
     )

@@ -102,7 +102,8 @@ class Engine(Protocol):
         parameter in this step: the update passes it over, as it would in one process."""
 
     def slices(self) -> list[RowSlice]:
-        """Every parameter with the rows this rank holds, possibly none; `local` is the tensor that `trainable` has."""
+        """Every parameter that is saved (model/slices.py) with the rows this rank holds, possibly none; `local` is the
+        tensor that `trainable` has."""
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch: loss and gradients; the last one of a step sends what has to be sent."""

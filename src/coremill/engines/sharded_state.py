@@ -19,15 +19,20 @@ class ShardedStateCost(EngineCost):
     has_copy = False  # in bf16, of a rank's own weights beside their masters, to compute with
 
     def state(self, card: ModelCard, arrangement: Arrangement) -> StateBytes:
-        """fp32, of a rank's rows; of a head that is not rounded to bf16, and so not sharded either, all rows."""
+        """fp32, of a rank's rows; of a head that is not rounded to bf16, and so not sharded either, all rows. Of a base
+        its rows in the dtype that it is computed with."""
         whole, ranks = fp32_head_parameters(card, arrangement), arrangement.world_size
         trained_whole = whole if card.trains_the_head else 0
         trained = trained_whole + share_of(card.trainable_parameters - trained_whole, ranks)
         copy = COPY_BYTES if self.has_copy and arrangement.dtype == "bf16" else 0
+        base_whole = min(whole, card.base_parameters) if not trained_whole else 0
+        base = 4 * base_whole + share_of(arrangement.compute_bytes * (card.base_parameters - base_whole), ranks)
+        own_whole = whole - base_whole
         return StateBytes(
-            parameters=(WEIGHT_BYTES + copy) * (whole + share_of(card.parameters - whole, ranks)),
+            parameters=(WEIGHT_BYTES + copy) * (own_whole + share_of(card.own_parameters - own_whole, ranks)) + base,
             gradients=4 * trained,
             optimizer=COSTS[arrangement.optimizer].state_bytes * trained,
+            base=base,
         )
 
     def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
@@ -45,6 +50,11 @@ class ShardedStateCost(EngineCost):
             return (
                 f"each rank holds 1/{ranks}: {choice.step_seconds:.3g} s per step against"
                 f" {choice.whole_model_seconds:.3g} s with the whole model on each"
+            )
+        if base := choice.whole_model.base * choice.arrangement.ranks_per_node:
+            return (
+                f"the model that adapters are trained beside, {size(base)}, and its activations do not fit into one"
+                f" machine, {size(choice.limit_bytes * choice.arrangement.ranks_per_node)}: each rank holds 1/{ranks}"
             )
         return (
             f"the whole model with gradients and moments, {state}, and its activations do not fit into the {limit} of"

@@ -17,13 +17,29 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 MAPPED_FILE_BYTES = 80_000_000
 
 
+# Of memory that ranks of a host have in common: what others filled and is counted with them (`count_shared`).
+_filled_by = {"this rank": 0, "others": 0}
+
+
+def count_shared(own_bytes: int, others_bytes: int) -> None:
+    """From now on, count shared memory with the rank that fills it: here so much, elsewhere so much of the same."""
+    _filled_by["this rank"] += own_bytes
+    _filled_by["others"] += others_bytes
+
+
 def rss_bytes() -> int:
-    return _status_bytes("VmRSS")
+    return _status_bytes("VmRSS") - _counted_elsewhere_bytes()
 
 
 def peak_rss_bytes() -> int:
     """The most that was resident since the start, or since `reset_peak`."""
-    return _status_bytes("VmHWM")
+    return _status_bytes("VmHWM") - _counted_elsewhere_bytes()
+
+
+def _counted_elsewhere_bytes() -> int:
+    if not _filled_by["others"]:
+        return 0
+    return max(0, min((_field_bytes("RssShmem") or 0) - _filled_by["this rank"], _filled_by["others"]))
 
 
 def mapped_file_bytes() -> int:

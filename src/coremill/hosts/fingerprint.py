@@ -21,8 +21,9 @@ CHANGE_NUMBERS = ("coremill", "torch", "transformers", "tokenizers")
 # Where things lie on a host, how many cores it has and who would take it away: what is found there is compared instead,
 # and the launchers count the ranks.
 MAY_DIFFER = frozenset({
-    "model.name", "tokenizer", "data.source", "data.sources", "data.evaluation_source", "run.folder",
-    "checkpoint.folder", "checkpoint.spot_notices", "parallel.ranks_per_node", "parallel.threads_per_rank",
+    "model.name", "tokenizer", "data.source", "data.sources", "data.evaluation_source",
+    "lora.start_from", "run.folder", "checkpoint.folder", "checkpoint.spot_notices", "parallel.ranks_per_node",
+    "parallel.threads_per_rank",
 })  # fmt: skip
 # Of large files: 256 reads, a second or two from a cold disk. A trained model differs from another one everywhere.
 SAMPLED_BYTES = 16 * 2**20

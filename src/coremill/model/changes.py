@@ -1,6 +1,7 @@
 """Every change to how a model computes: in order, each with its reason, and off as a whole with `model.fused: false`.
 
     layers  norms and gated MLPs keep less for backward and stay in the cache        model/fused_layers.py
+    adapter adapted linear maps in fewer passes, no gradient of the base              model/lora.py
     loss    the head makes its loss a chunk of logits at a time, never all of them   model/chunked_loss.py
             and hands a tied table's gradient to the lookup, where there is one only model/tied_lookup.py
     rows    a lookup table's gradient travels by the rows that tokens named          engines/replicate/named_rows.py
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 from coremill.config.schema import RunConfig
 from coremill.model.build import attention_of
 from coremill.model.fused_layers import fuse_layers
+from coremill.model.slices import has_base_apart
 from coremill.plan.model_choices import NOT_FUSED
 from coremill.plan.types import Choice
 from coremill.tasks.base import TrainingTask
@@ -31,6 +33,10 @@ def apply_changes(model: PreTrainedModel, task: TrainingTask[Any, Any], config: 
     fused = config.model.fused
     choices: dict[str, Choice[Any]] = {"attention": attention_of(model, config.model.attention)}
     choices["layers"] = fuse_layers(model) if fused else Choice("as they are", NOT_FUSED)
+    if fused and has_base_apart(model):
+        from coremill.model.lora import fuse_adapters
+
+        fuse_adapters(model)
     choices["loss"] = task.prepare(model, fused=fused)
     if not fused:
         choices["rows"] = Choice("whole tables", NOT_FUSED)

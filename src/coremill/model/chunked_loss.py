@@ -143,8 +143,9 @@ class HeadLoss:
     Under FSDP2 only the head's own forward sees its whole weight, so the loss must be computed right there.
     """
 
-    def __init__(self, head: nn.Linear, lookup: TiedLookup | None = None) -> None:
-        self._head = head
+    def __init__(self, head: nn.Linear, lookup: TiedLookup | None = None, *, only_learned: bool = False) -> None:
+        """`only_learned`: no logits are made where nothing is learned, for rows of which most is not."""
+        self._head, self._only_learned = head, only_learned
         self._lookup = lookup  # in the head's own table
         self._targets: torch.Tensor | None = None
         self._scale = 1.0
@@ -160,5 +161,9 @@ class HeadLoss:
             return F.linear(hidden, self._head.weight, self._head.bias)
         targets, self._targets = self._targets, None
         flat = hidden.reshape(-1, hidden.shape[-1])
+        if self._only_learned:
+            learned = targets != IGNORED
+            learned[:1] |= not bool(learned.any())  # of fillers one, without a target: the pass is made all the same
+            flat, targets = flat[learned], targets[learned]
         handover = self._lookup.take_handover() if self._lookup else None
         return chunked_loss(flat, self._head.weight, self._head.bias, targets, self._scale, handover)

@@ -34,8 +34,16 @@ class Influence:
     of_place: float  # by being behind another document instead of alone in its row
 
 
-def documents_of(model: PreTrainedModel, data: DataSection) -> Choice[str]:
-    """Whether the documents of a row see each other; refuses to keep them apart where the model does not."""
+def documents_of(model: PreTrainedModel, data: DataSection, *, conversations: bool = False) -> Choice[str]:
+    """Whether the documents of a row see each other; refuses to keep them apart where the model does not.
+
+    Conversations are, unless the model cannot: then they see each other, as documents do by default."""
+    if conversations and data.attention_across_documents:
+        try:
+            return require_documents_apart(model, row_tokens=data.sequence_length)
+        except InputError as problem:
+            seen = "a token sees the conversations before its own in the row too"
+            return Choice("joined", f"{problem.what} ({problem.why}): {seen}")
     if data.attention_across_documents:
         return Choice("joined", "data.attention_across_documents is true: a token sees all before it in its row")
     return require_documents_apart(model, row_tokens=data.sequence_length)

@@ -75,7 +75,7 @@ class _FusedNorm(torch.autograd.Function):
         x, weight, inverse = ctx.saved_tensors
         rows, above = x.reshape(-1, x.shape[-1]), upstream.reshape(-1, x.shape[-1])
         gradient = torch.empty_like(rows, memory_format=torch.contiguous_format)
-        weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
+        weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         factor = weight.float() + ctx.offset if ctx.offset else weight.float()
         mean_factor = factor / factor.numel()
         normalised_work, work = _work(rows), _work(rows)
@@ -84,11 +84,13 @@ class _FusedNorm(torch.autograd.Function):
             count = one_above.shape[0]
             normalised = torch.mul(rows[block].float(), inverse[block], out=normalised_work[:count])
             product = torch.mul(one_above, normalised, out=work[:count])
-            weight_gradient += product.sum(0)
+            if weight_gradient is not None:
+                weight_gradient += product.sum(0)
             along = torch.mv(product, mean_factor).unsqueeze(1)  # mean of upstream * factor * normalised
             product = torch.mul(one_above, factor, out=work[:count])
             torch.mul(product.addcmul_(normalised, along, value=-1.0), inverse[block], out=gradient[block])
-        return gradient.view(x.shape), weight_gradient.to(weight.dtype), None, None
+        of_weight = None if weight_gradient is None else weight_gradient.to(weight.dtype)
+        return gradient.view(x.shape), of_weight, None, None
 
 
 def fused_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, offset: float = 0.0) -> torch.Tensor:

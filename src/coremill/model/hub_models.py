@@ -71,6 +71,24 @@ def download(
         raise problem from None
 
 
+def download_files(name: str, files: list[str], *, setting: str) -> Path:
+    """The folder of a hub repository in the hub's cache, with these files of it, the first of which it has."""
+    from huggingface_hub import snapshot_download, try_to_load_from_cache
+
+    hub.quieten(bars=sys.stderr.isatty())
+    try:
+        _ask(name, None)
+        return Path(snapshot_download(name, allow_patterns=files))
+    except Exception as error:
+        cached = try_to_load_from_cache(name, files[0]) if hub.is_unreachable(error) else None
+        if isinstance(cached, str):
+            return Path(cached).parent
+        problem = hub.explain(error, "model", name, None, setting)
+        if problem is None:
+            raise
+        raise problem from None
+
+
 def card_on_hub(
     name: str, task: Task[Any], *, revision: str | None, weights: bool, setting: str, code: bool = False
 ) -> ModelCard:

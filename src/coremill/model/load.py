@@ -7,21 +7,25 @@ merge, split or transpose (a mixture's experts) are read whole by every rank, on
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from coremill.config.schema import LoraSection
 from coremill.errors import InputError
 from coremill.model.build import build_on_meta
 from coremill.model.initialise import initialise, record_initialisation
+from coremill.model.lora import fresh_adapters, headers_of_adapter
 from coremill.model.names import Conversion, NameMap, map_names
 from coremill.model.read import FLOATING, TensorReader, bytes_of_rows, quantised
-from coremill.model.slices import RowSlice, model_name, named_tensors, slice_of
+from coremill.model.slices import RowSlice, has_base_apart, model_name, named_tensors, slice_of
 from coremill.model.source import ModelFolder
+from coremill.plan.adapter_folder import is_adapter
 from coremill.plan.headers import TensorHeader, read_headers
 from coremill.world.heartbeat import HEARTBEAT
 
@@ -39,12 +43,34 @@ class LoadReport:
     converted: tuple[str, ...]  # parameters that were more than renamed, and so were read whole
 
 
+def together(reports: Sequence[LoadReport]) -> LoadReport:
+    """Of a base that was read from the model's files, and what is trained beside it from a checkpoint."""
+    first = reports[0]
+    return replace(
+        first,
+        bytes_read=sum(each.bytes_read for each in reports),
+        tensor_bytes=sum(each.tensor_bytes for each in reports),
+        seconds=sum(each.seconds for each in reports),
+        largest_slice_bytes=max(each.largest_slice_bytes for each in reports),
+    )
+
+
 @torch.no_grad()
-def fill_parameters(model: nn.Module, source: ModelFolder, *, rank: int, world_size: int, seed: int) -> LoadReport:
-    """Write this rank's rows of every parameter: from the folder's files, or drawn as the model itself would."""
+def fill_parameters(
+    model: nn.Module,
+    source: ModelFolder,
+    *,
+    rank: int,
+    world_size: int,
+    seed: int,
+    lora: LoraSection | None = None,
+) -> LoadReport:
+    """Write this rank's rows of every parameter: from the folder's files, or drawn as the model itself would.
+
+    Adapters, which no model's files have, begin anew or where `lora.start_from` left them."""
     started = time.perf_counter()
     tensors = named_tensors(model)
-    aliases = _aliases(tensors)
+    aliases = aliases_of(tensors)
     slices = {names[0]: slice_of(names[0], tensors[names[0]], rank, world_size) for names in aliases}
     # Engines wrap modules and change their classes; names and initialisation are looked up on an untouched twin.
     blueprint = build_on_meta(source, attention="eager")
@@ -56,7 +82,7 @@ def fill_parameters(model: nn.Module, source: ModelFolder, *, rank: int, world_s
         filled = _read_renamed(reader, slices, aliases, names.renamed, headers)
         filled |= _read_converted(reader, slices, aliases, names.conversions, headers, blueprint)
         bytes_read = reader.bytes_read
-    missing = [name for name in slices if name not in filled and name in parameters]
+    missing = [name for name in slices if name not in filled and name in parameters and not is_adapter(name)]
     if source.weights == "pretrained":
         _check_missing(missing, aliases, blueprint, source)
     if missing:
@@ -65,6 +91,10 @@ def fill_parameters(model: nn.Module, source: ModelFolder, *, rank: int, world_s
             for name in missing:
                 initialise(slices[name], record, seed)
                 HEARTBEAT.advance(slices[name].bytes)
+    if has_base_apart(model):
+        assert lora is not None
+        trained = {model_name(name) for name, each in model.named_parameters() if each.requires_grad}
+        bytes_read += _fill_adapters([piece for name, piece in slices.items() if name in trained], lora, seed)
     taken = {*names.renamed.values(), *(name for each in names.conversions.values() for name, _ in each.sources)}
     return LoadReport(
         bytes_read=bytes_read,
@@ -77,7 +107,23 @@ def fill_parameters(model: nn.Module, source: ModelFolder, *, rank: int, world_s
     )
 
 
-def _aliases(tensors: dict[str, torch.Tensor]) -> list[tuple[str, ...]]:
+def _fill_adapters(slices: list[RowSlice], lora: LoraSection, seed: int) -> int:
+    """What is trained beside a base; how many bytes were read of it."""
+    if lora.start_from is None:
+        adapters = [piece for piece in slices if is_adapter(piece.name)]
+        record = fresh_adapters(adapters)
+        for piece in adapters:
+            initialise(piece, record, seed)
+        return 0
+    folder = Path(lora.start_from)
+    headers = headers_of_adapter(folder, slices, lora)
+    with TensorReader(folder) as reader:
+        for piece in slices:
+            reader.read_rows(headers[piece.name], piece.start, piece.stop, piece.local)
+        return reader.bytes_read
+
+
+def aliases_of(tensors: dict[str, torch.Tensor]) -> list[tuple[str, ...]]:
     """The names of each tensor, tied ones together, in the order of the module."""
     grouped: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
@@ -140,11 +186,7 @@ def _read_converted(
     first_name = {name: names[0] for names in aliases for name in names}
     filled: set[str] = set()
     for target, conversion in conversions.items():
-        converter = conversion.converter
-        for name, pattern in conversion.sources:
-            converter.add_tensor(target, name, pattern, partial(reader.read_whole, headers[name]))
-        for name, value in converter.convert(target, model=blueprint, config=blueprint.config).items():
-            whole = value[0] if isinstance(value, list) else value
+        for name, whole in converted_tensors(reader, target, conversion, headers, blueprint).items():
             piece = slices.get(first_name.get(name, name))
             if piece is None:
                 continue
@@ -153,6 +195,21 @@ def _read_converted(
             piece.local.copy_(whole[piece.start : piece.stop] if piece.shape else whole)
             filled.add(piece.name)
     return filled
+
+
+def converted_tensors(
+    reader: TensorReader,
+    target: str,
+    conversion: Conversion,
+    headers: Mapping[str, TensorHeader],
+    blueprint: PreTrainedModel,
+) -> dict[str, torch.Tensor]:
+    """What one conversion makes of its tensors in the files, by name in the module."""
+    converter = conversion.converter
+    for name, pattern in conversion.sources:
+        converter.add_tensor(target, name, pattern, partial(reader.read_whole, headers[name]))
+    made = converter.convert(target, model=blueprint, config=blueprint.config)
+    return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 
 def _check_shape(header: TensorHeader, piece: RowSlice) -> None:

@@ -27,21 +27,25 @@ from coremill.model.source import ModelFolder, Say
 from coremill.plan.trained import NamedParameter
 from coremill.remote_code import remove_copies
 
+FORM = 2  # of what is kept: part of its name
+
 
 def parameters_of(model: ModelFolder, cache: Path, say: Say | None = None) -> list[NamedParameter]:
     """In the order of the module, tied ones once with all their names."""
-    known = json.dumps([model.config, model.model_class, model.code_sha256, version("transformers")], sort_keys=True)
+    known = json.dumps(
+        [FORM, model.config, model.model_class, model.code_sha256, version("transformers")], sort_keys=True
+    )
     file = cache / "parameters" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         if say is not None:
-            say("listing the model's parameters, for train.freeze and train.no_decay")
+            say("listing the model's parameters, which the run file names some of")
         found = _ask_child(model)
         with contextlib.suppress(OSError):  # then it is found anew each time
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps(found))
-    return [NamedParameter(tuple(names), tuple(shape)) for names, shape in found]
+    return [NamedParameter(tuple(names), tuple(shape), is_linear) for names, shape, is_linear in found]
 
 
 def named_parameters(module: Any) -> list[NamedParameter]:
@@ -51,7 +55,17 @@ def named_parameters(module: Any) -> list[NamedParameter]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
         shapes[id(parameter)] = tuple(parameter.shape)
-    return [NamedParameter(tuple(each), shapes[key]) for key, each in names.items()]
+    linear = {id(each.weight) for each in module.modules() if is_linear_map(each)}
+    return [NamedParameter(tuple(each), shapes[key], key in linear) for key, each in names.items()]
+
+
+def is_linear_map(module: Any) -> bool:
+    """Those of torch, and GPT-2's, which has its weight the other way round; what is derived from them may compute
+    something else."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    return type(module) in (nn.Linear, Conv1D)
 
 
 def _ask_child(model: ModelFolder) -> list[Sequence[Any]]:
@@ -79,7 +93,9 @@ def _main() -> None:
     job = json.load(sys.stdin)
     try:
         model = build_on_meta(ModelFolder(**{**job, "folder": Path(job["folder"])}), attention="eager")
-        answer: dict[str, Any] = {"parameters": [(each.names, each.shape) for each in named_parameters(model)]}
+        answer: dict[str, Any] = {
+            "parameters": [(each.names, each.shape, each.is_linear) for each in named_parameters(model)]
+        }
     except InputError as error:
         answer = {"error": {"what": error.what, "where": error.where, "why": error.why, "do": error.do}}
     remove_copies()  # of code that comes with the model

@@ -19,8 +19,13 @@ from coremill.errors import InputError
 # Where a parameter is something to compute with, what holds its values (engines/one_host/engine.py).
 _KEPT_AS = "_coremill_kept_as"
 
+# Of a parameter that lies once for several ranks: the rows that this one fills.
+_FILLED_HERE = "_coremill_filled_here"
+# On a model whose frozen weights stay in the files they come from: only what is trained is saved (model/lora.py).
+_BASE_APART = "_coremill_base_apart"
+
 # Wrappers put their own step into a parameter's name; the model's own name is what files and seeds go by.
-WRAPPER_STEPS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+WRAPPER_STEPS = ("_checkpoint_wrapped_module.", "_orig_mod.", "base_layer.")
 
 
 @dataclass(frozen=True)
@@ -70,13 +75,33 @@ def kept(parameter: nn.Parameter) -> nn.Parameter:
     return holder
 
 
+def fill_here(parameter: nn.Parameter, start: int, stop: int) -> None:
+    """Only these rows of it are this rank's to fill; others of the host fill the rest of the same memory."""
+    setattr(parameter, _FILLED_HERE, (start, stop))
+
+
+def keep_base_apart(model: nn.Module) -> None:
+    """Frozen weights are those of the model's files and stay there."""
+    setattr(model, _BASE_APART, True)
+
+
+def has_base_apart(model: nn.Module) -> bool:
+    return getattr(model, _BASE_APART, False)
+
+
+def is_saved(model: nn.Module, parameter: torch.Tensor) -> bool:
+    """Whether a parameter belongs to the state of a run."""
+    return parameter.requires_grad or not has_base_apart(model)
+
+
 @torch.no_grad()
 def slice_of(name: str, tensor: torch.Tensor, rank: int, world_size: int) -> RowSlice:
     """The rows that this rank holds of a parameter or buffer."""
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
+        start, stop = getattr(tensor, _FILLED_HERE, (0, shape[0] if shape else 1))
         local = tensor.detach()
-        return RowSlice(name, shape, 0, shape[0] if shape else 1, local)
+        return RowSlice(name, shape, start, stop, local[start:stop] if shape else local)
     if tuple(tensor.placements) != (Shard(0),):
         raise NotImplementedError(f"{name} is placed as {tensor.placements}, not as Shard(0) on one mesh dimension")
     start, stop = rows_of_rank(shape[0], rank, world_size)
@@ -124,3 +149,14 @@ def materialise(model: nn.Module) -> None:
         # FSDP2 overrides _apply: it swaps the tensors in place, pads uneven shards and keeps its references.
         apply: Callable[[Callable[[torch.Tensor], torch.Tensor]], nn.Module] = model._apply
         apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
+
+
+def narrow_frozen(model: nn.Module, dtype: torch.dtype) -> None:
+    """Frozen parameters on meta in the dtype that they are computed with, tied ones still one."""
+    narrow: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta and not parameter.requires_grad:
+                if parameter not in narrow:
+                    narrow[parameter] = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+                module._parameters[name] = narrow[parameter]

@@ -176,7 +176,7 @@ def _narrow(document: Mapping[str, Any], row_tokens: int) -> dict[str, Any]:
         if _WINDOWS.fullmatch(key):
             return min(value, WINDOW) if value < row_tokens else value
         if _KEY_VALUE_HEADS.fullmatch(key):
-            return HEADS if value == heads else min(value, 2)
+            return min(value, HEADS if value == heads else 2)
         return min([value, *[size for pattern, size in _SMALL if pattern.fullmatch(key)][:1]])
 
     return {key: smaller(key, value) for key, value in document.items() if key not in _LABELS}

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from coremill.config.schema import BUILT_IN, ModelSection, RunConfig
 from coremill.data.built_in_tokenizer import built_in_tokenizer
 from coremill.data.packed import Progress
-from coremill.data.tokenizer_files import TOKENIZER_FILES
+from coremill.data.tokenizer_files import TOKENIZER_FILES, with_chat_template
 from coremill.errors import InputError
 from coremill.files import CACHE_ADVICE, write_atomically
 from coremill.model.hub_models import download
@@ -123,7 +123,19 @@ def resolve_tokenizer(
     progress: Say | None = None,
     training_progress: Callable[[Progress], None] | None = None,
 ) -> Path:
-    """The folder of the tokenizer: the named one, or the model's own."""
+    """The folder of the tokenizer: the named one, or the model's own; a copy where it gets another chat template."""
+    folder = _find_tokenizer(config, model, cache, progress, training_progress)
+    template = config.data.chat_template
+    return folder if template is None else with_chat_template(folder, template, cache)
+
+
+def _find_tokenizer(
+    config: RunConfig,
+    model: ModelFolder,
+    cache: Path,
+    progress: Say | None,
+    training_progress: Callable[[Progress], None] | None,
+) -> Path:
     name = config.tokenizer
     if name is None and config.model.name == BUILT_IN and config.model.config is None:
         name = BUILT_IN

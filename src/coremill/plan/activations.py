@@ -4,8 +4,15 @@ Of families that are not known an estimate (plan/unknown.py)."""
 
 from __future__ import annotations
 
+from coremill.config.schema import DataSection
 from coremill.plan.card import ModelCard
 from coremill.plan.types import Arrangement
+
+
+def documents_apart(data: DataSection) -> bool:
+    """Whether the documents of a row are kept apart, as far as the run file says: conversations are."""
+    names_conversations = data.messages_column is not None or data.prompt_column is not None
+    return names_conversations or not data.attention_across_documents
 
 
 def kept_bytes(card: ModelCard, arrangement: Arrangement) -> int:
@@ -47,10 +54,27 @@ def _largest_layer_bytes_per_token(card: ModelCard, arrangement: Arrangement) ->
 
 
 def layer_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
-    """What one decoder layer keeps for backward, per token: norms, attention, MLP, dropout masks."""
-    block, compute, hidden = card.block, arrangement.compute_bytes, card.hidden
+    """What one decoder layer keeps for backward, per token: norms, attention, MLP, dropout masks; and its adapters."""
+    adapters = _adapter_numbers(card) * arrangement.compute_bytes
     if card.estimated_numbers is not None:
-        return compute * card.estimated_numbers + _estimated_matrix_bytes(card, arrangement)
+        return (
+            arrangement.compute_bytes * card.estimated_numbers + _estimated_matrix_bytes(card, arrangement) + adapters
+        )
+    return _known_layer_bytes_per_token(card, arrangement) + adapters
+
+
+def _adapter_numbers(card: ModelCard) -> int:
+    """What a layer keeps more with adapters, in the mean of those that backward comes to: the narrow product of each,
+    with dropout a copy of its input and what was left out of it; less what only gradients need that are not made."""
+    if (adapters := card.adapters) is None:
+        return 0
+    copies = 2 * adapters.inputs if adapters.has_dropout else 0
+    layers = max(1, card.layers - card.layers_below_backward)
+    return (adapters.rank * adapters.maps + copies - adapters.unkept) // layers
+
+
+def _known_layer_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
+    block, compute, hidden = card.block, arrangement.compute_bytes, card.hidden
     norms = block.norms_into_matmul * _norm_bytes(card, compute) + block.norms_into_residual * (
         _norm_bytes(card, compute) - compute * hidden
     )

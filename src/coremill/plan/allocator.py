@@ -14,6 +14,10 @@ MIB = 2**20
 # hole it left, and the next one of its size lies elsewhere. Of these blocks, besides the moving share (three runs
 # with 201 and 268 MB of them, fp32, glibc).
 WHOLE_LOGITS_SHARE = 0.9
+# Beside a base, fitted to 12 runs of 60 to 196 M parameters (fp32, two Skylake cores): of the state's share, since no
+# gradients of its size come and go; and of the moving share, where adapters have dropout (one run).
+BASE_SHARE = 1 / 3
+DROPOUT_HOLES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,22 +31,49 @@ class Allocator:
     )
     moving_share: float  # of what comes and goes in a step: holes between blocks of different sizes
     linear_copies_weight: bool  # whether a product makes a turned copy of its weight
+    hole_bytes_per_weight: int = 0  # that building leaves of each: a huge page, where its first bytes were
 
-    def slack_bytes(self, *, state: int, moving: int, whole_logits: int = 0) -> int:
-        """Holes and rounding at the peak; whole logits, which are part of what moves, leave more."""
-        return int(self.state_share * state + self.moving_share * moving + WHOLE_LOGITS_SHARE * whole_logits)
+    def slack_bytes(self, *, state: int, moving: int, whole_logits: int = 0, base: BaseSlack | None = None) -> int:
+        """Holes and rounding at the peak; whole logits, which are part of what moves, leave more.
+
+        Gradients fill the holes that building left of weights. Beside a base there are none of their sizes: activations
+        lie in them, and make holes of their own only where these are not enough."""
+        holes = self.moving_share * moving
+        if base is not None:
+            holes *= DROPOUT_HOLES if base.has_dropout else 1
+            holes = max(holes, self.hole_bytes_per_weight * base.weights) + BASE_SHARE * self.state_share * base.bytes
+        return int(self.state_share * state + holes + WHOLE_LOGITS_SHARE * whole_logits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseSlack:
+    """A model that adapters are trained beside, as far as holes depend on it."""
+
+    bytes: int  # of it on this rank
+    weights: int  # matrices
+    has_dropout: bool
 
 
 MIMALLOC = Allocator(
     runtime_bytes=45 * MIB, gloo_bytes=4 * MIB, state_share=0.10, moving_share=0.40, linear_copies_weight=True
 )
 GLIBC = Allocator(
-    runtime_bytes=30 * MIB, gloo_bytes=4 * MIB, state_share=0.03, moving_share=0.25, linear_copies_weight=False
+    runtime_bytes=30 * MIB,
+    gloo_bytes=4 * MIB,
+    state_share=0.03,
+    moving_share=0.25,
+    linear_copies_weight=False,
+    hole_bytes_per_weight=2 * MIB,
 )
 # The same allocator under fp32 products, fitted to 23 runs of 6 to 196 M parameters on two Skylake cores, whose own
 # memory scatters by 6 % around it.
 GLIBC_FP32 = Allocator(
-    runtime_bytes=50 * MIB, gloo_bytes=4 * MIB, state_share=0.18, moving_share=0.22, linear_copies_weight=False
+    runtime_bytes=50 * MIB,
+    gloo_bytes=4 * MIB,
+    state_share=0.18,
+    moving_share=0.22,
+    linear_copies_weight=False,
+    hole_bytes_per_weight=2 * MIB,
 )
 
 

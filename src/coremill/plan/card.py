@@ -48,6 +48,25 @@ class FrozenParameters:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterParameters:
+    """What is trained beside a model whose weights stay as they are (`lora`)."""
+
+    rank: int
+    layers: tuple[int, ...]  # by layer
+    rest: int  # of linear maps outside of the layers
+    inputs: int  # widths of what goes into the adapted maps, over all of them
+    outputs: int
+    maps: int = 0  # how many these are
+    base_weights: int = 0  # matrices of the model itself
+    unkept: int = 0  # numbers of a token that only gradients would need which are not made, over layers in backward
+    has_dropout: bool = False  # of what goes into adapters: a copy of it is kept for each, and what was left out
+
+    @property
+    def total(self) -> int:
+        return sum(self.layers) + self.rest
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelCard:
     """A causal language model in numbers."""
 
@@ -80,11 +99,28 @@ class ModelCard:
     unread: tuple[str, ...] = ()  # what the config says in a form that was not read, in words
     estimated_numbers: int | None = None  # kept of a token by a layer of an unknown family; None: it is known
     frozen: FrozenParameters | None = None  # None: all are trained
+    adapters: AdapterParameters | None = None  # trained beside it; what is frozen is then held narrow and never saved
 
     @property
     def trainable_parameters(self) -> int:
         """Those with a gradient, optimizer state and a place in reductions."""
-        return self.parameters - (self.frozen.total if self.frozen else 0)
+        own = self.parameters - (self.frozen.total if self.frozen else 0)
+        return own + (self.adapters.total if self.adapters else 0)
+
+    @property
+    def base_parameters(self) -> int:
+        """Of a model that adapters are trained beside: held in the compute dtype, never moved, never saved."""
+        return self.frozen.total if self.frozen and self.adapters else 0
+
+    @property
+    def held_parameters(self) -> int:
+        """All that is computed with."""
+        return self.parameters + (self.adapters.total if self.adapters else 0)
+
+    @property
+    def own_parameters(self) -> int:
+        """Those that belong to the state of a run: fp32, and in its checkpoints."""
+        return self.held_parameters - self.base_parameters
 
     @property
     def trainable_embedding_parameters(self) -> int:
@@ -101,10 +137,17 @@ class ModelCard:
         return bool(self.trainable_embedding_parameters if self.tied else self.trainable_head_parameters)
 
     @property
+    def held_layer_parameters(self) -> tuple[int, ...]:
+        """By layer, with the adapters that are gathered and reduced with it."""
+        if self.adapters is None:
+            return self.layer_parameters
+        return tuple(map(sum, zip(self.layer_parameters, self.adapters.layers, strict=True)))
+
+    @property
     def trainable_layer_parameters(self) -> tuple[int, ...]:
         if self.frozen is None:
             return self.layer_parameters
-        return tuple(all_ - left for all_, left in zip(self.layer_parameters, self.frozen.layers, strict=True))
+        return tuple(all_ - left for all_, left in zip(self.held_layer_parameters, self.frozen.layers, strict=True))
 
     @property
     def largest_trainable_layer_parameters(self) -> int:
@@ -124,7 +167,7 @@ class ModelCard:
 
     @property
     def largest_layer_parameters(self) -> int:
-        return max(self.layer_parameters, default=0)
+        return max(self.held_layer_parameters, default=0)
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -140,7 +183,7 @@ class ModelCard:
         """Model FLOPs of one token: 6 per matmul parameter, plus causal attention; recomputing is not counted.
 
         Of these 6, 2 are forward, 2 the gradient of what came in and 2 that of the weight: what is frozen has no
-        gradient, and what lies below all that is trained is not gone back through."""
+        gradient, and what lies below all that is trained is not gone back through. Adapters have all 6."""
         if self.frozen is None:
             return 6.0 * self.matmul_parameters + self.attention_flops_per_token(sequence_length)
         attention = self.attention_flops_per_token(sequence_length)
@@ -148,7 +191,8 @@ class ModelCard:
         forward = 2.0 * self.matmul_parameters + attention / 3
         backward = (2.0 * in_layers + attention * 2 / 3) * self.share_of_layers_in_backward
         head = 2.0 * self.vocabulary_rows * self.hidden if self._trains_below_the_head else 0.0
-        return forward + backward + head + 2.0 * (self.matmul_parameters - self.frozen.matmul)
+        adapters = 6.0 * self.adapters.total if self.adapters else 0.0
+        return forward + backward + head + 2.0 * (self.matmul_parameters - self.frozen.matmul) + adapters
 
     @property
     def head_flops_per_token(self) -> float:
@@ -175,6 +219,11 @@ def require_positions(sequence_length: int, max_positions: int | None) -> None:
             why="the model has no position for the tokens beyond",
             do=f"set data.sequence_length to {max_positions} or less",
         )
+
+
+def fully_trained(card: ModelCard) -> ModelCard:
+    """The card of the same model with all its weights trained, and nothing beside it."""
+    return replace(card, frozen=None, adapters=None)
 
 
 def as_written(card: ModelCard) -> ModelCard:
@@ -228,11 +277,22 @@ def _no_config(folder: Path) -> InputError:
     if (folder / "adapter_config.json").is_file():
         why, do = (
             "it holds an adapter, not a whole model",
-            "merge the adapter into its model first, and name that folder",
+            f"name the model it was trained beside{_base_of_adapter(folder)} in model, and this folder in"
+            " lora.start_from, with its lora.rank, to train it further; a merged model (coremill export --merged) has a"
+            " config.json of its own",
         )
     elif inside:
         do = f"did you mean {inside[-1]}?" if len(inside) == 1 else f"name one of {', '.join(map(str, inside[:8]))}"
     return InputError("no config.json in the model folder", where=str(folder), why=why, do=do)
+
+
+def _base_of_adapter(folder: Path) -> str:
+    """In brackets, as the adapter has it; empty where it says none."""
+    try:
+        named = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f" ({named})" if isinstance(named, str) else ""
 
 
 def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | None, *, name: str) -> ModelCard:

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from coremill.hardware.facts import Fleet
 from coremill.plan.card import ModelCard
-from coremill.plan.peak import StepPoint
+from coremill.plan.peak import StepPoint, fp32_head_parameters
 from coremill.plan.traffic import Traffic
 from coremill.plan.types import Arrangement
 from coremill.registry import find, importable
@@ -30,6 +30,7 @@ class StateBytes:
     parameters: int  # in the dtype they are kept in, copies in the compute dtype included
     gradients: int  # once backward is through
     optimizer: int
+    base: int = 0  # of the parameters: of a model that adapters are trained beside
 
     @property
     def total(self) -> int:
@@ -95,6 +96,13 @@ class EngineCost(Protocol):
     def reason(self, choice: AutoChoice) -> str:
         """Why auto took this engine for several ranks."""
         return "the quickest that fits"
+
+
+def base_bytes(card: ModelCard, arrangement: Arrangement) -> int:
+    """Of a model that adapters are trained beside, all of it: in the dtype that it is computed with."""
+    in_fp32 = 0 if card.trains_the_head else fp32_head_parameters(card, arrangement)
+    narrow = arrangement.compute_bytes * card.base_parameters
+    return narrow + (4 - arrangement.compute_bytes) * min(in_fp32, card.base_parameters)
 
 
 def cost_named(engine: str) -> EngineCost:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from coremill.plan.allocator import Allocator
+from coremill.plan.allocator import Allocator, BaseSlack
 from coremill.plan.card import ModelCard
 from coremill.plan.engine_cost import cost_of
 from coremill.plan.peak import StepPoint, peak_of
@@ -48,7 +48,10 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, context: MemoryContex
     def part(point: StepPoint, *, optimizer: int = state.optimizer) -> MemoryPart:
         runtime = allocator.runtime_bytes + (allocator.gloo_bytes if arrangement.world_size > 1 else 0)
         whole_logits = point.logits if point.whole_logits else 0
-        holes = allocator.slack_bytes(state=state.parameters + optimizer, moving=point.heap, whole_logits=whole_logits)
+        moved = state.parameters - state.base + optimizer
+        holes = allocator.slack_bytes(
+            state=moved, moving=point.heap, whole_logits=whole_logits, base=_base_slack(card, state.base)
+        )
         return MemoryPart(
             parameters=state.parameters,
             gradients=point.gradients,
@@ -76,6 +79,12 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, context: MemoryContex
         checkpoint=_checkpoint(saved_bytes_per_rank, context, steady, exporting),
         limit=context.limit_bytes_per_rank,
     )
+
+
+def _base_slack(card: ModelCard, base_bytes: int) -> BaseSlack | None:
+    if card.adapters is None:
+        return None
+    return BaseSlack(bytes=base_bytes, weights=card.adapters.base_weights, has_dropout=card.adapters.has_dropout)
 
 
 def _checkpoint(copy: int, context: MemoryContext, steady: MemoryPart, exporting: MemoryPart) -> MemoryPart:

@@ -15,19 +15,20 @@ from coremill.config.durations import Interval, interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
+from coremill.plan.activations import documents_apart
 from coremill.plan.allocator import allocator_of
-from coremill.plan.card import ModelCard, as_written, require_positions
+from coremill.plan.card import ModelCard, as_written, fully_trained, require_positions
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
 from coremill.plan.engine_cost import WORTH_KEEPING, AutoChoice, cost_of, engines_for_auto
 from coremill.plan.layout import Layout, lay_out
 from coremill.plan.learn import factors_of
-from coremill.plan.length import with_epochs_in_steps
+from coremill.plan.length import steps_known, with_epochs_in_words
 from coremill.plan.memory import MemoryContext, memory_plan
 from coremill.plan.model_choices import activations_choice, attention_choice, logits_choice
 from coremill.plan.saving import plan_save
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
 from coremill.plan.traffic import Traffic
-from coremill.plan.types import Arrangement, Choice, MemoryPlan, Plan, RowCount, StepCounts, StepSeconds
+from coremill.plan.types import Arrangement, Choice, FullTraining, MemoryPlan, Plan, RowCount, StepCounts, StepSeconds
 from coremill.plan.words import plural
 from coremill.registry import find
 
@@ -36,6 +37,9 @@ MOST_TOKENS_PER_FORWARD = 8192
 # Without matrix units products are slow enough that weights are read in time even for short batches: same speed, less
 # memory.
 MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
+# Beside a model that stays as it is, one more pass costs no sum of its gradients and no exchange: what is large enough
+# for its products is all that pays.
+MOST_TOKENS_PER_FORWARD_BESIDE_A_BASE = 2048
 
 # A whole model on every rank is the plainer thing, but not at any price: ranks of one host that share it exchange
 # through memory.
@@ -72,12 +76,14 @@ def make_plan(
 ) -> Plan:
     """Everything decided before the first rank starts; `rows`: of an epoch, where train.epochs is to be priced."""
     _check_inputs(config, card)
-    fleet, card, layout, dtype, wire_dtype = settled = _settled(config, fleet, card)
-    candidates = list(_candidates(config, *settled))
+    fleet, card, layout, dtype, wire_dtype = found = settled(config, fleet, card)
+    counts = step_counts(config)
+    steps = steps_known(config, rows, row_tokens=counts.row_tokens, rows_per_step=counts.rows)
+    candidates = list(_candidates(config, *found, steps=steps))
     chosen = _choose(candidates)
     arrangement = chosen.arrangement
     cost = cost_of(arrangement)
-    rows_per_step = step_counts(config).rows
+    rows_per_step = counts.rows
     shortfall = max(0, chosen.memory.peak.total - chosen.memory.limit)
     plan = Plan(
         fleet=fleet.name,
@@ -107,7 +113,7 @@ def make_plan(
         step_seconds=chosen.seconds,
         save=plan_save(config, cost.saved_bytes(card, arrangement), chosen.seconds.total),
         tokens_per_second=rows_per_step * arrangement.sequence_length / chosen.seconds.total,
-        steps=config.train.steps,
+        steps=steps,
         usd_per_hour=fleet.usd_per_hour,
         fits=shortfall == 0,
         shortfall_bytes=shortfall,
@@ -116,23 +122,39 @@ def make_plan(
         model_flops_per_token=card.flops_per_token(arrangement.sequence_length),
         matmul_flops_per_second=fleet.nodes * matmul_flops_per_second(fleet.calibration, dtype.value),
     )
-    plan = with_epochs_in_steps(plan, config, rows)
-    if plan.fits or not with_remedies:
+    plan = with_epochs_in_words(plan, config, rows)
+    if not with_remedies:
+        return plan
+    if card.adapters is not None:
+        plan = replace(plan, full_training=_full_training(config, fleet, card, rows))
+    if plan.fits:
         return plan
     from coremill.plan.remedies import find_remedies
 
     return replace(plan, remedies=find_remedies(config, fleet, card, rows))
 
 
+def _full_training(config: RunConfig, fleet: Fleet, card: ModelCard, rows: RowCount | None) -> FullTraining:
+    """What a run with adapters would need without them, on the same machines."""
+    plan = make_plan(config, fleet, fully_trained(card), rows=rows, with_remedies=False)
+    return FullTraining(
+        parameters=card.parameters,
+        engine=plan.engine.value,
+        fits=plan.fits,
+        total_bytes_per_rank=plan.memory.peak.total,
+        tokens_per_second=plan.tokens_per_second,
+    )
+
+
 def candidates_of(config: RunConfig, fleet: Fleet, card: ModelCard) -> list[Candidate]:
     """Every arrangement the settings leave open, each with its price."""
-    return list(_candidates(config, *_settled(config, fleet, card)))
+    return list(_candidates(config, *settled(config, fleet, card), steps=config.train.steps))
 
 
 _Settled = tuple[Fleet, ModelCard, Layout, Choice[Dtype], Choice[WireDtype]]
 
 
-def _settled(config: RunConfig, fleet: Fleet, card: ModelCard) -> _Settled:
+def settled(config: RunConfig, fleet: Fleet, card: ModelCard) -> _Settled:
     """What does not depend on memory; fleet and card as the run file has them."""
     parallel, declared = config.parallel, config.fleet.link_gbit_per_second
     if declared is not None and fleet.nodes > 1:
@@ -170,6 +192,8 @@ def _candidates(
     layout: Layout,
     dtype: Choice[Dtype],
     wire_dtype: Choice[WireDtype],
+    *,
+    steps: int | None,
 ) -> Iterator[Candidate]:
     ranks_per_node = layout.ranks_per_node.value
     world_size = fleet.nodes * ranks_per_node
@@ -182,6 +206,8 @@ def _candidates(
     fixed_checkpointing = config.train.activation_checkpointing
     checkpointings = (False, True) if fixed_checkpointing == "auto" else (bool(fixed_checkpointing),)
     most_tokens = MOST_TOKENS_PER_FORWARD if fleet.node.has_bf16_units else MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS
+    if card.base_parameters:
+        most_tokens = min(most_tokens, MOST_TOKENS_PER_FORWARD_BESIDE_A_BASE)
     for engine in engines:
         for checkpointing in checkpointings:
             for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens):
@@ -199,12 +225,12 @@ def _candidates(
                     activation_checkpointing=checkpointing,
                     keep_gathered=False,
                     attention=config.model.attention,
-                    documents_apart=not config.data.attention_across_documents,
+                    documents_apart=documents_apart(config.data),
                     vocabulary_logits=counts.vocabulary_logits,
                 )
                 for keep in cost_of(arrangement).keep_choices(arrangement, config.parallel.keep_gathered):
                     kept = replace(arrangement, keep_gathered=keep)
-                    yield price(card, kept, fleet, limit, saving=saving, steps=config.train.steps)
+                    yield price(card, kept, fleet, limit, saving=saving, steps=steps)
 
 
 def price(

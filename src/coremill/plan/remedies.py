@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from coremill.config.schema import RunConfig
+from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import Instance, all_instances, fleet_of
+from coremill.plan.adapters import with_usual_adapters
 from coremill.plan.card import ModelCard
 from coremill.plan.engine_cost import cost_named
 from coremill.plan.planner import make_plan
@@ -17,6 +18,7 @@ from coremill.registry import importable
 
 MOST_NODES = 256
 SHORTEST_ROW = 64
+USUAL_RANK = 16  # of adapters
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class _Change:
     settings: tuple[str, ...]
     config: RunConfig
     fleet: Fleet
+    card: ModelCard | None = None  # where the change makes another one
 
 
 def find_remedies(config: RunConfig, fleet: Fleet, card: ModelCard, rows: RowCount | None = None) -> tuple[Remedy, ...]:
@@ -32,7 +35,7 @@ def find_remedies(config: RunConfig, fleet: Fleet, card: ModelCard, rows: RowCou
     found: list[Remedy] = []
     for ladder in _ladders(config, fleet, card):
         for change in ladder:
-            plan = make_plan(change.config, change.fleet, card, rows=rows, with_remedies=False)
+            plan = make_plan(change.config, change.fleet, change.card or card, rows=rows, with_remedies=False)
             if plan.fits:
                 found.append(_remedy(change, plan))
                 break
@@ -64,6 +67,8 @@ def _ladders(config: RunConfig, fleet: Fleet, card: ModelCard) -> Iterator[Itera
                 yield iter([_set(config, fleet, relief, "parallel", "engine", name)])
     if parallel.ranks_per_node != "auto" and parallel.ranks_per_node > 1:
         yield iter([_set(config, fleet, "fewer ranks per machine", "parallel", "ranks_per_node", 1)])
+    if config.model.weights == "pretrained" and config.model.name != BUILT_IN and card.frozen is None:
+        yield iter([_adapters(config, fleet, card)])
     yield _more_nodes(config, fleet)
     if config.fleet.instance is not None:
         yield _bigger_instances(config, fleet)
@@ -74,6 +79,12 @@ def _set(config: RunConfig, fleet: Fleet, words: str, section: str, key: str, va
     changed = getattr(config, section).model_copy(update={key: value})
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return _Change(words, (f"{section}.{key}={text}",), config.model_copy(update={section: changed}), fleet)
+
+
+def _adapters(config: RunConfig, fleet: Fleet, card: ModelCard) -> _Change:
+    """Of a model that has learned something already, or there would be nothing to adapt."""
+    words = "train adapters beside the model, which stays as it is (LoRA)"
+    return replace(_set(config, fleet, words, "lora", "rank", USUAL_RANK), card=with_usual_adapters(card, USUAL_RANK))
 
 
 def _more_nodes(config: RunConfig, fleet: Fleet) -> Iterator[_Change]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from coremill.plan.types import Choice, MemoryPart, MemoryPlan, Plan, Remedy, SavePlan, StepSeconds
+from coremill.plan.types import Choice, FullTraining, MemoryPart, MemoryPlan, Plan, Remedy, SavePlan, StepSeconds
 
 
 def plan_from_json(document: Mapping[str, Any]) -> Plan:
@@ -20,6 +20,9 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
             values["step_seconds"] = _read(StepSeconds, document["step_seconds"])
         elif field.name == "save":
             values["save"] = _read(SavePlan, document["save"]) if document.get("save") else None
+        elif field.name == "full_training":
+            full = document.get("full_training")
+            values["full_training"] = _read(FullTraining, full) if full else None
         elif field.name == "remedies":
             values["remedies"] = tuple(_read(Remedy, remedy) for remedy in document["remedies"])
         elif field.name in document or field.default is MISSING:  # a plan of an earlier version lacks some

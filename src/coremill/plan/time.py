@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from coremill.hardware.facts import Fleet
 from coremill.plan.activations import layer_bytes_per_token
-from coremill.plan.card import ModelCard
+from coremill.plan.card import ModelCard, fully_trained
 from coremill.plan.dtype import matmul_flops_per_second
 from coremill.plan.engine_cost import cost_of
 from coremill.plan.traffic import Traffic
@@ -23,6 +23,10 @@ MATMUL_SHARE = {"fp32": 0.98, "bf16": 0.65}
 # of logits in fp32.
 ELEMENTWISE_CORE_SECONDS_PER_BYTE = 2.4e-9
 LOGITS_CORE_SECONDS_PER_BYTE = 6.5e-9
+# An adapted map's input and its output are read and written so often in forward and backward (model/lora.py): products
+# with one side as narrow as the rank wait for that besides their arithmetic. Seconds of one core (two Skylake cores).
+ADAPTER_PASSES = 4
+ADAPTER_CORE_SECONDS_PER_BYTE = 1.2e-10
 # More threads than cores: what they take from each other's caches.
 CROWDED_SHARE = 0.9
 # Adding a micro-batch's gradient to the sum: read both, write one, fp32.
@@ -82,22 +86,34 @@ def compute_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> 
     if not arrangement.vocabulary_logits:
         flops -= card.head_flops_per_token
     # Of layers that backward does not come to, only forward: a third.
-    kept = card.layers * layer_bytes_per_token(card, arrangement)
-    kept -= card.layers_below_backward * layer_bytes_per_token(card, arrangement) * 2 // 3
+    layer_kept = layer_bytes_per_token(replace(card, adapters=None), arrangement)
+    kept = card.layers * layer_kept - card.layers_below_backward * layer_kept * 2 // 3
+    beside = _adapter_core_seconds_per_token(card, arrangement)
     if arrangement.activation_checkpointing:
         # The last product of a layer is not computed again: backward does not need its result.
-        whole = replace(card, frozen=None)
+        whole = fully_trained(card)
         last = 6.0 * card.layers * card.intermediate * card.hidden
         in_layers = whole.flops_per_token(arrangement.sequence_length) - whole.head_flops_per_token - last
-        flops += in_layers / 3.0 * card.share_of_layers_in_backward
+        flops += in_layers / 3.0 * card.share_of_layers_in_backward + (
+            2.0 * card.adapters.total if card.adapters else 0
+        )
         kept = kept * 4 // 3
+        beside *= 4 / 3
     products = flops / (flops_rate * MATMUL_SHARE[arrangement.dtype])
     logits = card.vocabulary_rows if arrangement.vocabulary_logits else 0
-    between = ELEMENTWISE_CORE_SECONDS_PER_BYTE * kept + LOGITS_CORE_SECONDS_PER_BYTE * 4 * logits
+    between = ELEMENTWISE_CORE_SECONDS_PER_BYTE * kept + LOGITS_CORE_SECONDS_PER_BYTE * 4 * logits + beside
     accumulate = ACCUMULATE_BYTES_PER_PARAMETER * card.trainable_parameters * (arrangement.accumulation_steps - 1)
     seconds = tokens * (products + between / cores) + accumulate / (fleet.calibration.copy_bytes_per_second * share)
     crowded = arrangement.ranks_per_node * arrangement.threads_per_rank > fleet.node.usable_cores
     return seconds / CROWDED_SHARE if crowded else seconds
+
+
+def _adapter_core_seconds_per_token(card: ModelCard, arrangement: Arrangement) -> float:
+    """Passes over what goes into the adapted maps and comes out of them."""
+    if (adapters := card.adapters) is None:
+        return 0.0
+    passed_bytes = ADAPTER_PASSES * arrangement.compute_bytes * (adapters.inputs + adapters.outputs)
+    return ADAPTER_CORE_SECONDS_PER_BYTE * passed_bytes
 
 
 def communication_seconds(arrangement: Arrangement, fleet: Fleet, traffic: Traffic) -> float:

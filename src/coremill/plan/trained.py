@@ -26,6 +26,7 @@ class NamedParameter:
 
     names: tuple[str, ...]  # several where it is tied
     shape: tuple[int, ...]
+    is_linear: bool = False  # the weight of a linear map
 
     @property
     def numel(self) -> int:

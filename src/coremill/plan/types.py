@@ -167,6 +167,17 @@ class Remedy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FullTraining:
+    """What the same run would take with all weights trained in place of adapters, already evaluated."""
+
+    parameters: int
+    engine: str
+    fits: bool
+    total_bytes_per_rank: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything decided before the first rank starts; a pure function of config, fleet and card."""
 
@@ -204,6 +215,7 @@ class Plan:
     assumptions: tuple[str, ...]  # numbers that were declared, not measured
     model_flops_per_token: float
     matmul_flops_per_second: float  # of all machines together, in the chosen dtype
+    full_training: FullTraining | None = None  # of a run with adapters
 
     @property
     def world_size(self) -> int:
@@ -227,6 +239,8 @@ class Plan:
             phase: {**asdict(part), "total": part.total} for phase, part in self.memory.phases.items()
         }
         del document["memory"]
+        if self.full_training is None:
+            del document["full_training"]
         document["memory_bytes_per_rank"] = {**asdict(peak), "total": peak.total, "limit": self.memory.limit}
         document["step_seconds"] = {**asdict(self.step_seconds), "total": self.step_seconds.total}
         document["world_size"] = self.world_size

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from coremill.config.layers import within
 from coremill.config.show import scalar_text
 from coremill.errors import InputError
 from coremill.report.metrics import memory_beside_plan
@@ -27,6 +28,7 @@ from coremill.report.terminal import (
     print_heading,
     print_line,
     print_rows,
+    print_values,
     print_verbatim,
 )
 
@@ -72,10 +74,20 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 def config_differences(texts: Sequence[str | None]) -> list[dict[str, Any]]:
     """Keys whose values are not the same in all, in the order of the run file; null where a config lacks the key."""
-    flat = [dict(_leaves(config_values(text), "")) for text in texts]
+    flat = [_in_force(dict(_leaves(config_values(text), ""))) for text in texts]
     keys = dict.fromkeys(key for config in flat for key in config)
     found = [(key, [config.get(key) for config in flat]) for key in keys if key not in ALWAYS_DIFFERENT]
     return [{"key": key, "values": values} for key, values in found if any(value != values[0] for value in values)]
+
+
+def _in_force(config: dict[str, Any]) -> dict[str, Any]:
+    """Without the default of a key in whose place another one is given: it says nothing about the run."""
+    replaced = {"data.source": "data.sources", "model.name": "model.config"}
+    return {
+        key: value
+        for key, value in config.items()
+        if key not in replaced or not any(within(other, replaced[key]) and config[other] for other in config)
+    }
 
 
 def render_comparison(document: Values, console: Console) -> None:
@@ -90,7 +102,7 @@ def render_comparison(document: Values, console: Console) -> None:
     if document["config_differences"]:
         print_heading(console, "What differs in the configs")
         names = [run["name"] for run in runs]
-        print_rows(console, "config", ("", *names), difference_rows(document))
+        print_values(console, ("", *names), difference_rows(document))
     print_heading(console, "In short")
     for line in verdicts(document):
         print_line(console, line)
@@ -143,17 +155,35 @@ def verdicts(document: Values) -> list[str]:
         what = "loss on held-out data" if lowest["of"] == "evaluation" else "training loss at the end"
         lines.append(f"lowest {what}: {lowest['run']}")
     if fastest["planned"] and fastest["measured"]:
-        rates = {run["name"]: run["measured"]["tokens_per_second"] or 0.0 for run in document["runs"]}
-        hardly = rates[fastest["planned"]] > (1 - SAME_SPEED_WITHIN) * rates[fastest["measured"]]
-        slower = "but there is hardly a difference" if hardly else f"but {fastest['measured']} was"
-        came = "and so it came" if fastest["planned"] == fastest["measured"] else slower
-        lines.append(f"fastest: the plans said {fastest['planned']}, {came}")
+        lines.append(_verdict_on_speed(document["runs"], fastest["planned"], fastest["measured"]))
     verdict_by_run = {run["name"]: _verdict_on_plan(run) for run in document["runs"]}
     if len(set(verdict_by_run.values())) == 1:
         lines.append(f"all runs: {verdict_by_run[document['runs'][0]['name']]}")
     else:
         lines += [f"{name}: {verdict}" for name, verdict in verdict_by_run.items()]
     return [*lines, *document["notes"]]
+
+
+def _verdict_on_speed(runs: Sequence[Values], planned: str, measured: str) -> str:
+    """Which run the plans took for the fastest, and which was; what lies within noise is no difference."""
+    expected, found = (_hardly_slower(runs, side) for side in ("plan", "measured"))
+    if len(expected) == len(runs):
+        is_so = len(found) == len(runs)
+        came = "and there is hardly one" if is_so else f"but {measured} was the fastest"
+        return f"speed: the plans expected no difference, {came}"
+    if planned == measured or (planned not in found and measured not in expected):
+        return (
+            f"fastest: the plans said {planned}, {'and so it came' if planned == measured else f'but {measured} was'}"
+        )
+    if planned in found:
+        return f"fastest: the plans said {planned}, but there is hardly a difference"
+    return f"fastest: the plans said {' or '.join(expected)}, and {measured} was"
+
+
+def _hardly_slower(runs: Sequence[Values], side: str) -> list[str]:
+    """Those that are as fast as the fastest, within noise; `side`: plan or measured."""
+    rates = {run["name"]: run[side]["tokens_per_second"] or 0.0 for run in runs}
+    return [name for name, rate in rates.items() if rate > (1 - SAME_SPEED_WITHIN) * max(rates.values())]
 
 
 def _verdict_on_plan(run: Values) -> str:

@@ -19,9 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from coremill.errors import StorageError
+from coremill.errors import InputError, StorageError
 from coremill.redaction import redact
 
+RUNS_NAMED = 8  # of a folder that holds many
 EVENTS_FOLDER = "events"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 WAITING_BYTES = 16 * 2**20  # some 40,000 steps
@@ -44,6 +45,20 @@ class Event:
         """A numeric field; 0 where the writer left it out."""
         value = self.fields.get(name)
         return float(value) if isinstance(value, int | float) else 0.0
+
+
+def not_a_run(folder: Path) -> InputError:
+    """Of a folder that holds no run; one that holds runs names them, the latest first."""
+    what, why = f"{folder} is not a run folder", "it holds neither plan.json nor events/"
+    inside = [file.parent for file in folder.glob("*/plan.json")]
+    inside.sort(key=lambda run: (run / "plan.json").stat().st_mtime, reverse=True)
+    if not inside:
+        return InputError(what, why=why, do="name the folder a run left")
+    more = f" and {len(inside) - RUNS_NAMED} more" if len(inside) > RUNS_NAMED else ""
+    named = f"{', '.join(str(run) for run in inside[:RUNS_NAMED])}{more}"
+    why = f"it holds {'a run' if len(inside) == 1 else f'{len(inside)} runs'}"
+    several = "" if len(inside) == 1 else "; several are compared"
+    return InputError(what, why=why, do=f"name {'it' if len(inside) == 1 else 'one of them'}: {named}{several}")
 
 
 def events_folder(run_folder: Path | str) -> Path:

@@ -43,3 +43,16 @@ def model_class_of(summary: Mapping[str, Any]) -> str:
     task = named.group(1) if named else RunConfig().task
     known = importable("coremill.tasks").get(task)
     return "AutoModel" if known is None else str(known.model_class)
+
+
+def loading_lines(model_class: str, folder: str, base: str | None = None) -> list[str]:
+    """The Python that loads an export, by its folder or name; of an adapter beside the `base` it was trained with."""
+    if base is None:
+        return [f"from transformers import {model_class}", "", f'model = {model_class}.from_pretrained("{folder}")']
+    return [
+        "from peft import PeftModel",
+        f"from transformers import {model_class}",
+        "",
+        f'base = {model_class}.from_pretrained("{base}")',
+        f'model = PeftModel.from_pretrained(base, "{folder}")',
+    ]

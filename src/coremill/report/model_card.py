@@ -11,10 +11,12 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from coremill import __version__
-from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.config.schema import BUILT_IN, LoraSection, RunConfig
+from coremill.plan.adapters import alpha_of
 from coremill.redaction import redact
 from coremill.remote_code import is_folder
-from coremill.report.metrics import format_metric, in_words, model_class_of
+from coremill.report.metrics import format_metric, in_words, loading_lines, model_class_of
+from coremill.report.step_figures import StepFigures
 from coremill.report.terminal import format_loss
 
 HUB_DATASET = re.compile(r"hf://(?P<name>[^:@]+)")
@@ -27,28 +29,34 @@ PIPELINE_TAGS = {
 
 
 def model_card(
-    summary: Mapping[str, Any], config: RunConfig, *, name: str, license_name: str | None, step: int | None = None
+    summary: Mapping[str, Any],
+    config: RunConfig,
+    *,
+    name: str,
+    license_name: str | None,
+    exported: StepFigures | None = None,
+    form: str = "model",
 ) -> str:
-    """Of a run's summary (the keys of report.json) and its run file; `step` is what was exported, None: the last.
+    """Of a run's summary (the keys of report.json) and its run file; `exported` is the step, None: the last.
 
-    `license_name` is the base model's.
+    `license_name` is the base model's; `form` is adapter where the folder holds nothing else.
     """
     from huggingface_hub import ModelCardData
 
     model_class = model_class_of(summary)
     front = ModelCardData(
         base_model=base_model_of(config),
-        base_model_relation="finetune" if base_model_of(config) else None,
+        base_model_relation=("adapter" if form == "adapter" else "finetune") if base_model_of(config) else None,
         datasets=datasets_of(config) or None,
         license=license_name if _is_pretrained(config) else None,
-        library_name="transformers",
+        library_name="peft" if form == "adapter" else "transformers",
         pipeline_tag=PIPELINE_TAGS.get(model_class),
-        tags=["coremill", "cpu"],
+        tags=["coremill", "cpu", *(["lora"] if config.lora.rank is not None else [])],
         ignore_metadata_errors=True,
     )
-    rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _rows(summary, config, step))
-    load = f'model = {model_class}.from_pretrained("{name}")'
-    code = f"```python\nfrom transformers import {model_class}\n\n{load}\n```"
+    rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _rows(summary, config, exported))
+    lines = loading_lines(model_class, name, _named(config.model.name) if form == "adapter" else None)
+    code = "\n".join(["```python", *lines, "```"])
     return redact(f"---\n{front.to_yaml()}\n---\n\n# {name.rpartition('/')[2]}\n\n| | |\n|---|---|\n{rows}\n\n{code}\n")
 
 
@@ -75,7 +83,7 @@ def license_of(base_folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _rows(summary: Mapping[str, Any], config: RunConfig, step: int | None) -> Iterator[tuple[str, str]]:
+def _rows(summary: Mapping[str, Any], config: RunConfig, exported: StepFigures | None) -> Iterator[tuple[str, str]]:
     subject = summary.get("subject") or {}
     if config.model.config is not None:
         yield "model", f"a {config.model.config.get('model_type')} shape, from random weights"
@@ -84,23 +92,37 @@ def _rows(summary: Mapping[str, Any], config: RunConfig, step: int | None) -> It
         named = f"{_named(config.model.name)}{revision}"
         yield ("base model", named) if _is_pretrained(config) else ("model", f"{named}, from random weights")
     if subject.get("parameters"):
-        yield "parameters", f"{subject['parameters']:,}"
+        trained = subject.get("trainable_parameters")
+        frozen = subject["parameters"] - trained if config.train.freeze and trained is not None else 0
+        yield "parameters", f"{subject['parameters']:,}" + (f", {frozen:,} of them frozen" if frozen else "")
+    if config.lora.rank is not None:
+        yield "adapters", _adapters(subject, config.lora)
     yield "task", config.task
     yield "data", ", ".join(_named(source) for source in _sources(config))
-    yield from _training(summary, config, step)
-    yield from _numbers(summary, config.evaluation.rows, step)
-    yield from _machines(summary)
+    if exported is not None and exported.step == summary["steps"]:
+        exported = None
+    yield from _training(summary, config, exported)
+    yield from _numbers(summary, config.evaluation.rows, exported)
+    yield from _machines(summary, is_last=exported is None)
     yield "coremill", __version__
     if subject.get("command"):
         yield "command", f"`{_without_paths(str(subject['command']))}`"
 
 
-def _training(summary: Mapping[str, Any], config: RunConfig, step: int | None) -> Iterator[tuple[str, str]]:
+def _adapters(subject: Mapping[str, Any], lora: LoraSection) -> str:
+    where = "every linear map of the layers" if lora.target_modules is None else ", ".join(lora.target_modules)
+    trained = subject.get("trainable_parameters")
+    words = f"LoRA of rank {lora.rank}, alpha {alpha_of(lora):g}, dropout {lora.dropout:g}, beside {where}"
+    words += f"; {', '.join(lora.modules_to_save)} trained whole" if lora.modules_to_save else ""
+    return words + (f"; {trained:,} numbers trained" if trained else "")
+
+
+def _training(summary: Mapping[str, Any], config: RunConfig, exported: StepFigures | None) -> Iterator[tuple[str, str]]:
     done, planned = summary["steps"], summary.get("steps_planned")
     of_planned = f" of {planned:,}" if planned and planned != done else ""
-    which = f", this is step {step:,}" if step is not None and step != done else ""
+    which = f", this is step {exported.step:,}" if exported is not None else ""
     yield "steps", f"{done:,}{of_planned}{which}"
-    yield "tokens", f"{summary['tokens']:,}"
+    yield "tokens", f"{summary['tokens'] if exported is None else exported.tokens:,}"
     train = config.train
     yield "learning rate", f"{train.learning_rate:g}, {train.schedule}"
     yield "optimizer", f"{train.optimizer}, weight decay {train.weight_decay:g}"
@@ -108,13 +130,13 @@ def _training(summary: Mapping[str, Any], config: RunConfig, step: int | None) -
     yield "seed", f"{train.seed}"
 
 
-def _numbers(summary: Mapping[str, Any], most_rows: int, step: int | None) -> Iterator[tuple[str, str]]:
+def _numbers(summary: Mapping[str, Any], most_rows: int, exported: StepFigures | None) -> Iterator[tuple[str, str]]:
     """The training loss, and what the evaluation of the exported step found."""
-    if summary["loss_last"] is not None:
-        first, last = format_loss(summary["loss_first"]), format_loss(summary["loss_last"])
-        yield "training loss", f"{first} in the first step, {last} in the last"
+    loss, which = (summary["loss_last"], "the last") if exported is None else (exported.loss, f"step {exported.step:,}")
+    if summary["loss_first"] is not None and loss is not None:
+        yield "training loss", f"{format_loss(summary['loss_first'])} in the first step, {format_loss(loss)} in {which}"
     evaluations = {each["step"]: each for each in summary["evaluations"]}
-    found = evaluations.get(step if step is not None else summary["steps"])
+    found = evaluations.get(summary["steps"] if exported is None else exported.step)
     if found is None:
         return
     rows = (summary.get("data") or {}).get("evaluation_rows")
@@ -124,7 +146,7 @@ def _numbers(summary: Mapping[str, Any], most_rows: int, step: int | None) -> It
             yield f"{in_words(name)} after step {found['step']:,}", f"{format_metric(found[name])}{on}"
 
 
-def _machines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _machines(summary: Mapping[str, Any], *, is_last: bool) -> Iterator[tuple[str, str]]:
     around, hours = summary["environment"], summary["seconds"] / 3600
     ranks, hosts = around["world_size"], max(1, len(around["hosts"]))
     count = "1 rank" if ranks == 1 else f"{ranks} ranks"
@@ -132,7 +154,7 @@ def _machines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     fleet = around.get("fleet")
     planned = f" ({fleet})" if fleet and fleet != "this machine" else ""
     yield "hardware", f"CPU, {count} of {around['threads_per_rank']} threads{on}{planned}, {around['dtype']}"
-    yield "hours", f"{hours:.3g}"
+    yield "hours", f"{hours:.3g}" + ("" if is_last else f", of all {summary['steps']:,} steps")
     yield "torch", str(around["torch_version"])
 
 

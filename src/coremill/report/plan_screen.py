@@ -105,6 +105,11 @@ def _parameter_words(card: Mapping[str, Any]) -> str:
     if not (frozen := card.get("frozen")):
         return words
     left_out = frozen["embedding"] + frozen["head"] + sum(frozen["layers"]) + frozen["rest"]
+    if adapters := card.get("adapters"):
+        beside = sum(adapters["layers"]) + adapters["rest"]
+        whole = card["parameters"] - left_out
+        also = f" and {format_count(whole)} of its own" if whole else ""
+        return f"{words} ({format_count(beside)} trained beside them in adapters of rank {adapters['rank']}{also})"
     return f"{words} ({format_count(card['parameters'] - left_out)} trained, {format_count(left_out)} frozen)"
 
 
@@ -122,6 +127,11 @@ def _headline(plan: Mapping[str, Any], card: Mapping[str, Any], console: Console
     verdict = Text("fits: " if plan["fits"] else "does not fit: ", style="bold green" if plan["fits"] else "bold red")
     verdict.append(_fit_words(plan), style="not bold default")
     print_line(console, verdict)
+    if full := plan.get("full_training"):
+        fits = "fits too" if full["fits"] else "does not fit"
+        memory, speed = format_bytes(full["total_bytes_per_rank"]), format_rate(full["tokens_per_second"])
+        trained = f"all {format_count(full['parameters'])} parameters trained instead, without adapters"
+        print_line(console, f"{trained}: {memory} per rank ({full['engine']}), {speed}; {fits}")
 
 
 def _fit_words(plan: Mapping[str, Any]) -> str:

@@ -16,13 +16,14 @@ from ruamel.yaml.error import YAMLError
 def subject_of(config_text: str | None, orders: Mapping[str, Any]) -> dict[str, Any]:
     """The key `subject` of report.json."""
     config = config_values(config_text)
-    model, data, train = (_section(config, name) for name in ("model", "data", "train"))
+    model, data, train, lora = (_section(config, name) for name in ("model", "data", "train", "lora"))
     sources = [one.get("source") for one in data.get("sources") or () if isinstance(one, Mapping)]
     return {
         "model": _model_name(config.get("model")),
         "weights": model.get("weights"),
         "parameters": orders.get("parameters"),
         "trainable_parameters": orders.get("trainable_parameters"),
+        "adapter_rank": lora.get("rank"),
         "task": config.get("task"),
         "data": [str(source) for source in sources] or ([str(data["source"])] if data.get("source") else []),
         "sequence_length": data.get("sequence_length"),
@@ -40,8 +41,13 @@ def _model_name(model: Any) -> str | None:
     if not isinstance(model, Mapping):
         return model if isinstance(model, str) else None
     if isinstance(model.get("config"), Mapping):
-        return f"{model['config'].get('model_type', 'a')} shape of the run file"
+        return shape_name(model["config"])
     return model.get("name")
+
+
+def shape_name(model_config: Mapping[str, Any]) -> str:
+    """What a model is called whose `model.config` is given instead of a name."""
+    return f"{model_config.get('model_type', 'a')} shape of the run file"
 
 
 def config_values(text: str | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 from coremill.errors import InputError
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.redaction import redact
-from coremill.report.events import Event, events_folder, iter_events
+from coremill.report.events import Event, events_folder, iter_events, not_a_run
 from coremill.report.history import SERIES_POINTS, Point, point_of, thinned
 from coremill.report.marks import marks_of
 from coremill.report.metrics import metric_names
@@ -38,7 +38,7 @@ DATA_COUNTS = (
     *("documents", "evaluation_documents", "train_rows", "evaluation_rows", "tokens", "dropped_tokens"),
     "evaluation_words",
 )
-EXPORT_FIELDS = ("folder", "bytes", "seconds", "step", "reason")
+EXPORT_FIELDS = ("folder", "bytes", "seconds", "step", "reason", "form", "base")
 
 
 def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[str, Any]:
@@ -59,11 +59,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
         raise InputError(f"no such run folder: {folder}", do="name the folder a run left, for example runs/built-in")
     plan = _read_json(folder / "plan.json")
     if not plan and not events_folder(folder).is_dir():
-        raise InputError(
-            f"{folder} is not a run folder",
-            why="it holds neither plan.json nor events/",
-            do="name the folder a run left",
-        )
+        raise not_a_run(folder)
     return plan
 
 

@@ -11,7 +11,14 @@ from rich.text import Text
 
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.report.loss_plot import render_loss_plot
-from coremill.report.metrics import format_metric, in_words, memory_beside_plan, metric_names, model_class_of
+from coremill.report.metrics import (
+    format_metric,
+    in_words,
+    loading_lines,
+    memory_beside_plan,
+    metric_names,
+    model_class_of,
+)
 from coremill.report.terminal import (
     bar,
     format_bytes,
@@ -222,6 +229,9 @@ def _evaluations(summary: Mapping[str, Any], console: Console) -> None:
     ]
     print_heading(console, "Evaluation")
     print_rows(console, "evaluation", ("", "loss", *(in_words(name) for name in names)), rows)
+    if left_out := len(evaluations) - len(shown):
+        between = f"between step {shown[0]['step']} and step {shown[1]['step']}"
+        print_line(console, f"... {left_out:,} more {between}: coremill report {summary['run']} --json has all")
     best, early = summary.get("best"), summary.get("early_stop")
     if best and len(evaluations) > 1:
         told = [f"{in_words(name)} {format_metric(best['metrics'][name])}" for name in names]
@@ -262,16 +272,22 @@ def _next_steps(summary: Mapping[str, Any], console: Console) -> None:
     if export:
         folder = str(export["folder"])
         model_class = model_class_of(summary)
-        load = f'{model_class}.from_pretrained("{folder}")'
+        is_adapter = export.get("form") == "adapter"
+        base = export.get("base") if is_adapter else None
+        which = f" of step {export['step']}, {export['reason']}" if export.get("reason") else ""
+        size = format_bytes(export.get("bytes"))
         if console.is_terminal:
-            which = f" of step {export['step']}, {export['reason']}" if export.get("reason") else ""
-            print_line(console, f"Model{which}, {format_bytes(export.get('bytes'))}, a plain Hugging Face folder:")
-            print_verbatim(console, f"  from transformers import {model_class}", style="cyan")
-            print_verbatim(console, f"  model = {load}", style="cyan")
+            what = "Adapter" if is_adapter else "Model"
+            kind = "a folder that peft loads" if is_adapter else "a plain Hugging Face folder"
+            print_line(console, f"{what}{which}, {size}, {kind}:")
+            for line in filter(None, loading_lines(model_class, folder, base)):
+                print_verbatim(console, f"  {line}", style="cyan")
         else:
-            which = f" of step {export['step']}, {export['reason']}" if export.get("reason") else ""
-            size = format_bytes(export.get("bytes"))
+            load = f'{model_class}.from_pretrained("{base or folder}")'
+            load = f'PeftModel.from_pretrained({load}, "{folder}")' if is_adapter else load
             print_line(console, f"export{which}: {folder} ({size}), load it with {load}")
+        if is_adapter:
+            print_verbatim(console, f"whole model: coremill export {shlex.quote(run)} FOLDER --merged")
     if summary.get("state") == "running":
         print_verbatim(console, f"page: coremill report {shlex.quote(run)} --html FILE")
     else:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 NONE = "-"
 GAP = 2  # blanks between columns
+WIDEST_IN_A_PIPE = 120  # columns of a pager on an ordinary screen
 NARROWEST_SENTENCE = 24  # a column of sentences is wrapped, but not below so many characters
 _SCALE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -159,7 +160,7 @@ def print_rows(
     The first column names the row. Columns hold numbers, aligned right, unless one of them
     is named as the column that holds sentences and may be wrapped.
     """
-    widths = [max(len(row[index]) for row in (columns, *rows)) for index in range(len(columns))]
+    widths = widths_of(columns, rows)
     least = sum(widths) + GAP * (len(widths) - 1)
     if wrapped_column is not None:
         least += min(NARROWEST_SENTENCE, widths[wrapped_column]) - widths[wrapped_column]
@@ -172,6 +173,27 @@ def print_rows(
                 print_line(console, sentence)
     else:
         console.print(_table(columns, rows, wrapped_column))
+
+
+def widths_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Of the columns of a table."""
+    return [max(len(row[index]) for row in (columns, *rows)) for index in range(len(columns))]
+
+
+def print_values(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Texts of any length to compare, one column each: as a table, aligned left; where one line would be too wide for
+    a screen (of `less -S` too) each row under a line with its name, a line for each value."""
+    widths = widths_of(columns, rows)
+    screen = console.width if console.is_terminal else WIDEST_IN_A_PIPE
+    if sum(widths) + GAP * (len(widths) - 1) <= screen:
+        for line in _aligned(columns, rows, widths, numbers=False):
+            print_verbatim(console, line)
+        return
+    label = max(len(column) for column in columns[1:])
+    for name, *values in rows:
+        print_verbatim(console, name)
+        for column, value in zip(columns[1:], values, strict=True):
+            print_line(console, f"  {column.ljust(label)}  {value}")
 
 
 def _aligned(

@@ -18,6 +18,7 @@ from coremill.report.events import EventWriter, read_events
 from coremill.report.model_card import license_of, model_card
 from coremill.report.progress import show_error
 from coremill.report.readers.base import Readers
+from coremill.report.step_figures import figures_at
 from coremill.report.summary_screen import render_summary
 from coremill.run.attempts import Ending, NodeRun, errors_of
 from coremill.run.folder import RunFolder
@@ -56,9 +57,11 @@ def leave_report(
 
 
 def _leave_card(summary: dict[str, Any], config: RunConfig, orders: Orders, folder: RunFolder) -> None:
-    step = (summary["export"] or {}).get("step")
-    licensed = license_of(orders.model.folder)
-    card = model_card(summary, config, name=folder.path.name, license_name=licensed, step=step)
+    export = summary["export"] or {}
+    licensed, form, step = license_of(orders.model.folder), export.get("form") or "model", export.get("step")
+    exported = None if step in (None, summary["steps"]) else figures_at(folder.path, step)
+    name = folder.path.name
+    card = model_card(summary, config, name=name, license_name=licensed, exported=exported, form=form)
     write_whole(folder.export / "README.md", card)
 
 

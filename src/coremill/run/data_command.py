@@ -32,6 +32,7 @@ from coremill.run.prepare import card_for, say
 from coremill.tasks.base import Rows, ShownRow, make_task
 
 LEARNED, NOT_LEARNED, SPECIAL, BORDER = "green", "bright_black", "bold magenta", "cyan"
+SPECIAL_LEARNED = "bold green"  # the end token of an answer, for one
 OPENED, CLOSED = "«", "»"  # around what is learned, off a terminal
 NEXT_DOCUMENT = "--- next document ---"
 # Characters that would move the cursor or change colours are shown as their pictures.
@@ -166,7 +167,7 @@ def _say_what_there_is(
     legend = Text(f"{len(found)} of them, {order}; ")
     if console.is_terminal:
         legend.append("learned", LEARNED).append(", ").append("not learned", NOT_LEARNED).append(", ")
-        legend.append("special tokens", SPECIAL)
+        legend.append("special tokens", SPECIAL).append(", ").append("learned ones", SPECIAL_LEARNED)
     else:
         legend.append(f"what is learned stands between {OPENED} and {CLOSED}")
     print_line(console, legend)
@@ -186,7 +187,8 @@ def _coloured(segments: Sequence[Segment]) -> Text:
     for segment in segments:
         if segment.starts_document:
             text.append(f"\n{NEXT_DOCUMENT}\n", BORDER)
-        text.append(visible(segment.text), SPECIAL if segment.special else LEARNED if segment.learned else NOT_LEARNED)
+        special = SPECIAL_LEARNED if segment.learned else SPECIAL
+        text.append(visible(segment.text), special if segment.special else LEARNED if segment.learned else NOT_LEARNED)
     return text
 
 

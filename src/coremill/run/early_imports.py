@@ -75,6 +75,8 @@ class EarlyImports:
     def _needs_of(self, plan: Plan, model: ModelFolder) -> tuple[list[str], dict[str, str]]:
         settings = shared_settings(plan, self._environ, node_of_launcher(plan, self._node, port=0))
         imported = [str(model.config["model_type"]), self._config.task, plan.engine.value]
+        if self._config.lora.rank is not None:
+            imported.append("peft")
         command = [sys.executable, "-m", "coremill.forked_rank", *imported]
         return command, fork_server_environment(self._environ, settings)
 

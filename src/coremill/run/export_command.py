@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
-from coremill.checkpoint.continuation import checkpoint_folder, scores_of
+from coremill.checkpoint.continuation import checkpoint_folder, refuse_other_base, scores_of
 from coremill.checkpoint.held import held, verify_held
 from coremill.checkpoint.manifest import Checkpoint, PassedOver, Survey, Unusable, refuse_writable_by_others, survey
 from coremill.config.load import load_config
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError, StorageError
 from coremill.hardware.probe import cache_folder, environment_snapshot
+from coremill.model.lora_base import Base, base_of, require_peft
 from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
 from coremill.report.model_card import base_model_of, license_of, model_card
 from coremill.report.progress import AmountProgress
-from coremill.report.summary import summarise
+from coremill.report.step_figures import figures_at
+from coremill.report.summary import read_plan, summarise
 from coremill.report.terminal import format_bytes
 from coremill.run.folder import RunFolder
 from coremill.run.prepare import Orders, say
@@ -42,34 +44,48 @@ class Wanted:
     dtype: str | None  # None: that of the run
     push: str | None
     private: bool
+    merged: bool | None = None  # of adapters; None: as the run file says
 
 
 def export_run(run: Path, destination: Path, wanted: Wanted, console: Console) -> None:
     """What is wrong is said before anything is written."""
     folder, destination = RunFolder(run.absolute()), destination.absolute()
-    summary = summarise(folder.path)  # refuses what is no run folder
+    read_plan(folder.path)  # refuses what is no run folder
     _refuse_full(destination)
     if wanted.private and wanted.push is None:
         raise InputError("--private says how to push, but --push is not given", where="--private")
     config = load_config(folder.config).config
+    _refuse_merging_nothing(config, wanted)
+    require_peft(config)
     _candidates(config, folder, wanted.step)
     if wanted.push is not None:
         require_place(wanted.push, private=wanted.private)
-    model, tokenizer, run_dtype = _sources(config, folder, console)
-    base = base_model_of(config)
-    licensed = license_of(model.folder) or (license_on_hub(base) if wanted.push and base is not None else None)
+    sources = _sources(config, folder, console)
+    on_hub = base_model_of(config)
+    licensed = license_of(sources.model.folder)
+    if licensed is None and wanted.push and on_hub is not None:
+        licensed = license_on_hub(on_hub)
 
-    def card_of(step: int) -> str:
+    def card_of(step: int, form: str) -> str:
         name = wanted.push or destination.name
-        return model_card(summary, config, name=name, license_name=licensed, step=step)
+        summary, exported = summarise(folder.path), figures_at(folder.path, step)  # now: the run may have gone on
+        return model_card(summary, config, name=name, license_name=licensed, exported=exported, form=form)
 
-    dtype = wanted.dtype or run_dtype
-    step = _export(config, folder, wanted.step, (model, tokenizer, dtype), destination, card_of, console)
+    step = _export(config, folder, wanted, sources, destination, card_of, console)
     if wanted.push is not None:
         address = push_folder(
             destination, wanted.push, message=f"step {step} of a run of coremill", private=wanted.private
         )
         say(console, f"pushed to {address}{' (private)' if wanted.private else ''}")
+
+
+def _refuse_merging_nothing(config: RunConfig, wanted: Wanted) -> None:
+    if wanted.merged is not None and config.lora.rank is None:
+        raise InputError(
+            "this run has no adapters: it trained the weights themselves",
+            where="--merged" if wanted.merged else "--adapter",
+            do="leave it out: the whole model is exported",
+        )
 
 
 def _refuse_full(destination: Path) -> None:
@@ -90,19 +106,33 @@ def _make_parents(destination: Path) -> None:
         raise InputError(f"{destination} cannot be written: {error.strerror}", where="DEST") from None
 
 
-def _sources(config: RunConfig, folder: RunFolder, console: Console) -> tuple[ModelFolder, Path, str]:
-    """Model and tokenizer as the run found them, or found again where these have moved; and its dtype."""
+@dataclass(frozen=True)
+class Sources:
+    """What an export is made of beside a checkpoint."""
+
+    model: ModelFolder
+    tokenizer: Path
+    dtype: str  # that the run computed in
+    base: Base | None  # of adapters, as it is now
+
+
+def _sources(config: RunConfig, folder: RunFolder, console: Console) -> Sources:
+    """As the run found them, or found again where these have moved."""
     try:
         orders = Orders.read(folder.orders)
     except (OSError, ValueError, KeyError, TypeError):
         orders = None
     if orders is not None and (orders.model.folder / "config.json").is_file() and orders.tokenizer.is_dir():
-        return orders.model, orders.tokenizer, orders.plan.dtype.value
+        base = base_of(config, orders.model)
+        if base is not None and orders.base is not None:  # where it lay is known only to who began the run
+            base = replace(base, name=orders.base.name, revision=orders.base.revision)
+        return Sources(orders.model, orders.tokenizer, orders.plan.dtype.value, base)
     cache = cache_folder(environment_snapshot())
     model = resolve_model(config.model, make_task(config), cache=cache, progress=lambda text: say(console, text))
     tokenizer = resolve_tokenizer(config, model, cache=cache)
     named = config.parallel.dtype if config.parallel.dtype in ("fp32", "bf16") else "fp32"
-    return model, tokenizer, named if orders is None else orders.plan.dtype.value
+    dtype = named if orders is None else orders.plan.dtype.value
+    return Sources(model, tokenizer, dtype, base_of(config, model))
 
 
 def _candidates(config: RunConfig, folder: RunFolder, step: str | None) -> list[Checkpoint]:
@@ -141,29 +171,55 @@ def _nothing_kept(place: Path, kept: Survey, folder: RunFolder) -> InputError:
 def _export(
     config: RunConfig,
     folder: RunFolder,
-    step: str | None,
-    sources: tuple[ModelFolder, Path, str],
+    wanted: Wanted,
+    sources: Sources,
     destination: Path,
-    card_of: Callable[[int], str],
+    card_of: Callable[[int, str], str],
     console: Console,
 ) -> int:
     """The step that was exported."""
-    from coremill.checkpoint.export_checkpoint import checkpoint_writer
+    from coremill.checkpoint.export_adapter import asked_of
+    from coremill.checkpoint.export_checkpoint import writer_of
     from coremill.checkpoint.snapshot import CheckpointReader
     from coremill.engines.base import DTYPES
 
-    model, tokenizer, dtype = sources
+    dtype = wanted.dtype or (sources.dtype if sources.base is None else None)
+    adapters = asked_of(
+        config, sources.base if wanted.push is None else _to_publish(sources.base), merged=wanted.merged
+    )
     with contextlib.ExitStack() as stack:
-        files = _readable(config, folder, step, stack, console)
+        files = _readable(config, folder, wanted.step, stack, console)
+        refuse_other_base(files, sources.base, anew="")
         reader = stack.enter_context(CheckpointReader(files))
-        writer = checkpoint_writer(reader, model, tokenizer, dtype=DTYPES[dtype])
+        writer, form = writer_of(
+            reader,
+            sources.model,
+            sources.tokenizer,
+            dtype=None if dtype is None else DTYPES[dtype],
+            adapters=adapters,
+        )
         _make_parents(destination)
         with _bar("exporting", writer.total_bytes, console) as on_bytes:
-            writer.write(destination, on_bytes, replaces=False, card=card_of(files.step))
+            writer.write(destination, on_bytes, replaces=False, card=card_of(files.step, form.value))
         scores = scores_of(config, files)
+    what = {"model": "", "adapter": "the adapter of ", "merged": "the model with the adapter of "}[form.value]
+    if form.value == "adapter" and wanted.push and adapters is not None and sources.base != adapters.base:
+        say(
+            console,
+            f"note: the model beside it is a folder of this machine, {adapters.base.name}: whoever loads the adapter"
+            " from the hub gives it their own copy",
+        )
+    if form.value == "merged" and adapters is not None and not adapters.merged:
+        say(console, f"the adapters are merged into the model: {form.reason}")
     scored = f" ({scores.in_words(files.step)})" if scores.metrics_of(files.step) else ""
-    say(console, f"exported step {files.step}{scored} to {destination}: {format_bytes(writer.total_bytes)}, {dtype}")
+    size = f"{format_bytes(writer.total_bytes)}{f', {dtype}' if dtype else ''}"
+    say(console, f"exported {what}step {files.step}{scored} to {destination}: {size}")
     return files.step
+
+
+def _to_publish(base: Base | None) -> Base | None:
+    """Folders of this machine are nobody else's business: of their names the last is left."""
+    return base if base is None or base.is_on_hub else replace(base, name=Path(base.name).name)
 
 
 def _readable(

@@ -66,6 +66,11 @@ class RunFolder:
         """Whether that was before its last step, by its evaluations."""
         return self._reported("early_stop") is not None
 
+    def last_step(self) -> int | None:
+        """The one it ended with; None where that is not known."""
+        step = self._reported("steps")
+        return step if isinstance(step, int) else None
+
     def _reported(self, key: str) -> Any:
         """A key of report.json; None where there is none."""
         try:

@@ -21,6 +21,7 @@ from coremill.checkpoint.continuation import (
     newest_checkpoint,
     refuse_another_run,
     refuse_fewer_steps,
+    refuse_other_base,
     refuse_other_data,
     scores_of,
     words_of_changes,
@@ -28,7 +29,7 @@ from coremill.checkpoint.continuation import (
 )
 from coremill.checkpoint.manifest import Checkpoint
 from coremill.config.load import LoadedConfig, load_config
-from coremill.config.places import places_recorded, places_to_record
+from coremill.config.places import CHECKPOINTS, checkpoints_recorded, places_recorded, places_to_record
 from coremill.config.schema import AUTO, RunConfig
 from coremill.config.show import show
 from coremill.errors import InputError
@@ -124,9 +125,18 @@ def with_paths_of_run(loaded: LoadedConfig, folder: RunFolder, node_rank: int = 
     """Where the folder holds an earlier run: relative paths mean what they meant there, whatever folder is current."""
     try:
         record = json.loads(folder.orders_of(node_rank).read_text(encoding="utf-8"))["paths"]
-        return replace(loaded, places=places_recorded(loaded.config, loaded.places, record))
+        found = replace(loaded, places=places_recorded(loaded.config, loaded.places, record))
+        checkpoints = checkpoints_recorded(loaded.config, record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return loaded  # none, or of a release that did not write them down
+    if checkpoints is None:
+        return found
+    config, places = found.config, found.places
+    note = f"note: checkpoint.folder: {config.checkpoint.folder} is where this run has it, {checkpoints}"
+    section = config.checkpoint.model_copy(update={"folder": checkpoints})
+    config = config.model_copy(update={"checkpoint": section})
+    places = replace(places, notes=(*places.notes, note), checkpoints=record[CHECKPOINTS])
+    return replace(found, config=config, places=places)
 
 
 def place_of(loaded: LoadedConfig, node: NodeIdentity | None, console: Console) -> Place:
@@ -158,7 +168,7 @@ def already_finished(
     """
     if options.fresh or (options.dry_run and options.start_from is None):
         return False
-    if options.start_from is not None:
+    if options.start_from is not None and not _is_at_its_end(config, folder, options):
         if leads:
             _say_start(config, folder, options.start_from, console)
         return False
@@ -189,6 +199,22 @@ def already_finished(
         say(console, f"{folder.path} holds an unfinished run, no checkpoint is here: all hosts agree where it goes on")
     elif folder.config.is_file():
         say(console, f"{folder.path} holds an unfinished run without a whole checkpoint: it starts anew")
+    return False
+
+
+def _is_at_its_end(config: RunConfig, folder: RunFolder, options: Options) -> bool:
+    """Whether `--from` names the step that the finished run here ended with, and asks for nothing that it lacks.
+
+    Of other settings, such as evaluation.rows or more steps, or of an export that is gone, something is left to do.
+    """
+    if not folder.is_finished() or (config.run.export and not folder.export.is_dir()):
+        return False
+    changes = changes_of(written_config(load_config(folder.config)), config)
+    if any(change.key not in NOT_WORTH_SAYING for change in changes):
+        return False
+    with contextlib.suppress(InputError):  # said where the step is looked for next
+        checkpoint, newest = start_of(config, folder, options), newest_checkpoint(config, folder.path)
+        return checkpoint is not None and newest is not None and checkpoint.step == newest.step == folder.last_step()
     return False
 
 
@@ -240,6 +266,8 @@ def write_orders(
         goes_on = checkpoint is not None
         if checkpoint is not None:
             refuse_other_data(config, checkpoint, orders.data)
+            anew = "; or start anew with --fresh, or set run.folder to a new folder"
+            refuse_other_base(checkpoint, orders.base, anew=anew)
             refuse_fewer_steps(config, checkpoint, orders.steps)
             for line in words_of_changes(config, checkpoint, orders.steps):
                 say(console, line)

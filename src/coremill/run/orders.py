@@ -29,6 +29,7 @@ from coremill.hosts.fingerprint import (
     facts_of_versions,
     facts_to_json,
 )
+from coremill.plan.known_length import with_steps
 from coremill.plan.stored import plan_from_json
 from coremill.plan.time import LINK_SHARE
 from coremill.run.folder import RunFolder
@@ -40,7 +41,6 @@ from coremill.run.opening import (
     say_basis,
     say_dry_run,
     steps_done,
-    with_paths_of_run,
     write_orders,
 )
 from coremill.run.prepare import Orders, card_for, plan_for_rows, prepare_run, say
@@ -73,8 +73,6 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
 
     None where there is nothing to train: a dry run, or a run that is finished already.
     """
-    if not options.fresh:
-        loaded = with_paths_of_run(loaded, folder)
     # Before anything that all ranks do together or not at all, as the run file says.
     flags = {"--dry-run": Fact("given" if options.dry_run else "not given")}
     flags["--from"] = Fact(options.start_from or "not given")
@@ -203,8 +201,9 @@ def _with_one_plan(loaded: LoadedConfig, orders: Orders, folder: RunFolder, worl
         place = Place(nodes=world.nodes, ranks_per_node=world.local_size, cpus=cpus, link_bits_per_second=link)
         config = place.settle(loaded.config)
         fleet = measured_fleet(place, lambda text: say(console, text), busy_seconds=0)
-        plan = plan_for_rows(config, fleet, card_for(config, orders.model), orders.data)
-        plan = replace(plan, steps=orders.steps, steps_done=orders.plan.steps_done)
+        card = card_for(config, orders.model)
+        plan = with_steps(plan_for_rows(config, fleet, card, orders.data), config, fleet, card, orders.steps)
+        plan = replace(plan, steps_done=orders.plan.steps_done)
         write_whole(folder.plan, json.dumps(plan.to_json(), indent=2) + "\n")
     plan = plan_from_json(world.broadcast(plan.to_json()))
     own = orders.plan

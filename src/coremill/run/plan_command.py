@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 
 from coremill.config.load import LoadedConfig, load_config
-from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.calibrate import remember
 from coremill.hardware.instances import find_instances, live_instances, table
@@ -19,10 +18,12 @@ from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.plan.card import ModelCard
 from coremill.plan.compare import compare_fleets, usd_per_million_tokens
+from coremill.plan.known_length import arrangement_of
 from coremill.plan.learn import observe, without_learning
 from coremill.plan.planner import make_plan, price, step_counts
 from coremill.plan.stored import plan_from_json
-from coremill.plan.types import Arrangement, Plan, StepSeconds
+from coremill.plan.types import Plan, StepSeconds
+from coremill.report.events import not_a_run
 from coremill.report.plan_screen import length_in_words, render_plan
 from coremill.report.summary import summarise
 from coremill.report.terminal import (
@@ -104,7 +105,7 @@ def _row(plan: Plan) -> tuple[str, ...]:
 def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
     """Feed the measured rates of a finished run back: later plans on this machine go by them."""
     if not (run / "plan.json").is_file() or not (run / "config.yaml").is_file():
-        raise InputError(f"{run} is not the folder of a run", do="name a folder that coremill train left")
+        raise not_a_run(run)
     config = with_paths_of_run(load_config(run / "config.yaml"), RunFolder(run)).located
     plan = plan_from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
     summary = summarise(run)
@@ -128,7 +129,7 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
             do="learn from a run of causal language modelling with model.fused: true",
         )
     fleet = without_learning(measured_fleet(Place(nodes=plan.nodes), lambda text: None))
-    planned = price(card_without_weights(config), _arrangement_of(plan, config), fleet, plan.memory.limit)
+    planned = price(card_without_weights(config), arrangement_of(plan, config), fleet, plan.memory.limit)
     observation = observe(
         run=str(run.resolve()),
         engine=plan.engine.value,
@@ -157,26 +158,6 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
         markup=False,
-    )
-
-
-def _arrangement_of(plan: Plan, config: RunConfig) -> Arrangement:
-    return Arrangement(
-        engine=plan.engine.value,
-        optimizer=config.train.optimizer,
-        dtype=plan.dtype.value,
-        wire_dtype=plan.wire_dtype.value,
-        nodes=plan.nodes,
-        ranks_per_node=plan.ranks_per_node.value,
-        threads_per_rank=plan.threads_per_rank.value,
-        sequence_length=plan.sequence_length,
-        micro_batch_rows=plan.micro_batch_rows.value,
-        accumulation_steps=plan.accumulation_steps.value,
-        activation_checkpointing=plan.activation_checkpointing.value,
-        keep_gathered=plan.keep_gathered.value,
-        attention=config.model.attention,
-        documents_apart=not config.data.attention_across_documents,
-        vocabulary_logits=step_counts(config).vocabulary_logits,
     )
 
 

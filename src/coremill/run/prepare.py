@@ -33,11 +33,16 @@ from coremill.hosts.fingerprint import (
     facts_to_json,
 )
 from coremill.model import hub_models
+from coremill.model.adapter_source import find_adapter
+from coremill.model.lora_base import Base, base_of, require_peft
 from coremill.model.parameter_list import parameters_of
 from coremill.model.source import ModelFolder, Say, resolve_model, resolve_tokenizer
 from coremill.model.tokenizer_fit import require_fitting_tokenizer
+from coremill.plan.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from coremill.plan.adapters import adapted_by, with_adapters, words_of_adapters
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.headers import weight_files
+from coremill.plan.known_length import with_steps
 from coremill.plan.length import steps_of_epochs
 from coremill.plan.planner import make_plan
 from coremill.plan.stored import plan_from_json
@@ -48,6 +53,7 @@ from coremill.report.plan_screen import render_plan_short, run_in_words
 from coremill.report.progress import StageProgress
 from coremill.report.readers.trackers import require_libraries
 from coremill.report.sources import words_of_data
+from coremill.report.subject import shape_name
 from coremill.report.terminal import print_line
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
@@ -71,6 +77,8 @@ class Orders:
     facts: Facts  # what has to be the same on all hosts; none where there is one host
     parameters: int | None = None  # of the model, for the report; likewise those that are trained
     trainable_parameters: int | None = None
+    base: Base | None = None  # of adapters
+    start_from: Path | None = None  # an adapter folder
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for orders.json and for sending between ranks."""
@@ -84,6 +92,8 @@ class Orders:
             "facts": facts_to_json(self.facts),
             "parameters": self.parameters,
             "trainable_parameters": self.trainable_parameters,
+            "base": None if self.base is None else self.base.to_json(),
+            "start_from": None if self.start_from is None else str(self.start_from),
         }
 
     @staticmethod
@@ -99,6 +109,8 @@ class Orders:
             facts=facts_from_json(document["facts"]),
             parameters=document.get("parameters"),
             trainable_parameters=document.get("trainable_parameters"),
+            base=Base(**document["base"]) if document.get("base") else None,
+            start_from=Path(document["start_from"]) if document.get("start_from") else None,
         )
 
     @staticmethod
@@ -109,7 +121,9 @@ class Orders:
 
 def card_for(config: RunConfig, model: ModelFolder, progress: Say | None = None) -> ModelCard:
     """The card of a model that lies in a folder, with what of it the run trains."""
-    card = read_card(model.folder, name=config.model.name, pretrained=model.weights == "pretrained")
+    shape = config.model.config
+    name = config.model.name if shape is None else shape_name(shape)
+    card = read_card(model.folder, name=name, pretrained=model.weights == "pretrained")
     return card_with_patterns(config, card, lambda: model, progress)
 
 
@@ -130,11 +144,17 @@ def card_without_weights(config: RunConfig) -> ModelCard:
 def card_with_patterns(
     config: RunConfig, card: ModelCard, model: Callable[[], ModelFolder], progress: Say | None = None
 ) -> ModelCard:
-    """Less what `train.freeze` names; its patterns and those of `train.no_decay` name parameters of the model."""
-    if not config.train.freeze and not config.train.no_decay:
+    """Less what `train.freeze` names, or with adapters beside it; patterns of these and of `train.no_decay` name parts
+    of the model."""
+    if not config.train.freeze and not config.train.no_decay and config.lora.rank is None:
         return card
     parameters = parameters_of(model(), cache_folder(environment_snapshot()), progress)
     named_by(parameters, config.train.no_decay, key="train.no_decay")
+    if config.lora.rank is not None:
+        adapted = adapted_by(parameters, config.lora)
+        if progress is not None:
+            progress(words_of_adapters(adapted, config.lora))
+        return with_adapters(card, parameters, adapted)
     frozen = frozen_by(parameters, config.train.freeze)
     if frozen and progress is not None:
         progress(words_of_frozen(parameters, frozen))
@@ -164,10 +184,13 @@ def prepare_run(
             say(console, text)
 
         require_libraries(config.run.trackers)
+        require_peft(config)
         task = make_task(config)
         deciding_metric(config)  # refuses a name that the task does not know
         model = resolve_model(config.model, task, cache=cache, progress=on_model)
         card = card_for(config, model, on_model)
+        base = base_of(config, model)
+        start_from = find_adapter(config, model, base, cache, on_model, goes_on=steps_done > 0)
         task.check_data(max_positions=card.max_positions)
         fleet = measured_fleet(place, on_model)
         if (busy := busy_with_others(fleet.node)) is not None:
@@ -196,8 +219,8 @@ def prepare_run(
         if data.train_rows < plan.rows_per_step:
             plan = replace(plan_for_rows(config, fleet, card, data), steps_done=steps_done)
         steps = count_steps(config, data, plan)
-        plan = replace(plan, steps=steps)
-        facts = facts_of(config, model, tokenizer, data, steps) if plan.nodes > 1 else {}
+        plan = with_steps(plan, config, fleet, card, steps)
+        facts = facts_of(config, model, tokenizer, data, steps, start_from) if plan.nodes > 1 else {}
     spoken = [f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words]
     spoken += [words_of_smaller_step(config, data), *words_of_data(data.counts(), steps * plan.rows_per_step)]
     for words in (*spoken, words_of_schedule(config, steps), run_in_words(plan, data.train_rows)):
@@ -213,6 +236,8 @@ def prepare_run(
         facts=facts,
         parameters=card.parameters,
         trainable_parameters=card.trainable_parameters,
+        base=base,
+        start_from=start_from,
     )
 
 
@@ -221,7 +246,9 @@ def say(console: Console, text: str) -> None:
     print_line(console, text)
 
 
-def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Rows, steps: int) -> Facts:
+def facts_of(
+    config: RunConfig, model: ModelFolder, tokenizer: Path, data: Rows, steps: int, start_from: Path | None
+) -> Facts:
     """What this host found, for comparison with the others: of files a few words and a hash."""
     shape = {key: value for key, value in model.config.items() if key not in WRITTEN_BY_TRANSFORMERS}
     shape_hash = hashlib.blake2b(json.dumps([shape, model.code_sha256], sort_keys=True).encode(), digest_size=6)
@@ -240,6 +267,9 @@ def facts_of(config: RunConfig, model: ModelFolder, tokenizer: Path, data: Rows,
         "the tokenizer": Fact(f"hash {tokenizer_identity(tokenizer)[:12]}", str(tokenizer)),
         "the data": Fact(f"{data.in_words()}, hash {data.key[:12]}-{digest_of_files(data.files())}", source),
     }
+    if start_from is not None:
+        adapter = digest_of_files([start_from / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)])
+        found["the adapter to start from"] = Fact(f"hash {adapter}", str(start_from))
     if config.train.steps is None:
         found["the number of steps"] = Fact(f"{steps:,}")
     return {**facts_of_versions(), **facts_of_settings(config.model_dump(mode="json")), **found}

@@ -16,7 +16,7 @@ from coremill.errors import CoremillError, InputError
 T = TypeVar("T")
 
 # Of an earlier push with more or fewer files: a loader would take them for this one's.
-REPLACED = ["*.safetensors", "*.safetensors.index.json"]
+REPLACED = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json"]
 
 
 def require_place(name: str, *, private: bool) -> None:

@@ -13,13 +13,42 @@ from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
 from coremill.plan.card import ModelCard
 from coremill.plan.types import RowCount
 from coremill.report.progress import StageProgress
+from coremill.report.terminal import print_line
 from coremill.tasks.base import make_task
 
 
 def count_rows(config: RunConfig, card: ModelCard, console: Console) -> RowCount | None:
-    """None where the run file sets its steps, so that nobody needs to know; bars go to `console`."""
+    """None where the run file sets its steps, so that nobody needs to know; bars and warnings go to `console`."""
+    problem = _problem_of_files(config, card)
+    if config.train.epochs is None:
+        counted: RowCount | CoremillError | None = problem
+    else:
+        counted = problem or _count(config, card, console)
+    if not isinstance(counted, CoremillError):
+        return counted
+    parts = (f"{counted.what} ({counted.where})" if counted.where else counted.what, counted.why, counted.do)
+    print_line(
+        console, f"warning: coremill train would refuse this data here: {'; '.join(filter(None, parts))}", "yellow"
+    )
     if config.train.epochs is None:
         return None
+    words = f"not known, as the data cannot be counted here: {'; '.join(filter(None, parts[:2]))}"
+    return RowCount(rows=None, row_tokens=config.data.sequence_length, is_estimate=True, words=words)
+
+
+def _problem_of_files(config: RunConfig, card: ModelCard) -> CoremillError | None:
+    """What train says of the first row of files on this machine; datasets of the hub are not asked for."""
+    sources = [config.data.source, *(entry.source for entry in config.data.sources or ())]
+    if any("://" in source for source in (*sources, config.data.evaluation_source or "")):
+        return None
+    try:
+        make_task(config).check_data(max_positions=card.max_positions)
+    except CoremillError as error:  # the data may lie on another machine than the one that plans
+        return error
+    return None
+
+
+def _count(config: RunConfig, card: ModelCard, console: Console) -> RowCount | CoremillError:
     cache = cache_folder(environment_snapshot())
     try:
         with StageProgress(console) as bars:
@@ -32,10 +61,8 @@ def count_rows(config: RunConfig, card: ModelCard, console: Console) -> RowCount
                 cache=cache,
                 progress=bars.show,
             )
-    except CoremillError as error:  # the data may lie on another machine than the one that plans
-        where = f" ({error.where})" if error.where else ""
-        words = f"not known, as the data cannot be counted here: {error.what}{where}"
-        return RowCount(rows=None, row_tokens=config.data.sequence_length, is_estimate=True, words=words)
+    except CoremillError as error:
+        return error
 
 
 def _tokenizer_of(config: RunConfig, cache: Path, bars: StageProgress) -> tuple[ModelFolder | None, Path | None]:

@@ -110,6 +110,7 @@ def run_as_rank(load: Callable[[], LoadedConfig], identity: RankIdentity, option
             if identity.launcher == "coremill":
                 orders: Orders | None = orders_of_launcher(loaded, folder, world)
             else:
+                loaded = loaded if options.fresh else with_paths_of_run(loaded, folder)
                 orders = prepare_together(loaded, folder, world, options)  # hardware, plan, data
             if orders is None:  # a dry run, or finished earlier
                 return 0
@@ -140,7 +141,7 @@ def train_rank(run: RankRun, show: Callable[[], None]) -> None:
     """The stages that need torch; `show` is called after each step."""
     began = time.perf_counter()
     announce(run)
-    task = make_task(run.config).training()
+    task = make_task(run.config).training_on(run.orders.data)
     model, engine = build(run, task)
     origin = load(run, model)
     engine.start()
@@ -176,12 +177,12 @@ def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine
     from coremill.engines.optimizers import optimizer_of
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
-    from coremill.model.freeze import freeze
+    from coremill.model.trained import choose_trained
 
     config, plan = run.config, run.orders.plan
     with phase(run.events, "build"):
         model = build_on_meta(run.orders.model, attention=config.model.attention)
-        choices = freeze(model, config.train.freeze) | apply_changes(model, task, config)
+        choices = choose_trained(model, config) | apply_changes(model, task, config)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -203,8 +204,7 @@ def load(run: RankRun, model: nn.Module) -> ResumePoint:
     """This rank's part of the weights: from the newest whole checkpoint, from the model's files, or drawn."""
     from coremill.checkpoint.continuation import checkpoint_folder
     from coremill.checkpoint.resume import find_resume_point
-    from coremill.checkpoint.snapshot import files_needed, restore_parameters
-    from coremill.model.load import fill_parameters
+    from coremill.checkpoint.snapshot import files_needed, load_parameters
 
     config, world = run.config, run.world
     with phase(run.events, "load") as before:
@@ -212,12 +212,17 @@ def load(run: RankRun, model: nn.Module) -> ResumePoint:
         saving = config.checkpoint.every != "never" or bool(config.evaluation.keep_best)
         folder = checkpoint_folder(config, run.folder.path)
         origin = find_resume_point(folder, world, run.events, saving=saving, needs=needs)
-        if origin.checkpoint is not None:
-            loaded = restore_parameters(model, origin.checkpoint, rank=world.rank, world_size=world.size)
-        else:
-            seed = config.train.seed
-            loaded = fill_parameters(model, run.orders.model, seed=seed, rank=world.rank, world_size=world.size)
-        run.events.write("load", **asdict(loaded), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
+        report = load_parameters(
+            model,
+            run.orders.model,
+            origin.checkpoint,
+            config.lora,
+            run.orders.start_from,
+            seed=config.train.seed,
+            rank=world.rank,
+            world_size=world.size,
+        )
+        run.events.write("load", **asdict(report), peak_rss_bytes=peak_rss_bytes(), rss_before_bytes=before)
     return origin
 
 
@@ -242,7 +247,7 @@ def resume(
     guard = NumericsGuard(config.numerics, world, run.events)
     steps = run.orders.steps if run.orders.data.evaluation_rows else 0
     scores = Scores(deciding_metric(config), config.evaluation, steps=steps)
-    training = Training(engine, model, loader, guard, scores)
+    training = Training(engine, model, loader, guard, scores, run.orders.base)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
     return training
 
@@ -320,16 +325,18 @@ def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, ste
 
 def export(run: RankRun, training: Training, origin: ResumePoint, done: int) -> None:
     """After step `done`: a plain Hugging Face folder, of the best step where that is kept; every rank takes part."""
+    from coremill.checkpoint.export_adapter import asked_of
     from coremill.checkpoint.export_best import export_chosen
     from coremill.engines.base import DTYPES
 
-    orders, folder, world = run.orders, run.folder.export, run.world
+    orders, folder, world, adapters = run.orders, run.folder.export, run.world, asked_of(run.config, run.orders.base)
     with phase(run.events, "export"):
         dtype, sources = DTYPES[orders.plan.dtype.value], (orders.model, orders.tokenizer)
         made, reason = export_chosen(
-            training, origin, done, *sources, folder, world=world, dtype=dtype, events=run.events
+            training, origin, done, *sources, folder, world=world, dtype=dtype, events=run.events, adapters=adapters
         )
     if world.rank == 0:
+        about = {"form": made.form.value, "base": None if orders.base is None else orders.base.name}
         run.events.write(
-            "export", folder=str(folder), bytes=made.bytes, seconds=made.seconds, step=made.step, reason=reason
+            "export", folder=str(folder), bytes=made.bytes, seconds=made.seconds, step=made.step, reason=reason, **about
         )

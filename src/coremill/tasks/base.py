@@ -175,6 +175,10 @@ class Task(Protocol[RowsT]):
     def training(self) -> TrainingTask[RowsT, Any]:
         """The other half, anew for each model."""
 
+    def training_on(self, rows: RowsT) -> TrainingTask[RowsT, Any]:
+        """The same where the rows are known, for a task whose training depends on what they hold."""
+        return self.training()
+
 
 class TrainingTask(Protocol[RowsT_contra, BatchT]):
     """The half of a task that computes, on a rank."""

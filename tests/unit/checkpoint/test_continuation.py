@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from coremill.checkpoint.continuation import (
     asks_for_more,
     refuse_another_run,
     refuse_fewer_steps,
+    refuse_other_base,
     refuse_other_data,
     words_of_changes,
     written_config,
@@ -23,6 +25,7 @@ from coremill.config.schema import RunConfig
 from coremill.config.show import show
 from coremill.data.packed import PackedData
 from coremill.errors import InputError
+from coremill.model.lora_base import Base
 
 KEY = "data.special_tokens"
 
@@ -181,3 +184,16 @@ def test_what_may_not_change_says_the_value_it_had(tmp_path: Path) -> None:
     assert "data.sequence_length was 64, is 512; train.freeze was [], is" in message
     assert "--set data.sequence_length=64 --set 'train.freeze=[]'" in message and "--fresh" in message
     assert "train.learning_rate" in message and "evaluation" in message  # what may
+
+
+def test_adapters_beside_another_model_are_not_continued(tmp_path: Path) -> None:
+    base = Base("/models/one", None, "aa11")
+    checkpoint = save(make_store(tmp_path), 4, base=base.to_json())
+    refuse_other_base(checkpoint, base, anew="")
+    refuse_other_base(checkpoint, replace(base, name="/moved/one"), anew="")  # the same files elsewhere
+    with pytest.raises(
+        InputError, match=r"(?s)beside another model than /models/one is now.*aa11; here it is bb22"
+    ) as said:
+        refuse_other_base(checkpoint, replace(base, digest="bb22"), anew="; or start anew with --fresh")
+    assert "bring those weights back; or start anew with --fresh" in str(said.value)
+    refuse_other_base(save(make_store(tmp_path / "older"), 4), base, anew="")  # of a release that did not write it down

@@ -79,7 +79,8 @@ FILES = [
     ("train: {steps: 1}\nparallel: {dtype: int8}", "parallel.dtype must be one of auto, fp32, bf16", "2 (", "", "give one of auto, fp32, bf16"),
     ("train:\n  steps: 1\n  micro_batch_rows: atuo", "train.micro_batch_rows must be auto or a whole number", "3 (", "", "did you mean auto?"),
     # later releases
-    ("train: {steps: 1}\nlora: {rank: 8}", "lora is not in this release", "2 (lora)", "later release", "remove it"),
+    ("train: {steps: 1}\nlora: {alpha: 8}", "lora.alpha is given without lora.rank", "2 (lora.alpha)", "all weights", "16"),
+    ("train: {steps: 1}\nlora: {rank: 0}", "lora.rank", "2 (lora.rank)", "", "above 0"),
     ("train: {steps: 1}\ncompile: true", "compile is not in this release", "2 (", "later release", "remove it"),
     ("train: {steps: 1}\ncheckpoint: {every: 10 minutes}", "checkpoint.every must be a time (30s, 10m, 1h)", "2 (", "save", "write a time"),
     ("train: {steps: 1, save_steps: 100}", "unknown key train.save_steps", "1 (", "another name", "checkpoint.every"),
@@ -133,7 +134,6 @@ OVERRIDES = [
     ("train=5", "train must be a section of keys, not 5", "", "train.steps"),
     ("data.source=", "data.source must be text, not empty", "", "default (built-in)"),
     ("device=cuda", "device: cuda is not in this release", "", "device: cpu"),
-    ("lora.rank=8", "lora is not in this release", "", "remove it"),
     ("bf16=true", "unknown key bf16: another tool's setting", "", "parallel.dtype"),
     ("model=a\udcffb", "--set takes UTF-8 text only", "", "run file"),
 ]
@@ -250,3 +250,20 @@ def file_problems(path: Path) -> tuple[InputError, ...]:
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("setting", "what", "do"),
+    [
+        ("run.trackers=[all]", "and has the text 'all' in it", "write [tensorboard, wandb, mlflow], or those"),
+        ("run.trackers=all", "not the text 'all'", "write [tensorboard, wandb, mlflow], or those"),
+        ("run.trackers=[wandb, mlfow]", "and has the text 'mlfow' in it", "write [wandb, mlflow]"),
+        ("run.trackers=[wandb, comet]", "and has the text 'comet' in it", "write [wandb]"),
+        ("train.freeze=[1, lm_head.*]", "and has 1 in it", "write ['1', lm_head.*]"),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_in_it(setting: str, what: str, do: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [setting])
+    (problem,) = caught.value.problems
+    assert what in problem.what and (problem.do or "").startswith(do)

@@ -80,7 +80,12 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     evaluation = tree.get("evaluation", {})
     if evaluation.get("keep_best") or evaluation.get("stop_after"):
         evaluation["every_steps"] = evaluation.get("every_steps") or 10
+    if "lora" in tree:
+        tree["lora"]["rank"] = tree["lora"].get("rank") or 16
+        train["freeze"] = []
     data["sources"] = None  # its items are mappings, with rules of their own
+    # One form of examples: text.
+    data |= {"messages_column": None, "prompt_column": None, "answer_column": None}
     if model.get("trust_remote_code"):
         model |= {"name": "some/model", "revision": "0" * 40, "config": None}
     if model.get("config") is not None:

@@ -53,6 +53,18 @@ def test_all_mistakes_at_once_each_with_its_line(tmp_path: Path) -> None:
     assert lines == ["4", "5", "6"] and found[0].do == "did you mean share?"
 
 
+def test_names_of_other_tools_in_an_entry(tmp_path: Path) -> None:
+    text = HEAD + "  sources:\n    - {path: a.txt, weight: 7}\n    - {dataset: b.txt, weight: 3, text_field: body}\n"
+    found = problems(tmp_path / "run.yaml", text)
+    assert [(str(problem.where).rpartition(".")[2], problem.do) for problem in found] == [
+        ("path)", "write source: a.txt"),
+        ("weight)", "write share: 0.7"),
+        ("dataset)", "write source: b.txt"),
+        ("weight)", "write share: 0.3"),
+        ("text_field)", "write column: body"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("sources", "what"),
     [
@@ -100,3 +112,15 @@ def test_the_last_list_wins_with_its_own_places(tmp_path: Path) -> None:
     loaded = load(tmp_path / "run.yaml", text, "data.sources=[{source: c}]")
     assert [entry.source for entry in loaded.config.data.sources] == ["c"]
     assert "data.sources[1]" not in loaded.origins and loaded.where("data.sources[0].source").startswith("--set")
+
+
+@pytest.mark.parametrize("key", ["data.sources.1.share", "data.sources[1].share"])
+def test_one_entry_is_not_set_alone(tmp_path: Path, key: str) -> None:
+    text = HEAD + "  sources: [{source: a, share: 0.5}, {source: b, share: 0.6}]\n"
+    (problem,) = problems(tmp_path / "run.yaml", text, f"{key}=0.5")
+    assert problem.what == "one entry of data.sources cannot be set alone" and f"--set {key}=0.5" == problem.where
+    cure = str(problem.do).partition("--set '")[2].rstrip("'")
+    assert cure == "data.sources=[{source: a, share: 0.5}, {source: b, share: 0.5}]"
+    load(tmp_path / "run.yaml", text, cure)
+    (problem,) = problems(tmp_path / "run.yaml", HEAD + "  source: a.txt\n", f"{key}=0.5")
+    assert "--set 'data.sources=[{source: ..., share: ...}" in str(problem.do)

@@ -206,6 +206,7 @@ def test_the_tail_of_one_of_several_documents_is_said(
     path = texts(" ".join(DOCUMENTS), "a note")
     data = prepared(run_config(path, evaluation_fraction=0.1), tokenizer_folder, tmp_path / "cache")
     assert data.evaluation_words.startswith("held out for evaluation: the tail of one of 2 documents, for no choice")
+    assert data.train_in_words().endswith("in all) from 2 documents")  # the one that was cut is in both
     assert data.documents == 2 and 0.05 < data.evaluation_rows / data.train_rows < 0.2
 
 
@@ -218,6 +219,7 @@ def test_of_one_long_text_the_tail_is_held_out_and_said(
     share = f"{data.evaluation_rows} of {data.train_rows + data.evaluation_rows} rows (10."
     words = f"held out for evaluation: the tail of the text, which is one document: {share}"
     assert data.evaluation_words.startswith(words) and data.documents == 1
+    assert data.train_in_words().endswith("in all) from 1 document")
 
 
 def test_evaluation_source_is_packed_apart(

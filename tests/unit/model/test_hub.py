@@ -53,6 +53,11 @@ REPOSITORIES: dict[str, dict[str, bytes]] = {
     "some/borrowed": own_code({**AUTO_MAP, "AutoConfig": "other/repo--configuration_own.OwnConfig"}),
     "some/pickle": {"config.json": b"{}", "pytorch_model.bin": b"\x80"},
     "some/empty": {"README.md": b"nothing"},
+    "some/adapter": {
+        "adapter_config.json": b"{}",
+        "adapter_model.safetensors": safetensors_bytes(),
+        "checkpoint-9/adapter_model.safetensors": safetensors_bytes(),
+    },
 }
 
 
@@ -113,19 +118,23 @@ def hub() -> Iterator[str]:
 
 
 def resolve(endpoint: str, cache: Path, *sections: dict[str, Any]) -> list[str]:
-    """What resolving each section gives: the files of the folder, or the message."""
+    """What resolving each section gives, or of an adapter its name: the files of the folder, or the message."""
     program = """
 import json, sys
 from pathlib import Path
 from coremill.config.schema import ModelSection, RunConfig
 from coremill.errors import InputError
 from coremill import hub
+from coremill.model.adapter_source import FILES, SETTING, download_files
 from coremill.model.source import resolve_model
 from coremill.tasks.causal_lm import CausalLm
 hub.REQUEST_SECONDS = 1.0
 for section in json.loads(sys.argv[1]):
     try:
-        folder = resolve_model(ModelSection(**section), CausalLm(RunConfig()), cache=Path(sys.argv[2])).folder
+        if "adapter" in section:
+            folder = download_files(section["adapter"], FILES, setting=SETTING)
+        else:
+            folder = resolve_model(ModelSection(**section), CausalLm(RunConfig()), cache=Path(sys.argv[2])).folder
         print(json.dumps(" ".join(sorted(str(p.relative_to(folder)) for p in folder.rglob("*")))))
     except InputError as error:
         print(json.dumps(str(error)))
@@ -177,9 +186,14 @@ def test_download_and_refusals(hub: str, tmp_path: Path) -> None:
     assert f"the hub gives commit {COMMIT} of some/own for {'f' * 40}" in moved
     assert "the model's code lies in another repository: other/repo--configuration_own.OwnConfig" in borrowed
 
+    adapter, absent = resolve(hub, tmp_path, {"adapter": "some/adapter"}, {"adapter": "some/absent"})
+    assert adapter == "adapter_config.json adapter_model.safetensors"
+    assert "no folder and no hub model named some/absent" in absent and "where: lora.start_from" in absent
+
     # Without the hub, what was downloaded still serves.
-    again, other = resolve("http://127.0.0.1:9", tmp_path, {"name": "some/model"}, {"name": "some/absent"})
-    assert again == files
+    asked = ({"name": "some/model"}, {"name": "some/absent"}, {"adapter": "some/adapter"})
+    again, other, adapter_again = resolve("http://127.0.0.1:9", tmp_path, *asked)
+    assert again == files and adapter_again == adapter
     assert "some/absent is not a folder here, and the hub cannot be reached" in other
 
 

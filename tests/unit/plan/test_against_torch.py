@@ -10,11 +10,14 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from coremill.model.freeze import freeze
+from coremill.config.schema import LoraSection
 from coremill.model.fused_layers import fuse_layers
+from coremill.model.lora import add_adapters, fuse_adapters
 from coremill.model.parameter_list import named_parameters
+from coremill.model.trained import freeze
 from coremill.plan.activations import ends_bytes_per_token, layer_bytes_per_token
 from coremill.plan.activations import kept_bytes as planned_bytes
+from coremill.plan.adapters import adapted_by, linear_maps, means, with_adapters
 from coremill.plan.attention import EAGER_ONLY
 from coremill.plan.card import as_written, read_card
 from coremill.plan.headers import TensorHeader
@@ -88,13 +91,20 @@ def kept_bytes(
     documents_apart: bool = False,
     fused: bool = True,
     frozen: tuple[str, ...] = (),
+    lora: LoraSection | None = None,
 ) -> int:
     """What autograd really keeps of one forward pass of the base model, parameters aside."""
     values = with_layers(values, layers)
     model = AutoModelForCausalLM.from_config(config_of(values), attn_implementation=attention).to(dtype).train()
     freeze(model, frozen)
+    if lora is not None:
+        add_adapters(model, lora)
+        model.to_empty(device="cpu")  # peft left adapters on meta
+        torch.nn.init.zeros_(model.get_input_embeddings().weight)
     if fused:
         fuse_layers(model)
+        if lora is not None:
+            fuse_adapters(model)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -242,3 +252,34 @@ def test_layers_that_are_not_known_keep_no_more_than_the_plan_says(family: str) 
     attention = "eager" if family in EAGER_ONLY else "sdpa"
     measured = kept_bytes(values, 2, torch.float32, attention)
     assert 1 < planned_bytes(card, arrangement("fp32", "sdpa")) / measured < 2
+
+
+ADAPTED = {
+    "all": {"rank": 4},
+    "attention only": {"rank": 4, "target_modules": ["q_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value"]},
+    "mlp only": {"rank": 4, "target_modules": ["down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2"]},
+    "dropout": {"rank": 4, "dropout": 0.1},
+}
+
+
+@pytest.mark.parametrize("which", ADAPTED)
+@pytest.mark.parametrize(
+    "name", ["llama", "olmo2", "qwen3", "gemma3_text", "phi3", "gpt2-no-dropout", "gpt_neox", "phi"]
+)
+def test_layers_with_adapters_keep_what_the_plan_says(name: str, which: str) -> None:
+    """Inputs of maps that have no gradient are not kept, the narrow products of the others are."""
+    values, one = TINY_CONFIGS[name], arrangement("fp32", "sdpa")
+    parameters, _ = those_of(name, ())
+    wanted = ADAPTED[which].get("target_modules")
+    meant = wanted and [each for each in wanted if any(means(each, module) for module in linear_maps(parameters))]
+    lora = LoraSection.model_validate({**ADAPTED[which], "target_modules": meant})
+    two, first = (kept_bytes(values, layers, torch.float32, "sdpa", lora=lora) for layers in (3, 2))
+    planned = [_planned_with_adapters(values, layers, lora, one) for layers in (3, 2)]
+    assert 0.995 * (two - first) <= planned[0] - planned[1] <= 1.06 * (two - first)
+
+
+def _planned_with_adapters(values: dict[str, Any], layers: int, lora: LoraSection, one: Arrangement) -> int:
+    values = with_layers(values, layers)
+    with torch.device("meta"):
+        parameters = named_parameters(AutoModelForCausalLM.from_config(config_of(values)))
+    return planned_bytes(with_adapters(read_card(config=values), parameters, adapted_by(parameters, lora)), one)

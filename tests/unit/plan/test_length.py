@@ -1,11 +1,15 @@
 """A run of so many epochs, in steps, hours and dollars."""
 
+from dataclasses import replace
+
 import pytest
 
-from coremill.config.schema import RunConfig
+from coremill.config.schema import CheckpointSection, RunConfig
+from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import fleet_of
 from coremill.plan.card import read_card
 from coremill.plan.compare import compare_fleets
+from coremill.plan.known_length import with_steps
 from coremill.plan.planner import make_plan
 from coremill.plan.types import RowCount
 from coremill.report.plan_screen import length_in_words
@@ -45,6 +49,21 @@ def test_a_comparison_and_remedies_have_prices_too() -> None:
     large = read_card(config=LLAMA_3_8B, name="large")
     plan = make_plan(config(epochs=1), fleet_of("2xc7i.8xlarge"), large, rows=ROWS)
     assert plan.remedies and all(remedy.usd is not None for remedy in plan.remedies)
+
+
+@pytest.mark.parametrize("machines", [fleet(), fleet_of("2xc7i.8xlarge")], ids=["this machine", "two of AWS"])
+@pytest.mark.parametrize("steps", [5, 5000])
+def test_epochs_and_steps_of_the_same_length_are_one_plan(machines: Fleet, steps: int) -> None:
+    """Whether a checkpoint is written beside training depends on its length, not on how that is given."""
+    asked, saving = config(steps=steps), {"checkpoint": CheckpointSection(every="100steps")}
+    asked, in_epochs = asked.model_copy(update=saving), config(epochs=steps / 125).model_copy(update=saving)
+    whole = make_plan(asked, machines, SMALL)
+    counted = make_plan(in_epochs, machines, SMALL, rows=ROWS)
+    assert counted.steps == steps and counted.memory == whole.memory
+    before = make_plan(in_epochs, machines, SMALL)  # as train has it, before the rows are counted
+    after = with_steps(before, in_epochs, machines, SMALL, steps)
+    assert after.memory == whole.memory and after == replace(before, steps=steps, memory=whole.memory)
+    assert (before.memory == whole.memory) == (steps > 100)
 
 
 def test_shorter_rows_are_more_rows() -> None:

@@ -10,6 +10,9 @@ from huggingface_hub import ModelCard
 
 from coremill.config.schema import DataSection, EvaluationSection, ModelSection, RunConfig
 from coremill.report.model_card import license_of, model_card
+from coremill.report.step_figures import StepFigures, figures_at
+from coremill.report.summary import summarise
+from unit.report.fake_run import START, make_fake_run, write_line
 
 SUMMARY: dict[str, Any] = {
     "config": "task: causal-lm\n",
@@ -31,6 +34,7 @@ SUMMARY: dict[str, Any] = {
         "torch_version": "2.13.0",
     },
 }
+AT_20 = StepFigures(step=20, tokens=82_000, loss=2.5)
 
 
 def config_of(model: ModelSection, source: str) -> RunConfig:
@@ -40,7 +44,7 @@ def config_of(model: ModelSection, source: str) -> RunConfig:
 
 def test_of_a_hub_model_and_a_hub_dataset() -> None:
     config = config_of(ModelSection(name="some/base", revision="main"), "hf://owner/set:subset@main")
-    text = model_card(SUMMARY, config, name="me/model", license_name="apache-2.0", step=20)
+    text = model_card(SUMMARY, config, name="me/model", license_name="apache-2.0", exported=AT_20)
     front = ModelCard(text).data.to_dict()
     assert front["base_model"] == "some/base" and front["base_model_relation"] == "finetune"
     assert front["datasets"] == ["owner/set"]
@@ -50,9 +54,36 @@ def test_of_a_hub_model_and_a_hub_dataset() -> None:
     assert "| base model | some/base at main |" in text
     assert "| steps | 30 of 100, this is step 20 |" in text
     assert "| perplexity after step 20 | 4.48 on 64 held-out rows |" in text
-    assert "| training loss | 4.0000 in the first step, 2.0000 in the last |" in text
-    assert "| hours | 2 |" in text
+    assert "| tokens | 82,000 |" in text
+    assert "| training loss | 4.0000 in the first step, 2.5000 in step 20 |" in text
+    assert "| hours | 2, of all 30 steps |" in text
     assert 'from_pretrained("me/model")' in text
+
+
+@pytest.mark.parametrize("exported", [None, StepFigures(step=30, tokens=123456, loss=2.0)])
+def test_the_last_step_has_the_numbers_of_the_run(exported: StepFigures | None) -> None:
+    text = model_card(SUMMARY, RunConfig(), name="out", license_name=None, exported=exported)
+    assert "| steps | 30 of 100 |" in text and "| tokens | 123,456 |" in text and "| hours | 2 |" in text
+    assert "| training loss | 4.0000 in the first step, 2.0000 in the last |" in text
+    assert "| parameters | 1,234,567 |" in text
+
+
+def test_what_was_frozen_is_counted() -> None:
+    train = RunConfig().train.model_copy(update={"freeze": ["*embed*"]})
+    subject = {**SUMMARY["subject"], "trainable_parameters": 1_000_000}
+    config = RunConfig().model_copy(update={"train": train})
+    text = model_card({**SUMMARY, "subject": subject}, config, name="out", license_name=None)
+    assert "| parameters | 1,234,567, 234,567 of them frozen |" in text
+
+
+def test_the_figures_of_a_step_leave_out_what_was_set_aside(tmp_path: Path) -> None:
+    run = make_fake_run(tmp_path / "run", world_size=1, steps=30, total_steps=30)
+    whole = summarise(run)
+    found = figures_at(run, 20)
+    assert found.tokens == round(whole["tokens"] * 20 / 30) and found.loss == whole["series"]["loss"][19]
+    assert figures_at(run, 30) == StepFigures(30, whole["tokens"], whole["loss_last"])
+    write_line(run, 0, "set_aside", START + 1e6, after_step=19, steps=[30], folder="aside")
+    assert figures_at(run, 20).tokens == figures_at(run, 19).tokens
 
 
 def test_nothing_of_this_machine_and_nothing_unknown() -> None:

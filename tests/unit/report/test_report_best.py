@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from coremill.report.summary import summarise
+from coremill.report.summary_screen import render_summary
+from unit.report.fake_run import make_fake_run
 
 
 def write(folder: Path, rank: int, *events: tuple[float, str, dict[str, Any]]) -> None:
@@ -43,6 +47,18 @@ def test_metrics_and_best_by_name(tmp_path: Path) -> None:
     assert summary["best"] == {"step": 2, "metrics": {"perplexity": 2.0, "loss": 1.0}}
     assert summary["early_stop"] == {"step": 3, "text": "no better one"}
     assert summary["evaluations"][0] == {"step": 1, "loss": 2.0, "perplexity": 4.0, "tokens": 5, "seconds": 0.1}
+
+
+def test_evaluations_that_the_screen_leaves_out_are_counted(tmp_path: Path) -> None:
+    make_fake_run(tmp_path, world_size=1, steps=3, total_steps=3)
+    summary = {**summarise(tmp_path), "data": None, "best": None}
+    for count, said in ((4, None), (9, "... 5 more between step 1 and step 7: coremill report")):
+        console = Console(record=True, width=300)
+        told = [{"step": number, "loss": 1.0, "tokens": 5, "seconds": 0.1} for number in range(1, count + 1)]
+        render_summary({**summary, "evaluations": told}, console)
+        text = console.export_text()
+        assert "step 1 " in text and f"step {count} " in text
+        assert said in text if said else "more between" not in text
 
 
 def test_without_evaluations_they_are_null(tmp_path: Path) -> None:

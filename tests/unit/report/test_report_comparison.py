@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from coremill.cli import app
 from coremill.errors import InputError
-from coremill.report.comparison import compare, config_differences, names_of, render_comparison
+from coremill.report.comparison import compare, config_differences, names_of, render_comparison, verdicts
 from coremill.report.page.comparison_page import render_comparison_page
 from coremill.report.summary import summarise
 from coremill.run.opening import command_line
@@ -88,6 +89,45 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
 
 def test_configs_that_are_none_differ_in_nothing() -> None:
     assert config_differences([None, "a: [", "just words"]) == []
+
+
+def test_the_default_of_a_key_that_another_replaces_is_no_difference() -> None:
+    one = "data: {source: notes.txt, sources: null}\nmodel: {name: built-in, config: {model_type: llama}}\n"
+    other = "data: {source: built-in, sources: [{source: a, share: 0.5}]}\nmodel: {name: gpt2, config: null}\n"
+    found = {each["key"]: each["values"] for each in config_differences([one, other])}
+    assert found["data.source"] == ["notes.txt", None]
+    assert found["data.sources"] == [None, [{"source": "a", "share": 0.5}]]
+    assert found["model.name"] == [None, "gpt2"]
+
+
+@pytest.mark.parametrize(
+    ("planned", "measured", "said"),
+    [
+        ((100, 101), (50, 40), "speed: the plans expected no difference, but a was the fastest"),
+        ((100, 101), (50, 50.5), "speed: the plans expected no difference, and there is hardly one"),
+        ((100, 200), (50, 80), "fastest: the plans said b, and so it came"),
+        ((100, 200), (80, 50), "fastest: the plans said b, but a was"),
+        ((100, 200), (50.5, 50), "fastest: the plans said b, but there is hardly a difference"),
+        ((199, 200, 100), (80, 50, 40), "fastest: the plans said a or b, and a was"),
+    ],
+)
+def test_what_the_plans_said_of_speed(planned: tuple[float, ...], measured: tuple[float, ...], said: str) -> None:
+    names = "abc"[: len(planned)]
+    runs: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "plan": {"tokens_per_second": rate},
+            "measured": {"tokens_per_second": found},
+            "plan_error": {"tokens_per_second": 0.0},
+        }
+        for name, rate, found in zip(names, planned, measured, strict=True)
+    ]
+    fastest = {
+        "planned": names[planned.index(max(planned))],
+        "measured": names[measured.index(max(measured))],
+    }
+    document = {"runs": runs, "lowest_loss": {"run": None, "of": "training"}, "fastest": fastest, "notes": []}
+    assert verdicts(document)[0] == said
 
 
 def test_the_subject_of_a_run(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from coremill.report.plan_screen import render_plan
-from coremill.report.terminal import print_heading, print_rows
+from coremill.report.terminal import print_heading, print_rows, print_values
 from coremill.run.plan_command import show_instances
 from unit.report.fake_run import fake_plan
 
@@ -49,6 +49,21 @@ def test_sentences_are_wrapped_on_a_terminal_only() -> None:
         lines = file.getvalue().splitlines()
         assert all(word in file.getvalue() for word in ("engine", "shard", "because"))
         assert (len(lines) == 1) == (not terminal) and (not terminal or max(map(len, lines)) <= 60)
+
+
+@pytest.mark.parametrize(("width", "terminal"), [(50, False), (120, True), (50, True)])
+def test_long_values_stand_under_each_other(width: int, terminal: bool) -> None:
+    """A pager that cuts long lines shows where each begins, and nobody scrolls to the second run."""
+    wide = "[{source: " + "a" * 100 + ", share: 0.7}]"
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=terminal, color_system=None, legacy_windows=False)
+    print_values(console, ("", "first", "second run"), [("data.sources", wide, "-"), ("train.steps", "10", "20")])
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "data.sources" and lines[1].startswith("  first       [{source: ") and "  second run  -" in lines
+    assert lines[-3:] == ["train.steps", "  first       10", "  second run  20"]
+    file.seek(0)
+    print_values(console, ("", "first", "second run"), [("train.steps", "10", "20")])
+    assert file.getvalue().startswith("             first  second run\ntrain.steps  10     20\n")
 
 
 def test_through_a_pipe_there_are_no_boxes_colours_or_bars() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import time
 from collections.abc import Callable
@@ -20,14 +21,15 @@ STEPS = 51  # with an evaluation after 50
 Series = dict[str, list[tuple[int, float]]]
 
 
-def deliver(run: Path, name: str, summary: dict[str, Any]) -> str:
+def deliver(run: Path, name: str, summary: dict[str, Any], *, branches: bool = False) -> str:
     """What the process of a tracker does, in this one; gives the words for the screen."""
     module = pytest.importorskip(f"coremill.report.readers.trackers.to_{name}", reason=f"{name} is not installed")
     said: list[dict[str, Any]] = []
     tracker = getattr(module, TRACKERS[name].implementation.partition(":")[2])()
     Delivery(tracker, name, run, lambda kind, **values: said.append({"kind": kind, **values})).run(lambda _: summary)
-    assert [one["kind"] for one in said] == ["ready", "delivered", "done"], said
-    return str(said[0]["words"])
+    expected = ["ready", *(["branched"] if branches else []), "delivered", "done"]
+    assert [one["kind"] for one in said] == expected, said
+    return str(said[int(branches)]["words"])
 
 
 def of_tensorboard(run: Path) -> Series:
@@ -73,12 +75,16 @@ def of_mlflow(run: Path) -> Series:
 
 
 def mlflow_run(run: Path) -> tuple[Any, Any]:
+    client, runs = mlflow_runs(run)
+    assert len(runs) == 1
+    return client, runs[0]
+
+
+def mlflow_runs(run: Path) -> tuple[Any, list[Any]]:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{run}/trackers/mlflow/mlflow.db")
-    runs = client.search_runs([client.get_experiment_by_name("coremill").experiment_id])
-    assert len(runs) == 1
-    return client, runs[0]
+    return client, list(client.search_runs([client.get_experiment_by_name("coremill").experiment_id]))
 
 
 READERS: dict[str, Callable[[Path], Series]] = {
@@ -86,6 +92,11 @@ READERS: dict[str, Callable[[Path], Series]] = {
     "wandb": of_wandb,
     "mlflow": of_mlflow,
 }
+
+
+def write_step(run: Path, time: float, step: int, loss: float, rate: float) -> None:
+    numbers = {"loss": loss, "learning_rate": rate, "gradient_norm": 0.5, "tokens": 8176, "seconds": 2.0}
+    write_line(run, 0, "step", time, step=step, **numbers, rss_bytes=5e8)
 
 
 @pytest.fixture(scope="module", params=READERS)
@@ -105,8 +116,8 @@ def tracked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         first = {(event.kind, event.get("step")): event for event in read_events(run) if event.rank == 0}
         time.sleep(1.1)  # W&B and TensorBoard name their files by the second
         for step in range(50, 54):
-            numbers = {"loss": 1.0 / step, "learning_rate": 1e-4, "gradient_norm": 0.5, "tokens": 8176, "seconds": 2.0}
-            write_line(run, 0, "step", START + 1e6 + step, step=step, **numbers, rss_bytes=5e8)
+            rate = first["step", step].get("learning_rate") if step < 52 else 1e-4
+            write_step(run, START + 1e6 + step, step, 1.0 / step, rate)
         deliver(run, name, {"state": "finished", "exit_code": 0, "loss_last": 1.0 / 53})
     return name, run, words, first
 
@@ -160,3 +171,61 @@ def test_config_plan_hardware_and_faults_go_along(tracked: Any) -> None:
         assert "offline (No API key configured" in words
         notes = [one.notes for one in runs if one.notes][-1]
     assert "after step 51: rank 1 was killed (restart)" in notes and "ended: ended on request" in notes
+
+
+@pytest.mark.parametrize("why", ["--from", "another rate"])
+def test_another_way_from_an_earlier_step_takes_nothing_back_and_is_told_apart(
+    tracked: Any, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorBoard forgets what was left; W&B and MLflow, which cannot, get a run beside the first."""
+    name, begun, *_ = tracked
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    run = tmp_path / "run"
+    shutil.copytree(begun, run)
+    before = READERS[name](run)["train/loss"]
+    time.sleep(1.1)  # W&B and TensorBoard name their files by the second
+    if why == "--from":
+        write_line(run, 0, "set_aside", START + 2e6, after_step=51, steps=[53], folder="aside")
+        write_line(run, 0, "evaluation", START + 2e6 + 1, step=51, loss=3.0, perplexity=9.0, tokens=5, seconds=0.1)
+    for step in (52, 53, 54):
+        write_step(run, START + 2e6 + step, step, 2.0 / step, 1e-4 if why == "--from" else 5e-5)
+    words = deliver(run, name, {"state": "finished", "exit_code": 0}, branches=name != "tensorboard")
+    after = [(step, pytest.approx(2.0 / step)) for step in (52, 53, 54)]
+    if name == "tensorboard":
+        series = of_tensorboard(run)
+        assert series["train/loss"] == [*(one for one in before if one[0] <= 51), *after]
+        assert why == "another rate" or series["eval/loss"][-1] == (51, 3.0)
+        return
+    assert words.startswith("a new run, run-from-step-51, for the run goes on from step 51 another way: ")
+    if name == "mlflow":
+        client, runs = mlflow_runs(run)
+        by_name = {one.info.run_name: one for one in runs}
+        first, branch = by_name["run"], by_name["run-from-step-51"]
+        assert branch.data.tags["mlflow.parentRunId"] == first.info.run_id
+        assert first.data.tags["coremill.state"] == "set aside after step 51"
+        assert (branch.info.status, branch.data.tags["coremill.from_step"]) == ("FINISHED", "51")
+        histories = [client.get_metric_history(one.info.run_id, "train/loss") for one in (first, branch)]
+        told = [[(metric.step, metric.value) for metric in history] for history in histories]
+    else:
+        deadline = time.monotonic() + 30  # W&B writes in a process of its own
+        while len(of_wandb(run)["train/loss"]) < len(before) + len(after) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        records = wandb_records(run)
+        runs = [record.run for record in records if record.HasField("run")]
+        assert {one.display_name for one in runs} == {"run", "run-from-step-51"} and len(
+            {one.run_id for one in runs}
+        ) == 2
+        assert {one.run_group for one in runs} == {"run"}
+        whole = of_wandb(run)["train/loss"]
+        told = [whole[: len(before)], whole[len(before) :]]
+    assert told == [before, after]
+    # What comes later goes on in the new run.
+    time.sleep(1.1)
+    write_step(run, START + 3e6, 55, 1.0, 1e-5)
+    deliver(run, name, {"state": "finished", "exit_code": 0})
+    progress = json.loads((run / "trackers" / f"{name}.json").read_text())
+    assert progress["from_step"] == 51 and progress["done"]["train"] == 55
+    if name == "mlflow":
+        client, runs = mlflow_runs(run)
+        assert len(runs) == 2 and client.get_metric_history(branch.info.run_id, "train/loss")[-1].step == 55

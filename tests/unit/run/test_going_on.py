@@ -14,6 +14,7 @@ from coremill.config.load import LoadedConfig, load_config
 from coremill.config.show import show
 from coremill.run.folder import RunFolder
 from coremill.run.opening import Options, already_finished, with_folders_settled
+from unit.checkpoint.small_checkpoints import make_store, save
 
 RUN_FILE = """\
 model: models/tiny
@@ -43,6 +44,29 @@ def test_an_early_end_without_a_checkpoint_is_an_end(tmp_path: Path) -> None:
     console = Console(record=True, width=400)
     assert already_finished(loaded.config, folder, Options(), console)
     assert "holds this run, finished" in console.export_text()
+
+
+def test_going_on_from_the_end_is_nothing_to_do_unless_something_is_asked_for(tmp_path: Path) -> None:
+    loaded = loaded_in(tmp_path, "evaluation.stop_after=null", "train.steps=9")
+    folder = finished_run(loaded, steps=9, early_stop=None)
+    folder.export.mkdir()
+    store = make_store(folder.path)
+    for step in (4, 9):
+        save(store, step, config=loaded.config.model_dump(mode="json"))
+    again = loaded_in(tmp_path, "evaluation.stop_after=null", "train.steps=9", "evaluation.rows=2")
+    longer = loaded_in(tmp_path, "evaluation.stop_after=null", "train.steps=10")
+
+    def is_over(asked: LoadedConfig, step: str) -> tuple[bool, str]:
+        console = Console(record=True, width=400)
+        return already_finished(asked.config, folder, Options(start_from=step), console), console.export_text()
+
+    done, said = is_over(loaded, "9")
+    assert done and "holds this run, finished" in said and "going on" not in said
+    for asked, step in ((loaded, "4"), (again, "9"), (longer, "9")):
+        done, said = is_over(asked, step)
+        assert not done and f"going on from step {step}" in said
+    folder.export.rmdir()
+    assert not is_over(loaded, "9")[0]  # the export is made again
 
 
 def test_the_folder_of_checkpoints_is_the_same_wherever_the_config_of_a_run_is_read(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coremill import hub
+from coremill.checkpoint.continuation import checkpoint_folder
 from coremill.config.load import LoadedConfig, load_config
 from coremill.config.places import places_to_record
 from coremill.data.tokenise import check_sources
@@ -76,6 +77,24 @@ def test_another_path_is_another_path(begun: RunFolder, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path / "second")
     loaded = load_config(tmp_path / "first/configs/run.yaml", ["data.source=texts/b.txt"])
     assert source_of(with_paths_of_run(loaded, begun)) == "texts/b.txt"
+
+
+def test_checkpoints_stay_where_the_run_has_them(
+    begun: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_file, settings = tmp_path / "first/configs/run.yaml", ["checkpoint.folder=saved"]
+    loaded = load_config(run_file, settings)
+    begun.orders.write_text(json.dumps({"paths": places_to_record(loaded.config, loaded.places)}))
+    assert with_paths_of_run(loaded, begun).config == loaded.config
+    monkeypatch.chdir(tmp_path / "second")
+    for _ in range(2):  # a continuation writes down what the run began with
+        found = with_paths_of_run(load_config(run_file, settings), begun)
+        assert checkpoint_folder(found.config, begun.path) == tmp_path / "first" / "saved"
+        assert f"note: checkpoint.folder: saved is where this run has it, {tmp_path}/first/saved" in found.places.notes
+        begun.orders.write_text(json.dumps({"paths": places_to_record(found.config, found.places)}))
+    other = with_paths_of_run(load_config(run_file, ["checkpoint.folder=elsewhere"]), begun)
+    assert other.config.checkpoint.folder == "elsewhere"
+    assert with_paths_of_run(load_config(run_file), begun).config.checkpoint.folder is None
 
 
 def test_a_cache_that_cannot_be_written_names_its_variable(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from coremill.config.load import load_config
 from coremill.config.schema import RunConfig
 from coremill.run.machines import with_slots
-from coremill.run.plan_command import plan_on_fleets
+from coremill.run.plan_command import plan_on_fleets, plan_once
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,31 @@ def test_a_comparison_without_fleets_is_of_the_one_there_is(capsys: pytest.Captu
     ranked = json.loads(capsys.readouterr().out)
     assert [plan["fleet"] for plan in ranked["by_cost"]] == [plan["fleet"] for plan in ranked["by_time"]]
     assert "c7i.8xlarge" in ranked["by_cost"][0]["fleet"]
+
+
+def test_a_shape_of_the_run_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COREMILL_CACHE", str(tmp_path))
+    shape = "{model_type: gpt2, n_embd: 64, n_layer: 2, n_head: 2, vocab_size: 500}"
+    settings = [f"model.config={shape}", "model.weights=random", "tokenizer=built-in", "train.steps=5"]
+    console = Console(record=True, width=200)
+    plan_once(load_config(None, settings), "c7i.8xlarge", as_json=False, console=console)
+    assert "gpt2 shape of the run file 1" in console.export_text().replace("\n", " ")
+    assert "built-in" not in console.export_text()
+
+
+@pytest.mark.parametrize("length", ["train.steps=5", "train.epochs=1"])
+@pytest.mark.parametrize("text", ["title,body\na,some words\n", '{"title": "a", "body": "some words"}\n'])
+def test_data_that_train_refuses_is_said_with_its_columns(
+    length: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COREMILL_CACHE", str(tmp_path))
+    file = tmp_path / ("data.csv" if "," in text[:6] else "data.jsonl")
+    file.write_text(text)
+    plan_once(load_config(None, [length], data=str(file)), "c7i.8xlarge", as_json=True, console=Console())
+    out, err = capsys.readouterr()
+    assert json.loads(out)["fits"] is True
+    assert f"warning: coremill train would refuse this data here: there is no column 'text' ({file}:1)" in err
+    assert "its columns are: title, body" in err and "set data.column" in err
+    right = load_config(None, ["train.steps=5", "data.column=body"], data=str(file))
+    plan_once(right, "c7i.8xlarge", as_json=True, console=Console())
+    assert "refuse" not in capsys.readouterr().err

@@ -45,11 +45,11 @@ class OneHostCost(ShardedStateCost):
         own_all = self.state(card, arrangement).gradients
         # Sums of earlier micro-batches, to which later ones are added.
         earlier = own_all if arrangement.accumulation_steps > 1 else 0
-        gives_back = compute * card.parameters > RESIDENT_UP_TO_BYTES
+        gives_back = compute * card.held_parameters > RESIDENT_UP_TO_BYTES
 
         def read(parameters: int) -> int:
             """Resident while so many weights are in use; all of them where nothing is given back."""
-            return int(compute * from_others * (parameters if gives_back else card.parameters))
+            return int(compute * from_others * (parameters if gives_back else card.held_parameters))
 
         # Of two groups' gradients, or of two pieces of a table, what the others filled; except where room is made.
         others_filled = int(SLOTS_IN_TURN * compute * from_others * layer)

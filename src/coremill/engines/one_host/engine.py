@@ -24,7 +24,7 @@ from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.errors import InputError
 from coremill.model.build import LayerMap, find_layers
-from coremill.model.slices import RowSlice, check_has_rows, keep_as
+from coremill.model.slices import RowSlice, check_has_rows, has_base_apart, is_saved, keep_as
 from coremill.plan.types import Choice
 from coremill.world.group import World
 
@@ -62,7 +62,9 @@ class OneHostShardEngine(OptimizerUpdate):
         parts = find_layers(model)
         ordered = in_backward_order(model)
         parameters = [group.parameters for group in ordered]
-        self._weights = HostWeights(self._peers, self._meter, parameters, self._compute_dtype)
+        self._weights = HostWeights(
+            self._peers, self._meter, parameters, self._compute_dtype, frozen_have_masters=not has_base_apart(model)
+        )
         self._groups = [
             _Group(weights, group.is_layer) for weights, group in zip(self._weights.groups, ordered, strict=True)
         ]
@@ -117,7 +119,8 @@ class OneHostShardEngine(OptimizerUpdate):
 
     def slices(self) -> list[RowSlice]:
         rank, ranks = self._world.rank, self._world.size
-        return [row_slice(name, weight.whole, weight.local, rank, ranks) for name, weight in self._named]
+        saved = [(name, weight) for name, weight in self._named if is_saved(self.module, weight.whole)]
+        return [row_slice(name, weight.whole, weight.local, rank, ranks) for name, weight in saved]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; its gradients are added to those of the earlier ones as they leave."""

@@ -239,21 +239,24 @@ def _lost(peer: int, why: str, *, is_silent: bool = False) -> PeerLost:
 # --- meeting
 
 
-def meet_host_peers(world: World) -> HostPeers | str:
-    """Connect the ranks of this host to each other; in words why that cannot be. The same outcome on every rank."""
-    if world.nodes > 1:
+def meet_host_peers(world: World, *, on_every_host: bool = False) -> HostPeers | str:
+    """Connect the ranks of this host to each other; in words why that cannot be. The same outcome on every rank.
+
+    Where there are several hosts they meet only where that is wanted `on_every_host`."""
+    if world.nodes > 1 and not on_every_host:
         return "ranks on several hosts"
+    here = [rank for rank, name in enumerate(world.hostnames) if name == world.hostnames[world.rank]]
     with contextlib.ExitStack() as opened:
         listener, problem = None, ""
         try:
-            listener = opened.enter_context(_listen(world.size))
+            listener = opened.enter_context(_listen(len(here)))
         except (AttributeError, OSError) as error:
             problem = f"no Unix socket: {error}"
         names = world.gather(["" if listener is None else listener.getsockname().decode("latin-1"), problem])
         made: HostPeers | None = None
         if listener is not None and all(name for name, _ in names):
             try:
-                made = _connect(world, listener, [name.encode("latin-1") for name, _ in names])
+                made = _connect(world, here.index(world.rank), listener, [names[rank][0] for rank in here])
             except (AttributeError, OSError, ValueError) as error:
                 problem = f"rank {world.rank} cannot share memory with the others: {error}"
         problems: list[str] = [text for text in world.gather(problem) if text]
@@ -270,22 +273,22 @@ def _listen(backlog: int) -> socket.socket:
     return listener
 
 
-def _connect(world: World, listener: socket.socket, names: list[bytes]) -> HostPeers:
-    """Call the ranks before this one, hear those after it; rank 0 hands out the file."""
+def _connect(world: World, rank: int, listener: socket.socket, names: list[str]) -> HostPeers:
+    """Call the ranks of this host before this one, hear those after it; the first hands out the file."""
     deadline = time.monotonic() + MEETING_SECONDS
     connections: dict[int, socket.socket] = {}
     file = -1
     try:
-        if world.rank == 0:
+        if rank == 0:
             file = os.memfd_create("coremill-ranks", os.MFD_CLOEXEC)
             os.ftruncate(file, FILE_BYTES)
-        for peer in range(world.rank):
+        for peer in range(rank):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             connections[peer] = connection
             connection.settimeout(MEETING_SECONDS)
-            connection.connect(names[peer])
-            connection.send(_HELLO.pack(world.rank))
-        while len(connections) < world.size - 1:
+            connection.connect(names[peer].encode("latin-1"))
+            connection.send(_HELLO.pack(rank))
+        while len(connections) < len(names) - 1:
             listener.settimeout(max(0.001, deadline - time.monotonic()))
             connection, _ = listener.accept()
             connection.settimeout(MEETING_SECONDS)
@@ -300,18 +303,18 @@ def _connect(world: World, listener: socket.socket, names: list[bytes]) -> HostP
                 raise OSError("a rank hung up before it said which it is")
             (peer,) = _HELLO.unpack(hello)
             connections[peer] = connection
-            if world.rank == 0:
+            if rank == 0:
                 socket.send_fds(connection, [b"memory"], [file])
-        if world.rank != 0:
+        if rank != 0:
             _, files, _, _ = socket.recv_fds(connections[0], 16, 1)
             if not files:
-                raise OSError("rank 0 sent no file")
+                raise OSError("the first rank sent no file")
             file = files[0]
             os.set_inheritable(file, False)
         with mmap.mmap(file, mmap.PAGESIZE, offset=FILE_BYTES - mmap.PAGESIZE):
             pass  # allowed here
         connections = dict(sorted(connections.items()))
-        return HostPeers(world.rank, connections, file, world.timeout_seconds, world.progress.standing_seconds)
+        return HostPeers(rank, connections, file, world.timeout_seconds, world.progress.standing_seconds)
     except BaseException:
         for connection in connections.values():
             connection.close()

@@ -35,7 +35,8 @@ ALIGNED_BYTES = 64
 
 @dataclass(frozen=True, eq=False)
 class HostWeight:
-    """A parameter: `whole` for all ranks to compute with, `local` the rows that this one answers for, in fp32."""
+    """A parameter: `whole` for all ranks to compute with, `local` the rows that this one answers for: fp32 masters, or
+    where there are none the rows of `whole` itself."""
 
     whole: nn.Parameter
     local: nn.Parameter
@@ -56,10 +57,14 @@ class HostWeights:
         meter: WireMeter,
         groups: Sequence[Sequence[nn.Parameter]],
         dtype: torch.dtype,
+        *,
+        frozen_have_masters: bool = True,
     ) -> None:
+        """`frozen_have_masters`: fp32 rows beside narrower weights also of those that are not trained, to be saved."""
         self._peers = peers
         self._meter = meter
         self._dtype = dtype
+        self._frozen_have_masters = frozen_have_masters
         places, end = [], 0
         for group in groups:
             end = _up(end, mmap.PAGESIZE)
@@ -83,7 +88,7 @@ class HostWeights:
         start, stop = rows_of_rank(shape[0], self._peers.rank, self._peers.size)
         row_numel = parameter.numel() // shape[0]
         local = flat.view(shape)[start:stop]
-        if self._dtype != torch.float32:
+        if self._dtype != torch.float32 and (parameter.requires_grad or self._frozen_have_masters):
             local = torch.empty(local.shape, dtype=torch.float32)
         return HostWeight(
             whole=nn.Parameter(flat.view(shape), requires_grad=parameter.requires_grad),

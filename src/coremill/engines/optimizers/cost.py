@@ -23,8 +23,8 @@ class OptimizerCost:
     update_core_seconds: float  # of one core: where memory is quick, arithmetic takes longer than its bytes
 
     def saved_bytes(self, card: ModelCard) -> int:
-        """In a checkpoint: all weights, and the state of those that are trained."""
-        return WEIGHT_BYTES * card.parameters + self.state_bytes * card.trainable_parameters
+        """In a checkpoint: all weights but those of a base, and the state of those that are trained."""
+        return WEIGHT_BYTES * card.own_parameters + self.state_bytes * card.trainable_parameters
 
     def seconds(self, parameters: float, arrangement: Arrangement, fleet: Fleet, *, has_copy: bool) -> float:
         """Of updating so many on one rank: as long as memory needs for it, or the cores."""

@@ -4,13 +4,14 @@ and sends by the same numbers."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 from coremill.engines.optimizers.cost import COPY_BYTES, COSTS, WEIGHT_BYTES
 from coremill.engines.wire.sizes import LEAST_IN_FLIGHT, POOL_ROUNDING, ROOM_IN_FLIGHT_BYTES
 from coremill.hardware.facts import Fleet
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
 from coremill.plan.card import ModelCard
-from coremill.plan.engine_cost import AutoChoice, EngineCost, StateBytes
+from coremill.plan.engine_cost import AutoChoice, EngineCost, StateBytes, base_bytes
 from coremill.plan.peak import LossBytes, StepPoint
 from coremill.plan.traffic import Traffic, looked_up_parameters, named_rows
 from coremill.plan.types import Arrangement
@@ -46,12 +47,15 @@ class ReplicateCost(EngineCost):
     tried_by_auto = True
 
     def state(self, card: ModelCard, arrangement: Arrangement) -> StateBytes:
-        """fp32 weights; in bf16 a copy to compute with beside these masters."""
+        """fp32 weights; in bf16 a copy to compute with beside these masters. Of a base, which lies once on a host
+        (engines/held_base.py), the rows that this rank fills."""
         copy = COPY_BYTES if arrangement.dtype == "bf16" else 0
+        base = ceil(base_bytes(card, arrangement) / arrangement.ranks_per_node)
         return StateBytes(
-            parameters=(WEIGHT_BYTES + copy) * card.parameters,
+            parameters=(WEIGHT_BYTES + copy) * card.own_parameters + base,
             gradients=4 * card.trainable_parameters,
             optimizer=COSTS[arrangement.optimizer].state_bytes * card.trainable_parameters,
+            base=base,
         )
 
     def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
@@ -113,6 +117,13 @@ class ReplicateCost(EngineCost):
 
     def reason(self, choice: AutoChoice) -> str:
         state, limit = size(choice.whole_model.total), size(choice.limit_bytes)
+        if choice.whole_model.base:
+            model = size(choice.whole_model.base * choice.arrangement.ranks_per_node)
+            adapters = size(choice.whole_model.total - choice.whole_model.base)
+            return (
+                f"the model, {model}, lies once on each machine and stays as it is; adapters with gradients and"
+                f" moments, {adapters}, are whole on every rank, and only their gradients are exchanged"
+            )
         return f"the whole model with gradients and moments, {state}, fits into the {limit} of a rank"
 
 

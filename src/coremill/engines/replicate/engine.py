@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from coremill.engines.base import LossFunction, StepTotals, drop_gradients, sum_of_squares
+from coremill.engines.held_base import HeldBase
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.cost import LEAST_BUCKET_BYTES, bucket_mib, most_buckets_in_flight
 from coremill.engines.replicate.named_rows import AllReduceOfRows, NamedRows, lookups_of
@@ -26,7 +27,7 @@ from coremill.engines.wire.codec import Codec, shares_of
 from coremill.engines.wire.collectives import AllReduce, BufferPool
 from coremill.engines.wire.exchange import Exchange
 from coremill.model.build import names_kept_in_fp32
-from coremill.model.slices import RowSlice, materialise
+from coremill.model.slices import RowSlice, has_base_apart, is_saved, materialise
 from coremill.plan.types import Choice
 from coremill.world.group import World
 
@@ -62,6 +63,7 @@ class ReplicateEngine(OptimizerUpdate):
         self._pool = BufferPool()
         self._wire = Exchange(self._meter, world.flows)
         self.exchange = Choice("wire", "replicate: gradients go through gloo")
+        self._base: HeldBase | None = None
         self._tables: dict[nn.Parameter, NamedRows] = {}  # of which not all rows are sent
         # What the optimizer moves, where that is not the weight that is computed with: fp32 for bf16; the same memory
         # for a table in fp32, whose gradient is added up here and arrives there.
@@ -73,17 +75,23 @@ class ReplicateEngine(OptimizerUpdate):
         self._under_way: deque[AllReduce | AllReduceOfRows] = deque()
 
     def place(self, model: nn.Module) -> None:
-        """Empty fp32 storage for every parameter."""
+        """Empty fp32 storage for every parameter but those of a base that stays as it is."""
+        if has_base_apart(model):
+            self._base = HeldBase(self._world, model, self._compute_dtype)
         materialise(model)
         self.module = model
 
     def start(self) -> None:
         """Masters where the arithmetic is bf16, buckets where there are peers; all have loaded the same."""
+        if self._base is not None:
+            self._base.arrived()
         self.require_equal("after loading")
         if self._names_rows:
             self._tables = {table: NamedRows(embedding) for table, embedding in lookups_of(self.module)}
         kept = names_kept_in_fp32(self.module, self._compute_dtype)
         for name, weight in self.module.named_parameters():
+            if not is_saved(self.module, weight):
+                continue  # a base, in the dtype it is computed with
             if self._compute_dtype != torch.float32 and name not in kept:
                 master = nn.Parameter(weight.data, requires_grad=weight.requires_grad)
                 if weight.requires_grad:
@@ -110,7 +118,8 @@ class ReplicateEngine(OptimizerUpdate):
 
     def slices(self) -> list[RowSlice]:
         named = self.module.named_parameters()
-        return [row_slice(name, weight, self._masters.get(weight, weight)) for name, weight in named]
+        saved = [(name, weight) for name, weight in named if is_saved(self.module, weight)]
+        return [row_slice(name, weight, self._masters.get(weight, weight)) for name, weight in saved]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; buckets are sent during the last one's backward."""
@@ -152,7 +161,7 @@ class ReplicateEngine(OptimizerUpdate):
         self._made.clear()
 
     def require_equal(self, moment: str) -> None:
-        """To the bit, in fp32; frozen ones too."""
+        """To the bit, in fp32; frozen ones too, but for a base, whose files hosts have compared."""
         require_equal_replicas(self._world, [(piece.name, piece.local) for piece in self.slices()], moment)
 
     def _is_made(self, weight: nn.Parameter) -> None:

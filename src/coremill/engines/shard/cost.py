@@ -47,7 +47,7 @@ class ShardCost(ShardedStateCost):
         keep, pool = arrangement.keep_gathered, self.between_steps(card, arrangement).buffers
         own_head = self.head_gradient_bytes(card, arrangement)
         earlier = self._earlier_gradient_bytes(card, arrangement)
-        gathered = compute * (card.parameters - table_parameters(card, arrangement))
+        gathered = compute * (card.held_parameters - table_parameters(card, arrangement))
         # A group on its way needs its place, gloo's flat copy of it, and the group in use beside it.
         on_its_way = 0 if keep else compute * 2 * layer
 
@@ -171,11 +171,11 @@ def _fetched_parameters(card: ModelCard, arrangement: Arrangement) -> int:
 def _gathered_parameters(card: ModelCard, arrangement: Arrangement) -> int:
     """Weights gathered in one step: forward needs all; backward the layers again, but no lookup table and no head."""
     fetched = arrangement.accumulation_steps * _fetched_parameters(card, arrangement)
-    whole = card.parameters - table_parameters(card, arrangement)
+    whole = card.held_parameters - table_parameters(card, arrangement)
     if arrangement.keep_gathered:
         return whole + fetched
     # FSDP2 fetches the layer below ahead, also where backward ends above it.
-    again = sum(card.layer_parameters[max(0, card.layers_below_backward - 1) :]) + card.rest_parameters
+    again = sum(card.held_layer_parameters[max(0, card.layers_below_backward - 1) :]) + card.rest_parameters
     if not card.block.plain_logits:
         again += card.embedding_parameters if card.tied else card.head_parameters
     return arrangement.accumulation_steps * (whole + again) + fetched

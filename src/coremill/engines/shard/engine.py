@@ -25,7 +25,7 @@ from coremill.engines.wire.codec import Codec
 from coremill.engines.wire.collectives import AllGather, BufferPool, ReduceScatter, install
 from coremill.engines.wire.exchange import Exchange
 from coremill.model.build import LayerMap, find_layers, has_plain_lookup
-from coremill.model.slices import RowSlice, check_has_rows, materialise
+from coremill.model.slices import RowSlice, check_has_rows, has_base_apart, is_saved, materialise, narrow_frozen
 from coremill.plan.types import Choice
 from coremill.world.group import World
 
@@ -80,6 +80,8 @@ class ShardEngine(OptimizerUpdate):
             check_runs_all_layers(model)
         parts = find_layers(model)
         check_layers_share_nothing(model, parts.layers)
+        if has_base_apart(model):
+            narrow_frozen(model, self._compute_dtype)
         # Gradients are laid out as backward made them where they travel like that, and summed in fp32 all the same.
         travel_as_made = self._gradient_codec.dtype == self._compute_dtype and not self._whole_gradients
         policy = MixedPrecisionPolicy(
@@ -200,7 +202,8 @@ class ShardEngine(OptimizerUpdate):
 
     def slices(self) -> list[RowSlice]:
         rank, ranks = self._world.rank, self._world.size
-        return [row_slice(name, parameter, local, rank, ranks) for name, parameter, local in self._locals]
+        saved = [each for each in self._locals if is_saved(self.module, each[2])]
+        return [row_slice(name, parameter, local, rank, ranks) for name, parameter, local in saved]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; gathered weights stay through accumulation where the plan keeps them."""

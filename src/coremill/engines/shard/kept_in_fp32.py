@@ -21,7 +21,7 @@ from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.replicas import require_equal_replicas
 from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.model.build import names_kept_in_fp32
-from coremill.model.slices import RowSlice
+from coremill.model.slices import RowSlice, is_saved
 from coremill.world.group import World
 from coremill.world.lost_peers import peer_errors
 
@@ -84,7 +84,8 @@ class KeepsInFp32(OptimizerUpdate):
 
     def slices(self) -> list[RowSlice]:
         """The engine's, and all rows of these."""
-        return [*self._inner.slices(), *(row_slice(name, weight, weight) for name, weight in self._weights.items())]
+        saved = [(name, weight) for name, weight in self._weights.items() if is_saved(self.module, weight)]
+        return [*self._inner.slices(), *(row_slice(name, weight, weight) for name, weight in saved)]
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; gradients of these add up where autograd leaves them."""

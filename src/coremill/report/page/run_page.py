@@ -8,7 +8,14 @@ from pathlib import PurePath
 from typing import Any
 
 from coremill.report import terminal
-from coremill.report.metrics import format_metric, in_words, memory_beside_plan, metric_names, model_class_of
+from coremill.report.metrics import (
+    format_metric,
+    in_words,
+    loading_lines,
+    memory_beside_plan,
+    metric_names,
+    model_class_of,
+)
 from coremill.report.page import run_charts
 from coremill.report.page.document import render_blocks, render_document
 from coremill.report.summary_screen import collective_rows
@@ -42,7 +49,7 @@ def _values(summary: Mapping[str, Any]) -> dict[str, Any]:
         "name": name,
         "subject": _subject(summary),
         "metrics": metric_names(summary["evaluations"][-1]) if summary["evaluations"] else [],
-        "model_class": model_class_of(summary),
+        "loading": _loading(summary),
         "tiles": _tiles(summary),
         "charts": run_charts.curves(summary),
         "kinds_of_marks": [kind for kind in MARKS if any(mark["kind"] == kind for mark in summary["marks"])],
@@ -61,6 +68,13 @@ def _values(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _loading(summary: Mapping[str, Any]) -> str:
+    """The Python that loads what was exported."""
+    export = summary.get("export") or {}
+    base = export.get("base") if export.get("form") == "adapter" else None
+    return "\n".join(filter(None, loading_lines(model_class_of(summary), str(export.get("folder")), base)))
+
+
 def _progress(summary: Mapping[str, Any]) -> str:
     """For the title of a tab, while the run goes."""
     planned = summary["steps_planned"]
@@ -73,6 +87,10 @@ def _subject(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     parameters, trained = subject["parameters"], subject["trainable_parameters"]
     size = f"{terminal.format_count(parameters)} parameters" if parameters else ""
     part = f", {terminal.format_count(trained)} of them trained" if trained and trained != parameters else ""
+    if trained and (rank := subject.get("adapter_rank")):
+        part = (
+            f" that stay as they are, {terminal.format_count(trained)} trained beside them in adapters of rank {rank}"
+        )
     drawn = "started from random weights" if subject["weights"] == "random" else ""
     documents = f"{data['documents']:,} documents" if data.get("documents") else ""
     tokens = f"{terminal.format_count(data['tokens'])} tokens" if data.get("tokens") else ""

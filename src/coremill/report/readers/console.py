@@ -127,14 +127,17 @@ class RunConsole(Reader):
             self._once(str(event.get("text")), f"rank {event.rank}: {event.get('text')}")
         elif event.kind in ("resume", "passed_over") and event.rank == 0:
             print_line(self.console, str(event.get("text")))
-        elif event.kind == "choice" and event.get("name") == "checkpoints" and event.rank == 0:
-            text = f"checkpoints: {event.get('value')}, because {event.get('reason')}"
+        elif event.kind == "choice" and event.get("name") in ("checkpoints", "export") and event.rank == 0:
+            text = f"{event.get('name')}: {event.get('value')}, because {event.get('reason')}"
             self._once(text, text)
         elif event.kind == "non_finite" and event.rank == 0 and event.get("skipped"):
             self._non_finite(event)
         elif event.kind == "export":
             size, seconds = format_bytes(event.get("bytes")), format_seconds(event.get("seconds"))
-            what = f"exported step {event.get('step')}, {event.get('reason')}," if event.get("reason") else "exported"
+            kind = {"adapter": " the adapter", "merged": " the merged model"}.get(event.get("form"), "")
+            what = f"exported{kind}"
+            if event.get("reason"):
+                what += f"{' of' if kind else ''} step {event.get('step')}, {event.get('reason')},"
             print_line(self.console, f"{what} to {event.get('folder')} ({size} in {seconds})")
         elif event.kind == "early_stop":
             print_line(self.console, f"ends after step {event.get('step')}: {event.get('text')}")

@@ -41,9 +41,10 @@ class CausalLm(Task[PackedData]):
             return None
         smaller = count * rows.sequence_length
         train = self.config.train.model_copy(update={"tokens_per_step": smaller})
+        what = "text fills" if rows.conversations is None else "conversations fill"
         return SmallerStep(
             self.config.model_copy(update={"train": train}),
-            f"the text fills {count:,} row{'s' if count != 1 else ''}, fewer than the {asked:,} of a step"
+            f"the {what} {count:,} row{'s' if count != 1 else ''}, fewer than the {asked:,} of a step"
             f" (train.tokens_per_step {tokens:,}): a step takes {'as many' if rows.sources else 'each once'},"
             f" {smaller:,} tokens",
         )
@@ -125,14 +126,28 @@ class CausalLm(Task[PackedData]):
     def sample(
         self, export: Path, rows: PackedData, environ: Mapping[str, str], *, code_sha256: str | None
     ) -> Mapping[str, str] | None:
-        """A completion of `sample.prompt`, which begins as the documents of the training did."""
+        """A completion of `sample.prompt`, which begins as the documents of the training did; where these were
+        conversations, an answer to it."""
         from coremill.tasks.causal_lm.sample import ask_for_sample  # which is a program of its own too
 
         if self.config.sample.prompt is None:
             return None
-        return ask_for_sample(export, self.config.sample, environ, begin_ids=rows.begin_ids, code_sha256=code_sha256)
+        chat_end_ids = None if rows.conversations is None else rows.conversations.end_ids
+        return ask_for_sample(
+            export,
+            self.config.sample,
+            environ,
+            begin_ids=rows.begin_ids,
+            chat_end_ids=chat_end_ids,
+            code_sha256=code_sha256,
+        )
 
     def training(self) -> CausalLmTraining:
         from coremill.tasks.causal_lm.training import CausalLmTraining
 
         return CausalLmTraining(self.config.data)
+
+    def training_on(self, rows: PackedData) -> CausalLmTraining:
+        from coremill.tasks.causal_lm.training import CausalLmTraining
+
+        return CausalLmTraining(self.config.data, conversations=rows.conversations is not None)

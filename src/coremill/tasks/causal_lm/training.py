@@ -31,8 +31,10 @@ from coremill.tasks.causal_lm.loss_path import LossPath, find_loss_path
 
 
 class CausalLmTraining(TrainingTask[PackedData, Batch]):
-    def __init__(self, section: DataSection) -> None:
-        self._section = section
+    def __init__(self, section: DataSection, *, conversations: bool = False) -> None:
+        """`conversations`: rows hold these; they are kept apart wherever the model can."""
+        self._section, self._conversations = section, conversations
+        self._across = section.attention_across_documents and not conversations
         self._head_loss: HeadLoss | None = None
         self._path = LossPath(chunked=False, cross_entropy=True, more=False, reason="")
 
@@ -51,14 +53,17 @@ class CausalLmTraining(TrainingTask[PackedData, Batch]):
             kept = "the model's own arithmetic" if path.cross_entropy else "the model's own loss"
             return Choice("logits", f"{path.reason}, so whole logits are made and {kept} is kept{more}")
         head = model.get_output_embeddings()  # type: ignore[operator]
-        self._head_loss = HeadLoss(head, tied_lookup(model.get_input_embeddings(), head))  # type: ignore[operator]
+        lookup = tied_lookup(model.get_input_embeddings(), head)  # type: ignore[operator]
+        self._head_loss = HeadLoss(head, lookup, only_learned=self._conversations)
         if path.more:
             model.loss_function = _made_in_the_head  # type: ignore[assignment]
         return Choice("chunked", f"{path.reason}, so they are made and used a chunk at a time{more}")
 
     def choices(self, model: Any) -> Mapping[str, Choice[str]]:
         """Whether the documents of a row see each other."""
-        return {"documents": documents_of(model, self._section)}
+        choice = documents_of(model, self._section, conversations=self._conversations)
+        self._across = choice.value == "joined"
+        return {"documents": choice}
 
     @property
     def needs_head_in_backward(self) -> bool:
@@ -117,7 +122,7 @@ class CausalLmTraining(TrainingTask[PackedData, Batch]):
             accumulation_steps=accumulation_steps,
             rank=rank,
             world_size=world_size,
-            attention_across_documents=self._section.attention_across_documents,
+            attention_across_documents=self._across,
         )
 
     def evaluation_batches(
@@ -129,7 +134,7 @@ class CausalLmTraining(TrainingTask[PackedData, Batch]):
             micro_batch_rows=micro_batch_rows,
             rank=rank,
             world_size=world_size,
-            attention_across_documents=self._section.attention_across_documents,
+            attention_across_documents=self._across,
         )
 
 

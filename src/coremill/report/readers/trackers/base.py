@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,17 @@ from typing import Any
 class About:
     """What goes along with the numbers; secrets are blotted out already."""
 
-    name: str  # of the run: its folder's
+    name: str  # of the run: its folder's, with the step where it has gone back to one
     config: Mapping[str, Any]  # the run file, every key written out
     config_text: str
     plan: Mapping[str, Any]  # as in plan.json
     hardware: Mapping[str, Any]
+    group: str = ""  # the name of its folder, which all runs of the tracker for it have in common
+    from_step: int | None = None  # the step it has gone back to
+
+    def going_back_to(self, step: int) -> About:
+        """The same of a run that goes on from one of its steps, another way than before."""
+        return replace(self, name=f"{self.group}-from-step-{step}", from_step=step)
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class Point:
     step: int
     time: float  # unix seconds
     numbers: Mapping[str, float]
+    goes_back_to: int | None = None  # what was told of steps after this one is of a way that the run has left
 
     @property
     def kind(self) -> str:
@@ -49,6 +56,7 @@ class Tracker:
     """
 
     can_rewind = False  # True: `forget_after` works
+    can_branch = False  # True: `branch` works
 
     def open(self, about: About, folder: Path, run_id: str | None) -> Opened:
         """Begin, or go on with the run of that id; `folder` is its own in the run folder."""
@@ -56,6 +64,10 @@ class Tracker:
 
     def forget_after(self, step: int) -> None:
         """Steps after this one are done again: what was said of them no longer holds."""
+
+    def branch(self, about: About, folder: Path) -> Opened:
+        """The run has gone back to `about.from_step`: end what is open, and begin a run beside it for what comes."""
+        raise NotImplementedError
 
     def log(self, points: Sequence[Point]) -> None:
         """Take numbers in; steps never fall, and one step may come twice with other names."""

@@ -3,7 +3,7 @@
     python -P -m coremill.report.readers.trackers.child LAUNCHER_PID NAME MODULE:CLASS RUN_FOLDER
 
     stdin   one JSON line at the end of the run: its state and exit code; the end of stdin says that nobody cares more
-    stdout  JSON lines: ready (words, step), delivered (step), trouble (text), done (step)
+    stdout  JSON lines: ready (words, step), branched (words, step), delivered (step), trouble (text), done (step)
     stderr  RUN/logs/tracker-NAME.log, with whatever the library prints
 
 The files are the queue: a tracker that is slow, away or hanging costs neither memory nor time elsewhere, and what it
@@ -19,7 +19,7 @@ import select
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,6 +48,7 @@ class Progress:
     run_id: str | None = None
     time: float = 0.0  # of the newest event that was delivered
     done: dict[str, int] = field(default_factory=dict)  # train, eval: the newest step of each
+    from_step: int | None = None  # the tracker's run is a branch: the step that it goes on from
 
     @staticmethod
     def read(path: Path) -> Progress:
@@ -71,6 +72,7 @@ class Delivery:
         self._numbers = NumbersOfRun.of_plan(dict(self._about.plan))
         self._follower = EventFollower(run_folder)
         self._points: list[Point] = []  # read and not yet taken
+        self._newest_step: Point | None = None  # of training, that was taken
         self._is_open = False
         self._noted: list[str] = []
         self._troubles: set[str] = set()
@@ -105,8 +107,9 @@ class Delivery:
         if not self._is_open:
             self._open()
         if not self._points:
-            points = [(event.time, self._numbers.take(event)) for event in self._follower.poll()]
-            self._points = [point for moment, point in points if point is not None and moment > self._since]
+            points = [point for event in self._follower.poll() if (point := self._numbers.take(event)) is not None]
+            self._points = [point for point in points if point.time > self._since]
+            self._remember([point for point in points if point.time <= self._since])
         if self._points:
             self._deliver()
             write_atomically(self._file, json.dumps(asdict(self._progress)) + "\n")
@@ -116,6 +119,8 @@ class Delivery:
             self._noted = list(self._numbers.notes)
 
     def _open(self) -> None:
+        if self._progress.from_step is not None:
+            self._about = self._about.going_back_to(self._progress.from_step)
         opened = self._tracker.open(self._about, self._folder, self._progress.run_id)
         self._is_open = True
         self._progress.run_id = opened.run_id
@@ -128,21 +133,53 @@ class Delivery:
 
     def _deliver(self) -> None:
         while self._points:
-            chunk = self._points[:CHUNK_POINTS]
-            repeated = next((at for at, point in enumerate(chunk) if self._has(point, chunk[:at])), None)
-            if repeated == 0 and self._tracker.can_rewind:
-                before = chunk[0].step - 1
-                self._tracker.forget_after(before)
-                self._progress.done = {kind: min(step, before) for kind, step in self._progress.done.items()}
+            first, chunk = self._points[0], self._points[:CHUNK_POINTS]
+            if first.goes_back_to is not None:
+                self._go_back(first.goes_back_to)
+                self._points[0] = replace(first, goes_back_to=None)
                 continue
-            if repeated == 0:
+            stop = (at for at, one in enumerate(chunk) if one.goes_back_to is not None or self._has(one, chunk[:at]))
+            size = next(stop, len(chunk))
+            if size == 0 and self._tracker.can_rewind:
+                self._rewind(first)
+                continue
+            if size == 0:
                 del self._points[0]
                 continue
-            chunk = chunk[:repeated]
+            chunk = chunk[:size]
             self._tracker.log(chunk)
             del self._points[: len(chunk)]
+            self._remember(chunk)
             self._progress.time = chunk[-1].time
             self._progress.done |= {point.kind: point.step for point in chunk}
+
+    def _rewind(self, repeated: Point) -> None:
+        """Forget a step that comes again, and later ones; of an evaluation that comes again its step stays."""
+        before, newest = repeated.step - 1, self._newest_step
+        self._tracker.forget_after(before)
+        self._progress.done = {kind: min(step, before) for kind, step in self._progress.done.items()}
+        if repeated.kind == "eval" and newest is not None and newest.step == repeated.step:
+            self._tracker.log([newest])
+            self._progress.done[newest.kind] = newest.step
+
+    def _go_back(self, step: int) -> None:
+        """The run goes on from this step another way: what was told of later ones is of the way it has left."""
+        if self.step <= step:
+            return  # nothing was told of later ones
+        if self._tracker.can_rewind:
+            self._tracker.forget_after(step)
+            self._progress.done = {kind: min(done, step) for kind, done in self._progress.done.items()}
+        elif self._tracker.can_branch:
+            about = self._about.going_back_to(step)
+            opened = self._tracker.branch(about, self._folder)
+            self._about, self._progress.run_id, self._progress.from_step = about, opened.run_id, step
+            self._progress.done = {"train": step, "eval": step - 1}  # a step gone back to may be evaluated again
+            write_atomically(self._file, json.dumps(asdict(self._progress)) + "\n")
+            words = f"a new run, {about.name}, for the run goes on from step {step} another way: {opened.words}"
+            self._tell("branched", words=redact(words), step=step)
+
+    def _remember(self, points: list[Point]) -> None:
+        self._newest_step = next((point for point in reversed(points) if point.kind == "train"), self._newest_step)
 
     def _has(self, point: Point, just_now: list[Point]) -> bool:
         newest = [earlier.step for earlier in just_now if earlier.kind == point.kind]
@@ -164,7 +201,8 @@ def about_run(run_folder: Path) -> About:
         "nodes": plan.get("nodes"),
     }
     text = redact((run_folder / "config.yaml").read_text())
-    return About(run_folder.name, json.loads(redact(json.dumps(config))), text, plan, hardware)
+    name = run_folder.name
+    return About(name, json.loads(redact(json.dumps(config))), text, plan, hardware, group=name)
 
 
 def _main(launcher_pid: str, name: str, implementation: str, run_folder: str) -> None:

@@ -6,7 +6,8 @@ there are any.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 from coremill.report.events import Event
 from coremill.report.metrics import metric_names
@@ -14,6 +15,7 @@ from coremill.report.readers.base import KEPT
 from coremill.report.readers.trackers.base import Point
 from coremill.report.tally import RunTally
 
+RATES_KEPT = 10_000  # steps: more are not done again unless `--from` says so
 NOTE_CHARACTERS = 4000  # MLflow takes 8000 bytes; the oldest notes are let go
 
 
@@ -23,6 +25,8 @@ class NumbersOfRun:
 
     tally: RunTally
     notes: list[str] = field(default_factory=list)
+    _rates: dict[int, float] = field(default_factory=dict)  # learning rates of the newest steps
+    _goes_back_to: int | None = None  # said by `train --from`, of the next point
 
     @staticmethod
     def of_plan(plan: dict[str, object]) -> NumbersOfRun:
@@ -38,12 +42,32 @@ class NumbersOfRun:
                 del self.notes[0]
         if event.rank != 0:
             return None
+        if event.kind == "set_aside":
+            after = int(event.number("after_step"))
+            self._goes_back_to = after if self._goes_back_to is None else min(after, self._goes_back_to)
         if event.kind == "step":
-            return self._step(event)
+            return self._marked(self._step(event))
         if event.kind == "evaluation":
             names = ("loss", *metric_names(event.fields))
-            return _point(event, {f"eval/{name}": event.get(name) for name in names})
+            return self._marked(_point(event, {f"eval/{name}": event.get(name) for name in names}))
         return None
+
+    def _marked(self, point: Point) -> Point:
+        """Say where the run has gone another way: by `--from`, or a step done again at another learning rate.
+
+        Steps that are only repeated after a restart have the same rates, at any number of ranks.
+        """
+        back_to, self._goes_back_to = self._goes_back_to, None
+        rate = point.numbers.get("train/learning_rate")
+        if rate is not None:
+            known = self._rates.get(point.step)
+            if back_to is None and known is not None and not math.isclose(known, rate, rel_tol=1e-9):
+                back_to = point.step - 1
+            if back_to is not None:
+                self._rates = {step: each for step, each in self._rates.items() if step <= back_to}
+            self._rates[point.step] = rate
+            self._rates.pop(point.step - RATES_KEPT, None)
+        return replace(point, goes_back_to=back_to)
 
     def _step(self, event: Event) -> Point:
         record = self.tally.steps.get(int(event.number("step")))
@@ -82,6 +106,8 @@ def note_of(event: Event) -> str | None:
         return None
     if event.kind == "save":
         return f"step {step} saved" if event.get("saved") else f"step {step} was not saved: {event.get('reason')}"
+    if event.kind == "set_aside":
+        return f"gone back to step {event.get('after_step')}: later ones are set aside"
     if event.kind in ("resume", "passed_over", "notice", "non_finite"):
         return str(event.get("text"))
     return f"exported to {event.get('folder')}" if event.kind == "export" else None

@@ -155,7 +155,7 @@ class TrackersReader(Reader):
 
     def _hear(self, one: _Process, message: Mapping[str, Any]) -> None:
         one.delivered_step = message.get("step", one.delivered_step)
-        if message["kind"] == "ready":
+        if message["kind"] in ("ready", "branched"):
             self._say(f"{one.name}: {message['words']}")
         elif message["kind"] == "trouble":
             self._say(f"{one.name} failed, the run goes on: {message['text']}")

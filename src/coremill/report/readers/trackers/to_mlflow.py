@@ -14,18 +14,24 @@ from coremill.report.readers.trackers.base import About, Opened, Point, Tracker,
 
 EXPERIMENT = "coremill"
 MOST_METRICS, MOST_OTHERS, LONGEST = 1000, 100, 500  # in one request; characters of a value
+PARENT = "mlflow.parentRunId"  # by which MLflow shows a run below another
 STATUS = {"finished": "FINISHED", "stopped": "KILLED"}
 
 
 class MlflowTracker(Tracker):
-    """One run of MLflow. A value cannot be taken back there, so what is done again is not told again."""
+    """One run of MLflow. A value cannot be taken back there, so what is done again is not told again.
+
+    A run that goes on another way from an earlier step is another one there, a child of the first.
+    """
+
+    can_branch = True
 
     def __init__(self) -> None:
         self._client: MlflowClient
         self._run_id: str | None = None
 
     def open(self, about: About, folder: Path, run_id: str | None) -> Opened:
-        """Begin a run with config, plan and hardware, or set the earlier one running again."""
+        """Begin a run, or set the earlier one running again."""
         folder.mkdir(parents=True, exist_ok=True)
         address = environment_snapshot().get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(tracking_uri=address or f"sqlite:///{folder}/mlflow.db")
@@ -35,6 +41,21 @@ class MlflowTracker(Tracker):
             run_id = str(self._client.create_run(experiment, run_name=about.name).info.run_id)
         else:
             self._client.update_run(run_id, status="RUNNING")
+        return self._describe(about, run_id, folder, address)
+
+    def branch(self, about: About, folder: Path) -> Opened:
+        """What was told of later steps stays where it is, and says so."""
+        former = self._client.get_run(self._run_id)
+        aside = f"set aside after step {about.from_step}"
+        self._client.set_tag(former.info.run_id, "coremill.state", aside)
+        self._client.set_terminated(former.info.run_id, status="KILLED")
+        tags = {PARENT: former.data.tags.get(PARENT, former.info.run_id), "coremill.from_step": str(about.from_step)}
+        made = self._client.create_run(former.info.experiment_id, run_name=about.name, tags=tags)
+        address = environment_snapshot().get("MLFLOW_TRACKING_URI")
+        return self._describe(about, str(made.info.run_id), folder, address)
+
+    def _describe(self, about: About, run_id: str, folder: Path, address: str | None) -> Opened:
+        """Config, plan and hardware; the run is ours from here on."""
         self._run_id = run_id
         has = set(self._client.get_run(run_id).data.params)  # one that is set cannot be set to another value
         params = [Param(key, str(value)[:LONGEST]) for key, value in flat(about.config).items() if key not in has]

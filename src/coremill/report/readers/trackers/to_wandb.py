@@ -20,14 +20,31 @@ FIGURES = ("state", "exit_code", "steps", "seconds", "tokens_per_second", "utili
 
 
 class WandbTracker(Tracker):
-    """One run of W&B, continued by its id; its steps only rise, so what is done again is not told again."""
+    """One run of W&B, continued by its id; its steps only rise, so what is done again is not told again.
+
+    A run that goes on another way from an earlier step is another one there, in the same group.
+    """
+
+    can_branch = True
 
     def __init__(self) -> None:
         self._run: Any = None
 
     def open(self, about: About, folder: Path, run_id: str | None) -> Opened:
+        """Go on with a run, or begin one."""
+        named = environment_snapshot().get("WANDB_RUN_ID") if about.from_step is None else None
+        return self._start(about, folder, named or run_id or _new_id())
+
+    def branch(self, about: About, folder: Path) -> Opened:
+        """What was told of later steps stays where it is, and says so."""
+        if self._run is not None:
+            self._run.summary.update({"run/state": f"set aside after step {about.from_step}"})
+            self._run.finish()
+            self._run = None
+        return self._start(about, folder, _new_id())
+
+    def _start(self, about: About, folder: Path, run_id: str) -> Opened:
         """Online, or offline where W&B refuses: without a login the numbers are kept, not lost."""
-        run_id = environment_snapshot().get("WANDB_RUN_ID") or run_id or uuid.uuid4().hex[:8]
         why = ""
         try:
             self._run = self._begin(about, folder, run_id, None)
@@ -43,7 +60,8 @@ class WandbTracker(Tracker):
         environ = environment_snapshot()
         return wandb.init(
             project=environ.get("WANDB_PROJECT") or PROJECT,
-            name=environ.get("WANDB_NAME") or about.name,
+            name=(environ.get("WANDB_NAME") if about.from_step is None else None) or about.name,
+            group=environ.get("WANDB_RUN_GROUP") or about.group,
             id=run_id,
             resume="allow",
             dir=environ.get("WANDB_DIR") or str(folder),
@@ -65,3 +83,7 @@ class WandbTracker(Tracker):
         """The headline figures as the run's summary."""
         self._run.summary.update({f"run/{key}": summary[key] for key in FIGURES if summary.get(key) is not None})
         self._run.finish(exit_code=int(summary.get("exit_code") or 0))
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex[:8]

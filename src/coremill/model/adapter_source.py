@@ -1,0 +1,51 @@
+"""Where the adapter to go on from comes from (`lora.start_from`): a folder, or the hub. No torch here.
+
+What is wrong with it is found before any rank starts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coremill.config.schema import RunConfig
+from coremill.errors import InputError
+from coremill.model.hub_models import download_files
+from coremill.model.lora_base import Base
+from coremill.model.parameter_list import parameters_of
+from coremill.model.source import ModelFolder, Say
+from coremill.nearby import missing_folder
+from coremill.plan.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, refuse_other_adapter, words_of_another_base
+from coremill.plan.adapters import adapted_by
+from coremill.remote_code import is_folder
+
+SETTING = "lora.start_from"
+FILES = [ADAPTER_CONFIG, ADAPTER_WEIGHTS]
+
+
+def find_adapter(
+    config: RunConfig, model: ModelFolder, base: Base | None, cache: Path, say: Say, *, goes_on: bool
+) -> Path | None:
+    """The folder of an adapter that fits the model and the section; None where a new one is begun.
+
+    A run that goes on has its own in a checkpoint: then none is missed."""
+    if config.lora.start_from is None or base is None:
+        return None
+    try:
+        folder = _found(config.lora.start_from)
+        refuse_other_adapter(folder, config.lora, adapted_by(parameters_of(model, cache, say), config.lora))
+    except InputError:
+        if goes_on:
+            return None
+        raise
+    if not goes_on and (doubt := words_of_another_base(folder, base.name)) is not None:
+        say(doubt)
+    return folder
+
+
+def _found(name: str) -> Path:
+    if not is_folder(name):
+        return download_files(name, FILES, setting=SETTING)
+    folder = Path(name).expanduser().absolute()
+    if not folder.is_dir():
+        raise missing_folder(folder, SETTING, f"no such adapter folder: {folder}")
+    return folder
