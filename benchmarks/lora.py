@@ -175,7 +175,8 @@ def run_peft(
 def lines_of(one: dict[str, Any]) -> Iterator[str]:
     """What was found, for people."""
     recomputing = ", recomputing" if one["recomputing"] else ""
-    yield f"{one['ranks']} ranks, {one['dtype']}, {one['rows_per_pass']} rows at a time{recomputing}"
+    ranks = f"{one['ranks']} rank{'s' if one['ranks'] > 1 else ''}"
+    yield f"{ranks}, {one['dtype']}, {one['rows_per_pass']} rows at a time{recomputing}"
     measured = one["bytes_measured_per_rank"]
     words = f"memory per rank: measured {measured / 1e9:.2f} GB"
     if planned := one.get("bytes_planned_per_rank"):

@@ -170,9 +170,16 @@ def plan(
             metavar="RUN", help="feed the measured rates of a finished run back into later plans", show_default=False
         ),
     ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="at the spot price of now (boto3 and credentials), not the table's")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell beforehand whether a run fits, how fast it will be, what it will cost, and why. Reads no weights."""
+    """Tell beforehand whether a run fits, how fast it will be, what it will cost, and why. Reads no weights.
+
+    With a section kubernetes it plans for a pod, which gets less than its instance has: same ranks, threads and bytes
+    as coremill k8s render writes.
+    """
     from coremill import api
     from coremill.run.plan_command import learn_from, plan_on_fleets, plan_once
 
@@ -181,9 +188,9 @@ def plan(
         return
     loaded = api.load_config(config, settings or [], model=model, data=data)
     if compare or len(fleet or []) > 1:
-        plan_on_fleets(loaded, fleet or [], as_json=as_json, console=Console())
+        plan_on_fleets(loaded, fleet or [], as_json=as_json, console=Console(), live=live)
     else:
-        plan_once(loaded, fleet[0] if fleet else None, as_json=as_json, console=Console())
+        plan_once(loaded, fleet[0] if fleet else None, as_json=as_json, console=Console(), live=live)
 
 
 @app.command()

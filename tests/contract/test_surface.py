@@ -40,7 +40,7 @@ COMMANDS = {
         "--via",
         "CONFIG",
     ],
-    "coremill plan": ["--compare", "--data", "--fleet", "--json", "--learn", "--model", "--set", "CONFIG"],
+    "coremill plan": ["--compare", "--data", "--fleet", "--json", "--learn", "--live", "--model", "--set", "CONFIG"],
     "coremill doctor": ["--json", "--self-test/--no-self-test"],
     "coremill launch": [
         "--allocator",
@@ -73,6 +73,7 @@ COMMANDS = {
     "coremill data": [],
     "coremill data show": ["--data", "--evaluation", "--json", "--model", "--rows", "--set", "CONFIG"],
     "coremill k8s": [],
+    "coremill k8s render": ["--output/-o", "--set", "CONFIG"],
     "coremill k8s check": ["--json", "--release", "--schemas", "FILES"],
     "coremill config": [],
     "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],

@@ -104,10 +104,13 @@ def test_merged_by_the_command_and_pushed(scene: Scene, best: Ended) -> None:
     whole = AutoModelForCausalLM.from_pretrained(scene.path("merged"))
     assert (logits(whole) - logits(merged_by_peft(scene, scene.path("best/export")))).abs().max() < 1e-5
     with serve_upload_hub() as hub:
-        environ = {"HF_ENDPOINT": hub.address, "HF_TOKEN": TOKEN}
+        environ = {"HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+        hub.private["me/adapter"] = False
+        hub.files["model.safetensors"] = b"of an earlier push"
         pushed = scene.coremill("export", "best", "pushed", "--push", "me/adapter", environ=environ)
         assert pushed.code == 0, str(pushed)
         assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= set(hub.files)
+        assert "model.safetensors" not in hub.files
         assert not any(str(scene.folder).encode() in content for content in hub.files.values())
         assert json.loads(hub.files["adapter_config.json"])["base_model_name_or_path"] == "base"
         card = hub.files["README.md"].decode()

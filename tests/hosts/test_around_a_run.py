@@ -68,9 +68,9 @@ def train(fleet: Fleet, *words: str) -> tuple[str, str]:
     try:
         for line in process.stdout:
             said += line
-            address = re.search(r"http://127\.0\.0\.1:\d+\S*", line)
+            address = re.search(r"live page.*?(http\S+)", line)
             if address is not None and not page:
-                page = fleet.run(["curl", "-sS", "--max-time", "20", address[0]]).stdout
+                page = fleet.run(["curl", "-sS", "--max-time", "20", address[1]]).stdout
             assert time.monotonic() < deadline, said
         process.wait(WAIT_SECONDS)
     finally:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from coremill.config.kubernetes_section import KubernetesSection
+
 # By section; TOP-level keys under "".
 MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
     "model": ("fused",),
@@ -37,6 +39,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
     "numerics": ("on_non_finite", "skip_budget"),
     "evaluation": ("every_steps", "rows", "keep_best", "stop_after"),
     "sample": ("prompt", "tokens"),
+    "kubernetes": tuple(KubernetesSection.model_fields),  # where it runs says nothing about what is learned
     "run": ("folder", "export", "trackers"),
 }
 

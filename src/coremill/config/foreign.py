@@ -22,7 +22,6 @@ _QUANTISED = "weights are trained in fp32 (masters) and computed with in fp32 or
 
 LATER_KEYS = {
     "compile": _COMPILE,
-    "kubernetes": "manifests come in a later release; this one runs where it is started, also in a pod",
     "parallel.deepspeed": "this engine comes in a later release; engine: shard keeps 1/N of the model on each rank too",
     "train.samples_per_step": "it belongs to question answering and classification, which come in a later release",
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Set
 
 from coremill.config.chat_rules import CHAT_RULES
 from coremill.config.keys import keys
+from coremill.config.kubernetes_rules import KUBERNETES_RULES
 from coremill.config.rule import Breach, Check, Rule
 from coremill.config.schedule_rules import SCHEDULE_RULES
 from coremill.config.schema import BUILT_IN, RunConfig
@@ -18,7 +19,7 @@ from coremill.remote_code import pin_problem
 
 SHARE_TOLERANCE = 0.01  # 0.33 three times is meant as thirds
 
-RULES: list[Rule] = [*SCHEDULE_RULES, *CHAT_RULES]
+RULES: list[Rule] = [*SCHEDULE_RULES, *CHAT_RULES, *KUBERNETES_RULES]
 
 
 def _rule(*reads: str) -> Callable[[Check], Check]:

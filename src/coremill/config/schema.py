@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from coremill.config.durations import DURATION_PATTERN, INTERVAL_PATTERN, LIMIT_PATTERN, WAIT_PATTERN
+from coremill.config.kubernetes_section import KubernetesSection
+from coremill.config.section import AUTO as AUTO
+from coremill.config.section import AutoOrPositiveInt, NonNegativeInt, PositiveInt, Section
 from coremill.registry import names
 
-AUTO: Final = "auto"
 BUILT_IN: Final = "built-in"
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-AutoOrPositiveInt = Literal["auto"] | PositiveInt
 NamePattern = Annotated[str, Field(min_length=1)]
 PATTERNS_FORM: Final = "a list of name patterns, each a text (* any text, ? any character, [0-3] one of these)"
 if TYPE_CHECKING:
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
 else:
     EngineName = Literal["auto", *names("coremill.engines")]  # other packages may bring their own
     TaskName = Literal[names("coremill.tasks")]
-
-
-class Section(BaseModel):
-    """A part of the run file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -396,4 +389,5 @@ class RunConfig(Section):
     numerics: NumericsSection = Field(default_factory=lambda: NumericsSection())
     evaluation: EvaluationSection = Field(default_factory=lambda: EvaluationSection())
     sample: SampleSection = Field(default_factory=lambda: SampleSection())
+    kubernetes: KubernetesSection = Field(default_factory=lambda: KubernetesSection())
     run: RunSection = Field(default_factory=lambda: RunSection())

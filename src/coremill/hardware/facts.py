@@ -109,6 +109,9 @@ class Fleet:
     link_flow_bits_per_second: float | None = None  # cap of one TCP flow, where the cloud has one
     usd_per_hour: float | None = None  # of the whole fleet
     memory_bytes_per_node: int | None = None  # what a pod may have (allocatable); None: all of the node's memory
+    pod: str | None = None  # in words: what a pod has, where the run is in pods; and why so much
+    pod_reason: str = ""
+    price_words: str | None = None  # which price it is
 
     @property
     def limit_bytes_per_node(self) -> int:

@@ -129,7 +129,7 @@ def find_instances(family: str | None = None, efa: bool | None = None) -> tuple[
     return tuple(sorted(found, key=lambda one: (one.family, one.vcpus, one.name)))
 
 
-def instance_named(name: str) -> Instance:
+def instance_named(name: str, *, where: str = "fleet.instance") -> Instance:
     """One type; unknown names are answered with the nearest ones."""
     by_name = {one.name: one for one in all_instances()}
     found = by_name.get(name.lower())
@@ -138,19 +138,24 @@ def instance_named(name: str) -> Instance:
     near = difflib.get_close_matches(name.lower(), by_name, n=3, cutoff=0.5)
     raise InputError(
         f"no instance type {name!r} in the table",
-        where="fleet.instance",
+        where=where,
         do=("did you mean " + ", ".join(near) + "?") if near else "`coremill instances` lists the types",
     )
 
 
-def fleet_of(text: str) -> Fleet:
-    """The fleet `4xc7i.8xlarge` stands for, with declared rates."""
+def nodes_and_instance(text: str) -> tuple[int, Instance]:
+    """4 and the type, of `4xc7i.8xlarge`."""
     match = _FLEET.match(text)
     nodes = int(match.group(1) or 1) if match else 0
     if match is None or nodes < 1:
         what = f"{text!r} is not a fleet" if match is None else "a fleet has at least one machine"
         raise InputError(what, where="--fleet", do="write the number and the type, like 4xc7i.8xlarge")
-    instance = instance_named(match.group(2))
+    return nodes, instance_named(match.group(2))
+
+
+def fleet_of(text: str) -> Fleet:
+    """The fleet `4xc7i.8xlarge` stands for, with declared rates."""
+    nodes, instance = nodes_and_instance(text)
     allocatable = instance.allocatable_memory_mib
     return Fleet(
         nodes=nodes,

@@ -1,1 +1,1 @@
-"""Kubernetes: manifests of a run, and what is checked in anybody's manifests before they leave the laptop."""
+"""A run on Kubernetes: its objects, rendered from the run file, and what is wrong with anybody's manifests."""

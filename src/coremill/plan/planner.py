@@ -115,6 +115,8 @@ def make_plan(
         tokens_per_second=rows_per_step * arrangement.sequence_length / chosen.seconds.total,
         steps=steps,
         usd_per_hour=fleet.usd_per_hour,
+        price_words=fleet.price_words,
+        pod=None if fleet.pod is None else Choice(fleet.pod, fleet.pod_reason),
         fits=shortfall == 0,
         shortfall_bytes=shortfall,
         remedies=(),

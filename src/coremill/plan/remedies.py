@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import Instance, all_instances, fleet_of
+from coremill.hardware.pods import pods_of
 from coremill.plan.adapters import with_usual_adapters
 from coremill.plan.card import ModelCard
 from coremill.plan.engine_cost import cost_named
@@ -70,7 +71,7 @@ def _ladders(config: RunConfig, fleet: Fleet, card: ModelCard) -> Iterator[Itera
     if config.model.weights == "pretrained" and config.model.name != BUILT_IN and card.frozen is None:
         yield iter([_adapters(config, fleet, card)])
     yield _more_nodes(config, fleet)
-    if config.fleet.instance is not None:
+    if config.fleet.instance is not None or fleet.pod is not None:
         yield _bigger_instances(config, fleet)
     yield _shorter_rows(config, fleet)
 
@@ -102,12 +103,21 @@ def _more_nodes(config: RunConfig, fleet: Fleet) -> Iterator[_Change]:
 
 def _bigger_instances(config: RunConfig, fleet: Fleet) -> Iterator[_Change]:
     """Instance types of the same generation with more memory, cheapest first."""
-    current = next((one for one in all_instances() if one.name == config.fleet.instance), None)
+    listed = config.kubernetes.instances if fleet.pod is not None else []
+    name = config.fleet.instance or (listed[0] if listed else None)
+    current = next((one for one in all_instances() if one.name == name), None)
     if current is None:
         return
     for instance in sorted(_alternatives(current), key=lambda one: (one.usd_per_hour or 0.0, one.name)):
         words = f"{instance.name} with {instance.memory_mib // 1024} GiB instead of {current.name}"
-        yield _set(config, fleet_of(f"{fleet.nodes}x{instance.name}"), words, "fleet", "instance", instance.name)
+        if fleet.pod is None:
+            yield _set(config, fleet_of(f"{fleet.nodes}x{instance.name}"), words, "fleet", "instance", instance.name)
+            continue
+        pods = pods_of(config, nodes=fleet.nodes, instances=(instance,))
+        change = _set(config, pods, words, "fleet", "instance", instance.name)
+        if listed:
+            change = replace(change, settings=(*change.settings, f"kubernetes.instances=[{instance.name}]"))
+        yield change
 
 
 def _alternatives(current: Instance) -> Iterator[Instance]:

@@ -33,7 +33,9 @@ def plan_save(config: RunConfig, state_bytes: int, step_seconds: float) -> SaveP
     grace, deadline = _grace(config, seconds, takes, step_seconds), _deadline(config)
     after_a_step = f"{takes}, after a step of up to {_time(ceil(step_seconds))}"
     warnings = []
-    if SHARE_OF_GRACE * grace.value < step_seconds + seconds:
+    in_spot_pods = config.kubernetes.image is not None and config.kubernetes.may_be_spot
+    # Of pods on spot machines the notice decides, whatever grace they are given.
+    if SHARE_OF_GRACE * grace.value < step_seconds + seconds and not in_spot_pods:
         warnings.append(
             f"checkpoint.grace is {config.checkpoint.grace}, but {after_a_step}: when asked to stop, the run would be"
             " ended before it is saved; leave checkpoint.grace out, or give it more"
@@ -43,7 +45,8 @@ def plan_save(config: RunConfig, state_bytes: int, step_seconds: float) -> SaveP
             f"supervise.save_deadline is {config.supervise.save_deadline}, but {takes}: it would be given up; leave it"
             " out, and a save lasts as long as it gets on"
         )
-    if config.checkpoint.spot_notices == "on" and step_seconds + seconds > SHARE_OF_GRACE * SPOT_NOTICE_SECONDS:
+    is_spot = in_spot_pods or config.checkpoint.spot_notices == "on"
+    if is_spot and step_seconds + seconds > SHARE_OF_GRACE * SPOT_NOTICE_SECONDS:
         warnings.append(
             f"EC2 takes a spot machine back {SPOT_NOTICE_SECONDS:.0f} s after it says so, but {after_a_step}: what was"
             " done since the last save (checkpoint.every) would be lost"

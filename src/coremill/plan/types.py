@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 from coremill.plan.traffic import GradientForm, gradient_form, sent_bytes
 
 T = TypeVar("T")
+_OF_PODS = ("pod", "price_words")  # only in plans that have them
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,8 @@ class Plan:
     steps_words: str = ""  # where they come from, where they were not set
     steps_done: int = 0  # by an earlier attempt, which this one continues: hours and dollars are of what is left
     usd_per_hour: float | None
+    price_words: str | None = None  # which price it is, where that is not plain
+    pod: Choice[str] | None = None  # what a pod has, where the run is in pods
     fits: bool
     shortfall_bytes: int  # 0 where it fits
     remedies: tuple[Remedy, ...]
@@ -246,4 +249,4 @@ class Plan:
         document["world_size"] = self.world_size
         document["hours"] = self.hours()
         document["usd"] = self.usd()
-        return document
+        return {name: value for name, value in document.items() if name not in _OF_PODS or value is not None}

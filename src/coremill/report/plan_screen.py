@@ -192,7 +192,8 @@ def _time_and_cost(plan: Mapping[str, Any], console: Console) -> None:
     )
     cost = [_length(plan)] if plan.get("steps") else []
     if plan.get("usd_per_hour") is not None:
-        cost.append(f"{format_usd(plan['usd_per_hour'])} per hour")
+        which = f" ({plan['price_words']})" if plan.get("price_words") else ""
+        cost.append(f"{format_usd(plan['usd_per_hour'])} per hour{which}")
     if plan.get("usd") is not None:
         cost.append(f"{format_usd(plan['usd'])} in all")
     if cost:

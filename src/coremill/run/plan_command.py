@@ -43,22 +43,23 @@ from coremill.run.row_count import count_rows
 from coremill.tasks.base import deciding_metric
 
 
-def plan_and_card(loaded: LoadedConfig, fleet: str | None) -> tuple[Plan, ModelCard]:
-    """One run on one fleet, and the model as the plan sees it."""
+def plan_and_card(loaded: LoadedConfig, fleet: str | None, *, live: bool = False) -> tuple[Plan, ModelCard]:
+    """One run on one fleet, and the model as the plan sees it; `live`: at what spot machines cost now."""
     config = with_slots(loaded.located, fleet)
     deciding_metric(config)  # refuses a name that the task does not know
     with loaded.placing():
         card = card_without_weights(config)
-    machines, rows = find_fleet(config, fleet), count_rows(config, card, Console(stderr=True))
+        machines = find_fleet(config, fleet, card, live=live)
+    rows = count_rows(config, card, Console(stderr=True))
     plan = make_plan(config, machines, card, rows=rows)
     if (busy := busy_with_others(machines.node)) is not None:
         print_line(Console(stderr=True), str(busy))
     return plan, card
 
 
-def plan_once(loaded: LoadedConfig, fleet: str | None, *, as_json: bool, console: Console) -> None:
+def plan_once(loaded: LoadedConfig, fleet: str | None, *, as_json: bool, console: Console, live: bool = False) -> None:
     """Show one run on one fleet."""
-    plan, card = plan_and_card(loaded, fleet)
+    plan, card = plan_and_card(loaded, fleet, live=live)
     if as_json:
         print(json.dumps({**plan.to_json(), "model": asdict(card)}, indent=2))
     else:
@@ -66,12 +67,14 @@ def plan_once(loaded: LoadedConfig, fleet: str | None, *, as_json: bool, console
         render_plan(plan.to_json(), asdict(card), console)
 
 
-def plan_on_fleets(loaded: LoadedConfig, fleets: Sequence[str], *, as_json: bool, console: Console) -> None:
+def plan_on_fleets(
+    loaded: LoadedConfig, fleets: Sequence[str], *, as_json: bool, console: Console, live: bool = False
+) -> None:
     """The same run on several fleets, ranked by cost and by time; none named: on this machine."""
     config = loaded.located
     with loaded.placing():
         card = card_without_weights(config)
-    machines = [find_fleet(config, fleet) for fleet in fleets] or [find_fleet(config, None)]
+        machines = [find_fleet(config, fleet, card, live=live) for fleet in (*fleets, *([] if fleets else [None]))]
     rows = count_rows(config, card, Console(stderr=True))
     comparison = compare_fleets(config, machines, card, rows=rows)
     if as_json:

@@ -84,7 +84,6 @@ FILES = [
     ("train: {steps: 1}\ncompile: true", "compile is not in this release", "2 (", "later release", "remove it"),
     ("train: {steps: 1}\ncheckpoint: {every: 10 minutes}", "checkpoint.every must be a time (30s, 10m, 1h)", "2 (", "save", "write a time"),
     ("train: {steps: 1, save_steps: 100}", "unknown key train.save_steps", "1 (", "another name", "checkpoint.every"),
-    ("train: {steps: 1}\nkubernetes: {}", "kubernetes is not in this release", "2 (", "later release", "remove it"),
     ("train: {steps: 1}\nparallel: {deepspeed: z.json}", "parallel.deepspeed is not in this release", "2 (", "shard", "remove it"),
     ("train: {steps: 1}\nparallel: {engine: deepspeed}", "parallel.engine: deepspeed is not in this release", "2 (", "later", "shard"),
     ("train: {steps: 1}\ndevice: cuda", "device: cuda is not in this release", "2 (device)", "CPUs", "device: cpu"),

@@ -38,8 +38,19 @@ trees = st.recursive(
 )
 
 
-FORMS = {"model.code_sha256": ["0" * 64, "0a1b" * 16]}
-ITEMS = {"run.trackers": st.sampled_from(["tensorboard", "wandb", "mlflow"])}
+FORMS = {
+    "model.code_sha256": ["0" * 64, "0a1b" * 16],
+    "kubernetes.reservation": ["cr-0123456789abcdef0"],
+    "kubernetes.zone": ["us-west-2a", "us-west-2-lax-1a"],
+    "kubernetes.file_system": ["fs-0123456789abcdef0"],
+    "kubernetes.subnet": ["subnet-0123456789abcdef0"],
+    "kubernetes.mount_path": ["/fsx", "/mnt/my-volume"],
+    "kubernetes.ami": ["auto", "al2023@v20260801"],
+}
+ITEMS = {
+    "run.trackers": st.sampled_from(["tensorboard", "wandb", "mlflow"]),
+    "kubernetes.security_groups": st.sampled_from(["sg-0123456789abcdef0", "sg-01"]),
+}
 
 
 def values_for(key: Key) -> st.SearchStrategy[Any]:
@@ -80,6 +91,9 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     evaluation = tree.get("evaluation", {})
     if evaluation.get("keep_best") or evaluation.get("stop_after"):
         evaluation["every_steps"] = evaluation.get("every_steps") or 10
+    if cluster := tree.get("kubernetes"):
+        cluster |= {"image": draw(texts), "karpenter": "none", "placement_group": None}
+        cluster |= {"storage": "claim", "cpus": "auto", "instances": []}
     if "lora" in tree:
         tree["lora"]["rank"] = tree["lora"].get("rank") or 16
         train["freeze"] = []

@@ -16,6 +16,7 @@ from coremill.k8s.check.manifests import read_manifests
 
 MANIFESTS = Path(__file__).parents[2] / "k8s/manifests"
 SHIPPED = Path(command.__file__).parent / "crds"
+EXAMPLE = Path(__file__).parents[3] / "examples/tiny-from-scratch.yaml"
 QUEUE = (
     "apiVersion: kueue.x-k8s.io/v1beta2\nkind: LocalQueue\nmetadata: {name: q, namespace: n}\nspec: {clusterQueue: c}\n"
 )
@@ -144,3 +145,31 @@ def test_without_kubectl(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="kubectl was not found"):
         run(MANIFESTS / "good/core.yaml", schemas="cluster")
+
+
+SHAPES = [
+    "kind: trainjob, capacity: spot",
+    "kind: trainjob, trainer: '2.1', karpenter: '1.8', queue: q",
+    "kind: jobset, trainer: '2.2'",
+    "kind: job, karpenter: none",
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_run_file_is_rendered_and_checked_for_its_releases(shape, capsys, tmp_path):
+    file = tmp_path / "run.yaml"
+    section = f"kubernetes: {{image: 'example.com/coremill:0.1', cluster: demo, role: R, {shape}}}\n"
+    file.write_text(f"{EXAMPLE.read_text()}\nfleet: {{nodes: 4, instance: c7i.8xlarge}}\n{section}")
+    assert run(file) == 0
+    out, error = capsys.readouterr()
+    assert out == "" and "0 errors, 0 warnings" in error
+    assert ("trainer 2.1.0" in error and "karpenter-provider-aws 1.8.0" in error) == ("1.8" in shape)
+
+
+def test_findings_of_a_run_file_have_no_line(capsys, tmp_path):
+    file = tmp_path / "run.yaml"
+    section = "kubernetes: {image: 'example.com/coremill:latest', karpenter: none}\n"
+    file.write_text(f"{EXAMPLE.read_text()}\nfleet: {{instance: c7i.8xlarge}}\n{section}")
+    assert run(file) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines and all(line.startswith(f"{file}: warning: ") and line.endswith("[unpinned]") for line in lines)

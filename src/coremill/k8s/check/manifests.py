@@ -169,13 +169,10 @@ def _rendered(file: str) -> list[Manifest]:
     if file == STDIN:
         raise InputError("a run file cannot come from stdin", where="FILE -", do="name the file")
     from coremill.config.load import load_config
+    from coremill.k8s.render import render_objects
 
     loaded = load_config(Path(file))
-    try:
-        from coremill.k8s.render import render_objects  # type: ignore[import-not-found]
-    except ImportError as error:
-        raise InputError(f"{file} is a run file", why="this version renders none", do="name manifests") from error
-    section = loaded.config.kubernetes  # type: ignore[attr-defined]
+    section = loaded.config.kubernetes
     releases = {"trainer": section.trainer, "karpenter": section.karpenter}
     wanted = {name: version for name, version in releases.items() if version and version != "none"}
     return [Manifest(file, each, {}, wanted) for each in render_objects(loaded).objects]

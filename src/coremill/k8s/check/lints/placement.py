@@ -1,7 +1,7 @@
 """Pods on nodes: whether they fit, what they cost, and what happens to them when a node goes.
 
 What a pod gets of a node is the type's allocatable share, less what DaemonSets of a usual EKS cluster ask for
-(kube-proxy, CNI, CSI drivers); both come from the table and from here, not from the cluster.
+(`hardware/pods.py`); both come from our tables, not from the cluster.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from math import ceil
 from typing import Any
 
 from coremill.hardware.instances import Instance, all_instances, table
+from coremill.hardware.pods import DAEMONSETS_CPU_MILLI, DAEMONSETS_MEMORY_MIB
 from coremill.k8s.check.findings import Problem
 from coremill.k8s.check.lints.pods import Pod
 from coremill.k8s.check.lints.pools import CAPACITY, FAMILY, POOL, SIZE, TYPE, ZONE, Pool, unknown_value
@@ -20,8 +21,6 @@ from coremill.k8s.check.lints.reading import at, listed, mapping, objects, quant
 from coremill.k8s.check.manifests import Manifest
 from coremill.k8s.check.object_meta import LABEL_FIX, is_label_value, label_problems
 
-DAEMONSETS_CPU_MILLI = 300
-DAEMONSETS_MEMORY_MIB = 700
 _DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 _LEAST_GRACE_SECONDS = 60  # a save of some gigabytes to a shared volume, and the way there
 _DEFAULT_GRACE_SECONDS = 30

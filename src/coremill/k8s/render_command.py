@@ -1,0 +1,57 @@
+"""`coremill k8s render`: YAML for kubectl on stdout, or in files; what was decided goes to stderr."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from coremill.config.load import LoadedConfig
+from coremill.errors import InputError
+from coremill.files import write_whole
+from coremill.k8s.render import Rendered, render_objects, to_yaml
+from coremill.report.terminal import format_bytes, format_usd, print_line
+
+
+def render(loaded: LoadedConfig, folder: Path | None, messages: Console) -> None:
+    """All objects on stdout, or one file for each in `folder`, numbered in apply order."""
+    rendered = render_objects(loaded)
+    if folder is None:
+        print(rendered.to_yaml(), end="")
+    else:
+        write_objects(rendered, folder)
+    for note in rendered.notes:
+        print_line(messages, note, style="yellow" if note.startswith("warning:") else "")
+    print_line(messages, summary_of(rendered))
+    if folder is not None:
+        print_line(messages, f"{len(rendered.objects)} objects in {folder}; next: kubectl apply -f {folder}")
+
+
+def write_objects(rendered: Rendered, folder: Path) -> None:
+    """kubectl reads a folder in the order of its names."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left_over in folder.glob("[0-9][0-9]-*.yaml"):  # of an earlier render: kubectl would apply it too
+            left_over.unlink()
+        for place, one in enumerate(rendered.objects):
+            write_whole(folder / f"{place:02}-{one['kind'].lower()}.yaml", to_yaml([one]))
+    except OSError as error:
+        raise InputError(
+            f"{folder} cannot be written", where="-o", why=str(error.strerror or error), do="name another folder"
+        ) from error
+
+
+def summary_of(rendered: Rendered) -> str:
+    """How many pods of which size, what runs in them, and what they cost."""
+    job = rendered.job
+    ranks, threads = job.ranks_per_node, job.threads_per_rank
+    words = (
+        f"{job.section.kind} {job.namespace}/{job.name}: {job.nodes} x {job.pod.cpus} CPUs, {job.pod.memory_gib} GiB,"
+        f" {ranks} rank{'' if ranks == 1 else 's'} of {threads} thread{'' if threads == 1 else 's'} each"
+    )
+    if job.plan is None:
+        return words
+    words += f"; a rank needs {format_bytes(job.plan.memory.peak.total)} of {format_bytes(job.plan.memory.limit)}"
+    if job.plan.usd_per_hour is not None:
+        words += f"; {format_usd(job.plan.usd_per_hour)} per hour ({job.plan.price_words})"
+    return words
