@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 import yaml
 
+from coremill.config.load import load_config
 from coremill.k8s.check.checking import check_object
 from coremill.k8s.check.crds import Schemas, shipped_schemas
 from coremill.k8s.check.manifests import Manifest, read_manifests
+from coremill.k8s.render import render_objects
 from k8s.api_server import ApiServer, running, why_not
 from k8s.front import Front, serving
 from k8s.mutations import mutations
 
 GOOD = Path(__file__).parent / "manifests/good"
-BAD = Path(__file__).parent / "manifests/bad"
+EXAMPLE = Path(__file__).parents[2] / "examples/tiny-from-scratch.yaml"
 KUBECTL = Path(sys.executable).parent / "kubectl"
 SEED = 20
 LONG = "COREMILL_LONG_TESTS" in os.environ
@@ -171,3 +173,24 @@ def test_schemas_come_from_a_cluster(front, server, schemas, tmp_path):
             [*command, str(GOOD / name)], capture_output=True, text=True, env=environment, timeout=120
         )
         assert done.returncode == code, done.stdout + done.stderr
+
+
+RENDERED = [
+    ({}, "kind: trainjob, capacity: spot, queue: q, karpenter: '1.14'"),
+    ({}, "kind: jobset, karpenter: '1.14'"),
+    ({}, "kind: job, karpenter: none"),
+    ({"trainer": "2.2"}, "kind: trainjob, trainer: '2.2', karpenter: '1.14'"),
+    ({"trainer": "2.1", "karpenter": "1.8"}, "kind: trainjob, trainer: '2.1', karpenter: '1.8'"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "shape"), RENDERED, ids=lambda value: str(value))
+def test_rendered_objects_are_taken_through_a_pipe(front, server, schemas, tmp_path, wanted, shape):
+    install(server, schemas, wanted)
+    file = tmp_path / "run.yaml"
+    section = f"kubernetes: {{image: 'example.com/coremill:0.1', cluster: demo, role: R, {shape}}}\n"
+    file.write_text(f"{EXAMPLE.read_text()}\nfleet: {{nodes: 4, instance: c7i.8xlarge}}\n{section}")
+    rendered = render_objects(load_config(file))
+    done = kubectl(front, "apply", "--dry-run=server", "-f", "-", stdin=rendered.to_yaml())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("(server dry run)") == len(rendered.objects)
