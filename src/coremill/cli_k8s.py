@@ -52,3 +52,49 @@ def render(
     from coremill.k8s.render_command import render as render_run
 
     render_run(api.load_config(config, settings or []), output, Console(stderr=True))
+
+
+@k8s_app.command()
+def check(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE",
+            help="manifests (YAML of one or many documents, JSON, - for stdin), or a run file, which is rendered first",
+            show_default=False,
+        ),
+    ],
+    schemas: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|cluster",
+            help="a folder with a subfolder per release (trainer-v2.3.0) of CustomResourceDefinitions, or those of the "
+            "cluster kubectl talks to; left out: the releases shipped with coremill",
+            show_default=False,
+        ),
+    ] = None,
+    release: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VERSION",
+            help="which release your cluster runs, e.g. trainer=2.1, karpenter=1.8, kubernetes=1.33; left out: the "
+            "newest there is; repeat as needed",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else")] = False,
+) -> None:
+    """What an API server, a controller or the bill would say of manifests, before they leave this machine.
+
+    Schemas and CEL rules of Kubeflow Trainer, JobSet, Kueue, Karpenter and of core kinds, as an API server has them;
+    then what none of them tells: label values no node matches, instance types that do not exist, pods that fit no type,
+    tokens in clear text, saves cut short, spot nodes without a SIGTERM, cost. Give all files of a job at once: a pod is
+    judged with its runtime and its NodePool.
+
+    One finding a line: file:line, object, field, what is wrong, what to do, and the rule. Exit code 78 with errors
+    (schema, CEL, labels, unknown types, fits nothing, token), 0 with warnings alone. What has no schema is said. No
+    cluster, no torch; needs the extra k8s.
+    """
+    from coremill.k8s.check.command import check_files
+
+    raise typer.Exit(check_files(files, schemas, release or [], as_json=as_json))

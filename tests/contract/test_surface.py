@@ -74,6 +74,7 @@ COMMANDS = {
     "coremill data show": ["--data", "--evaluation", "--json", "--model", "--rows", "--set", "CONFIG"],
     "coremill k8s": [],
     "coremill k8s render": ["--output/-o", "--set", "CONFIG"],
+    "coremill k8s check": ["--json", "--release", "--schemas", "FILES"],
     "coremill config": [],
     "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],
     "coremill config schema": [],

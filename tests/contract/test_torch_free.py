@@ -111,6 +111,7 @@ TINY = "examples/tiny-from-scratch.yaml"
             "--set",
             "fleet.instance=c7i.8xlarge",
         ),
+        ("k8s", "check", "tests/k8s/manifests/good/nodes.yaml", "--json"),
     ],
     ids=" ".join,
 )

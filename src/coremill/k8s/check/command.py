@@ -1,0 +1,38 @@
+"""`coremill k8s check`: one finding a line, or JSON; the exit code is that of bad input where there is an error."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+
+from coremill.errors import InputError
+
+_NEEDED = ("yaml", "cel_expr_python", "kubernetes_validate")
+
+
+def check_files(files: list[str], schemas: str | None, releases: list[str], *, as_json: bool) -> int:
+    """Prints what was found and returns the exit code: 78 with errors, else 0."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(
+            "coremill k8s check needs more packages",
+            why=f"not installed: {', '.join(missing)}",
+            do="pip install 'coremill[k8s]'",
+        )
+    from coremill.k8s.check.checking import check
+    from coremill.k8s.check.crds import find_schemas, parse_releases
+    from coremill.k8s.check.manifests import read_manifests
+
+    found, wanted = find_schemas(schemas), parse_releases(releases)
+    found.require(wanted)
+    outcome = check(read_manifests(files), found, wanted)
+    if as_json:
+        print(json.dumps(outcome.to_json(), indent=2))
+        return InputError.exit_code if outcome.errors else 0
+    for finding in outcome.findings:
+        print(finding)
+    for reason in outcome.unchecked:
+        print(f"not checked: {reason}")
+    print(f"{outcome.summary()}", file=sys.stderr)
+    return InputError.exit_code if outcome.errors else 0
