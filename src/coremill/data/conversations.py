@@ -159,9 +159,15 @@ def _message_of(message: Any, number: int, where: str) -> dict[str, Any]:
             do="write user, assistant, system or tool",
         )
     content = _content_of(message.get(content_key), number, where, or_else=bool(message.get("tool_calls")))
-    # Arrow gives every message all keys that any has.
     more = {key: each for key, each in message.items() if key not in (role_key, content_key) and each is not None}
     return {**more, "role": ROLES[role.lower()], "content": content}
+
+
+def without_nulls(value: Any) -> Any:
+    """A value of Arrow without the keys that are there only because another row has them, however deep they are."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _content_of(content: Any, number: int, where: str, *, or_else: bool) -> str:

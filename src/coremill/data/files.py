@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from coremill.data.bad_rows import BadRows, another_cure
-from coremill.data.conversations import ConversationForm, pair_among
+from coremill.data.conversations import ConversationForm, pair_among, without_nulls
 from coremill.data.pieces import PIECE_BYTES, Piece, cut_position, pieces_of_text
 from coremill.errors import InputError
 
@@ -161,6 +161,8 @@ def pieces_of_arrow(
                     why=f"{values.reason} at byte {values.start} of the value",
                     do="write the file again with its text encoded as UTF-8",
                 )
+            if not isinstance(wanted, str):  # Arrow gives every message, call and tool all keys that any has
+                values = {column: without_nulls(value) for column, value in values.items()}
             share = int(row * bytes_per_row) - int((row - 1) * bytes_per_row)
             pieces = pieces_of_row(values, wanted, f"{file}:{row}", file=file, row=row, source_bytes=share)
         except InputError as problem:

@@ -90,6 +90,21 @@ def test_every_kind_of_file(tmp_path: Path) -> None:
         source_of(tmp_path / "a.txt", messages_column="messages")
 
 
+def test_keys_that_only_arrow_gives_a_call_are_left_out(tmp_path: Path) -> None:
+    calls = [{"function": {"name": name, "arguments": {key: 1}}} for name, key in (("turn", "by"), ("stop", "at"))]
+    called = [ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
+    tools = [{"name": "turn", "parameters": {"by": {"type": "int"}}}, {"name": "stop", "parameters": {"at": {"x": 1}}}]
+    rows = [{"messages": called, "tools": tools}, {"messages": [ASKED, SAID], "tools": tools}]
+    table = pyarrow.Table.from_pylist(rows)
+    assert "null" not in json.dumps(rows) and "null" in json.dumps(table.to_pylist())
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    source = source_of(tmp_path / "a.parquet")
+    assert messages_of(source) == [called, [ASKED, SAID]]
+    assert [piece.conversation.tools for piece in open_text(source).pieces if piece.conversation] == [tuple(tools)] * 2
+    calls[0]["function"]["arguments"] = {"by": None}  # said so in JSON
+    assert messages_of(source_of(write(tmp_path, {"messages": called}))) == [called]
+
+
 @pytest.mark.parametrize(
     ("messages", "what"),
     [
