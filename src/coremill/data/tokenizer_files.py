@@ -154,14 +154,19 @@ def with_chat_template(folder: Path, file: str, cache: Path) -> Path:
             why=str(getattr(error, "strerror", None) or "it is not UTF-8"),
             do="name a file with a Jinja template, or leave the key out to use the tokenizer's own",
         ) from None
-    name = hashlib.blake2b(f"{tokenizer_identity(folder)} {template}".encode(), digest_size=12).hexdigest()
+    digest = hashlib.blake2b(f"{tokenizer_identity(folder)} {template}".encode(), digest_size=12)
+    # Without a class in its own config, a tokenizer has that of the model's.
+    copied = [*files_of_tokenizer(folder), *(path for path in [folder / "config.json"] if path.is_file())]
+    for path in copied:
+        digest.update(repr(path.name).encode())
+        digest.update(hashlib.blake2b(path.read_bytes()).digest())
 
     def build(partial: Path) -> None:
-        for path in files_of_tokenizer(folder):
+        for path in copied:
             (partial / path.name).write_bytes(path.read_bytes())
         (partial / TEMPLATE_FILE).write_text(template, encoding="utf-8")
 
-    final = cache / "tokenizers" / name
+    final = cache / "tokenizers" / digest.hexdigest()
     build_once(final, is_whole=lambda made: (made / TEMPLATE_FILE).is_file(), build=build, on_wait=lambda: None)
     return final
 
