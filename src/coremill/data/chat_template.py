@@ -9,6 +9,8 @@ front. Where an answer stands is never guessed:
     (add_generation_prompt), which has to be, letter for letter, how the whole text begins;
     where a template writes no header for an answer to come (Mistral), or another one than before an answer that is
     there (DeepSeek R1 opens a thought), the conversation is written again with a mark in place of the answer.
+    It ends where the conversation up to it does, which has to be how the whole begins; where the last turn is written
+    otherwise (Qwen3 thinks there), what stands behind a mark in it has to be what stands there in the whole.
 
 A template that fits none of these ends the run (or the row is left out, data.on_bad_rows): better than learning the
 wrong words. All of this is about text; which tokens that means is decided where the whole text is tokenised, once.
@@ -42,7 +44,7 @@ class Written:
 
     text: str
     learned: tuple[Span, ...]  # in characters
-    end_mark: str | None = None  # behind the last answer, where it is no single token; empty: there is none
+    end_mark: str | None = None  # behind the first answer that ends with no single token; empty: there is none
 
 
 class ChatTemplate:
@@ -93,8 +95,9 @@ class ChatTemplate:
             return Written(text, tuple(marked[earlier:]))
         spans, end_mark = [], None
         for place in answers[-1:] if learn == "last-answer" else answers:
-            span, end_mark = self._answer(text, conversation, place)
+            span, mark = self._answer(text, conversation, place)
             spans.append(span)
+            end_mark = mark if end_mark is None else end_mark
         return Written(text, tuple(spans), end_mark)
 
     def _render(
@@ -112,22 +115,45 @@ class ChatTemplate:
 
     def _answer(self, text: str, conversation: Conversation, place: int) -> tuple[Span, str | None]:
         """Where an answer begins, and where it ends with its end token; the end mark where that is no token."""
-        messages, tools = conversation.messages, conversation.tools
         start, words = self._start(text, conversation, place)
-        if words is not None and (end := self._end_token.match(text, words[1])) is not None:
-            return (words[0], end.end()), None
-        # No token ends it, or it has other parts than its words: it ends where the conversation up to it does.
-        closed = text if place == len(messages) - 1 else self._render(messages[: place + 1], tools)[0]
-        if not text.startswith(closed):
-            closed = text[: _common_length(text, closed)]
+        known, behind = self._behind(text, conversation, place, start if words is None else words[1], words)
         if words is None:
-            last = next(reversed(list(self._token.finditer(closed, start))), None)
-            end_at = len(closed.rstrip()) if last is None else last.end()
-            if end_at <= start:
-                raise _NotTold
-            return (start, end_at), None
-        end_mark = closed[words[1] :].rstrip()
-        return (words[0], words[1] + len(end_mark)), end_mark.strip()
+            rest = behind.rstrip()
+            end = known + len(rest)
+            if not text.startswith(rest, known) or not self._token.sub("", text[start:end]).strip():
+                raise _NotTold  # the turn is written otherwise once the conversation goes on, or says nothing
+            has_end_token = any(token.end() == end for token in self._token.finditer(text, start, end))
+            return (start, end), None if has_end_token else ""
+        token = self._end_token.match(behind)
+        if token is not None and text.startswith(token.group(), known):
+            return (words[0], known + token.end()), None
+        end_mark = behind.rstrip()
+        if not text.startswith(end_mark, known):  # what ends a conversation, and no answer
+            end_mark = ""
+        return (words[0], known + len(end_mark)), end_mark.strip()
+
+    def _behind(
+        self, text: str, conversation: Conversation, place: int, known: int, words: Span | None
+    ) -> tuple[int, str]:
+        """A known place in an answer, and what its turn has behind it: what is written where the conversation ends
+        with this turn, so that nothing of the next one is taken for its end."""
+        messages, tools = list(conversation.messages), conversation.tools
+        if place == len(messages) - 1:
+            return known, text[known:]
+        closed = self._render(messages[: place + 1], tools)[0]
+        if len(closed) >= known and text.startswith(closed):
+            return known, closed[known:]
+        # The last turn of a conversation is written otherwise than the same turn before others: by a mark in it.
+        messages[place], said = _with_mark(messages[place])
+        closed_parts = self._render(messages[: place + 1], tools)[0].split(MARK)
+        marks = len(closed_parts) - 1
+        if marks and words is not None:
+            return known, closed_parts[marks]
+        parts = self._render(messages, tools)[0].split(MARK)
+        for each in (said, said.strip()):
+            if 0 < marks < len(parts) and each.join(parts) == text:
+                return len(each.join(parts[:marks])) + len(each), closed_parts[marks]
+        raise _NotTold
 
     def _start(self, text: str, conversation: Conversation, place: int) -> tuple[int, Span | None]:
         """Where an answer begins, and its words; None where it has other parts too: calls, or thoughts apart."""
@@ -176,22 +202,46 @@ def _find_words(text: str, start: int, content: str) -> Span | None:
     return None
 
 
-def _common_length(one: str, other: str) -> int:
-    length = min(len(one), len(other))
-    return next((place for place in range(length) if one[place] != other[place]), length)
+def _with_mark(message: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """A message with a mark in place of what it says, which is the name of its last call, or its words; and that."""
+    if not message.get("tool_calls"):
+        return {**message, "content": MARK}, message["content"]
+    *earlier, call = message["tool_calls"]
+    function = call.get("function")
+    name = call.get("name") if function is None else function.get("name")
+    if not isinstance(name, str):
+        raise _NotTold
+    marked = {"name": MARK} if function is None else {"function": {**function, "name": MARK}}
+    return {**message, "tool_calls": [*earlier, {**call, **marked}]}, name
 
 
 def special_tokens_of(folder: Path) -> dict[str, str]:
     """The tokenizer's special tokens by their names, as its files have them."""
-    found: dict[str, str] = {}
+    return {key: token for key, token in _told_tokens(folder).items() if token is not None}
+
+
+def untold_tokens(template: str, folder: Path) -> list[str]:
+    """Special tokens that a template names and no file of the tokenizer does: they are its class's, or there are none.
+    GPT-2's files leave all of them to the class."""
+    told = _told_tokens(folder)
+    return [key for key in SPECIAL_TOKENS if key not in told and re.search(rf"\b{key}\b", template)]
+
+
+def _told_tokens(folder: Path) -> dict[str, str | None]:
+    """What the files say of special tokens; None: that there is none."""
+    found: dict[str, str | None] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         try:
             document = json.loads((folder / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
+            continue
+        if not isinstance(document, dict):
             continue
         for key in SPECIAL_TOKENS:
             token = document.get(key)
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str):
                 found[key] = token
+            elif key in document:
+                found.setdefault(key, None)
     return found

@@ -101,6 +101,21 @@ QWEN3 = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
+# An empty thought is written into a last turn, and not into the same turn once a tool has replied.
+QWEN3_CALLS = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.role == 'assistant' and (loop.last or message.reasoning_content) -%}
+{{- '<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n' -}}
+{%- endif -%}
+{{- message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>\\n' + ((call.function or call) | tojson) + '\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
 # The header of an answer to come opens a thought; that of one that is there does not.
 R1 = """\
 {{- bos_token -}}
@@ -158,6 +173,7 @@ FAMILIES = {
 }  # fmt: skip
 REASONING = {
     "qwen3": Family("qwen3", QWEN3, "<|im_end|>", ("<|im_start|>", "<|im_end|>"), "<|im_end|>"),
+    "qwen3 calls": Family("qwen3 calls", QWEN3_CALLS, "<|im_end|>", ("<|im_start|>", "<|im_end|>"), "<|im_end|>"),
     "r1": Family("r1", R1, "<|eos|>", ("<|bos|>", "<|eos|>", "<|User|>", "<|Assistant|>"), "<|eos|>", "<|bos|>"),
     "marked": Family("marked", MARKED, "</s>", ("</s>",), "</s>"),
 }

@@ -163,6 +163,57 @@ def test_calls_of_tools_are_learned_and_their_results_are_not(chats: dict[str, C
     assert '# Tools\n[{"name": "turn"}]' in chats["chatml"].whole(asked)
 
 
+@pytest.mark.parametrize("form", ["function", "plain"])
+def test_a_call_is_learned_whole_where_a_last_turn_is_written_otherwise(chats: dict[str, Chat], form: str) -> None:
+    named = [{"name": name, "arguments": {"city": "Ulm"}} for name in ("weather", "time")]
+    calls = [{"function": call} if form == "function" else call for call in named]
+    messages = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "weather: sunny, time: 7"},
+        {"role": "assistant", "content": "It is sunny.", "reasoning_content": "so"},
+        {"role": "user", "content": "and?"},
+        {"role": "assistant", "content": "Bye."},
+    ]
+    chat = chats["qwen3 calls"]
+    written = "".join(
+        f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {{"city": "Ulm"}}}}\n</tool_call>' for call in named
+    )
+    assert chat.learned_texts(MESSAGES.read({"messages": messages}, "x:1")) == [
+        f"{written}<|im_end|>",
+        "<think>\nso\n</think>\n\nIt is sunny.<|im_end|>",
+        "<think>\n\n</think>\n\nBye.<|im_end|>",
+    ]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        "",  # the call is not written at all
+        "{% if loop.last %}last {% endif %}",
+        "{% for c in m.tool_calls or [] %}{{ c.name }}{{ ' at last' if loop.last and m == messages[-1] }}{% endfor %}",
+    ],
+)
+def test_a_call_whose_end_cannot_be_told_is_refused(turn: str) -> None:
+    lines = "{% for m in messages %}<s>{{ m.role }}: " + turn + "{{ m.content }}</s>{% endfor %}"
+    template = ChatTemplate(lines + "{% if add_generation_prompt %}<s>assistant: {% endif %}", {}, ["<s>", "</s>"])
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "turn"}]}
+    messages = [{"role": "user", "content": "turn it"}, call, {"role": "tool", "content": "turned"}]
+    with pytest.raises(InputError, match="cannot be told"):
+        template.written(MESSAGES.read({"messages": messages}, "x:1"), "answers", "x:1")
+
+
+@pytest.mark.parametrize("closing", ["", "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"])
+def test_the_header_of_the_next_turn_ends_no_answer(closing: str) -> None:
+    lines = "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '\n' }}{% endfor %}" + closing
+    header = "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    template = ChatTemplate(lines + header, {"eos_token": "</s>"}, ["<|user|>", "<|assistant|>", "</s>"])
+    asked = conversation(("user", "one?"), ("assistant", "1"), ("user", "two?"), ("assistant", "2"))
+    written = template.written(asked, "answers", "x:1")
+    last = "2\n</s>" if closing else "2"
+    assert [written.text[first:end] for first, end in written.learned] == ["1", last] and written.end_mark == ""
+
+
 def test_an_end_that_is_no_token_and_none_at_all_are_told(tmp_path: Path) -> None:
     folder = make_chat_tokenizer(tmp_path, FAMILIES["zephyr"])
     asked = conversation(("user", "one?"), ("assistant", "1"), ("user", "two?"), ("assistant", "2"))
