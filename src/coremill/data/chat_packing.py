@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -53,6 +53,7 @@ class ChatJob:
     learn: Learn
     sequence_length: int
     vocabulary_rows: int
+    class_tokens: Mapping[str, str] = field(default_factory=dict)  # special tokens that no file of the tokenizer names
 
 
 class ChatTokenizer:
@@ -72,7 +73,7 @@ class ChatTokenizer:
         }
         self._added = np.array(sorted(added), dtype=np.int64)
         singles = [*added.values(), tokenizer.token_of(tokenizer.eos_id)]
-        self._template = ChatTemplate(job.template, special_tokens_of(folder), singles)
+        self._template = ChatTemplate(job.template, {**job.class_tokens, **special_tokens_of(folder)}, singles)
         self.highest_id = 0
         self._enders = frozenset((*added, tokenizer.eos_id))
         self.end_ids: set[int] = set()  # tokens that answers ended with
@@ -338,7 +339,7 @@ def _notes(writer: _Writer, chat: ChatTokenizer, job: ChatJob) -> list[str]:
         notes.append(words)
     for mark, count in chat.end_marks.most_common(1):
         said = f"ends {count:,} conversations with {mark!r}, which is no token of its own here" if mark else (
-            f"writes nothing behind the answers of {count:,} conversations"
+            f"writes no end token behind answers of {count:,} conversations"
         )  # fmt: skip
         notes.append(
             f"warning: the chat template {said}: the model does not learn to stop where chats stop; a template that"

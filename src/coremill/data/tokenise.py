@@ -14,12 +14,14 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from coremill.config.schema import DataSection, RunConfig
 from coremill.data.bad_rows import LISTING_FILE
 from coremill.data.cache import build_once, drop_unused, keep_in_use
+from coremill.data.chat_template import untold_tokens
 from coremill.data.child_process import run_in_child
 from coremill.data.conversations import form_known_by
 from coremill.data.mixing import shares_of
@@ -47,7 +49,7 @@ SPLITS_KEPT = 3  # of one packing, each as large as it
 # Part of what names the data of a run in its checkpoints: raise it when the same text gives other tokens. It is that of
 # 0.1.0, whose runs go on where their tokens are the same.
 TOKENS_VERSION = 1
-CHAT_VERSION = 1  # of how conversations become tokens: the same for these
+CHAT_VERSION = 2  # of how conversations become tokens: the same for these
 HELD_OUT = "documents or a tail held out"  # the same for what is held out
 
 
@@ -167,17 +169,37 @@ class Packer:
         if source.dataset is None or source.conversations is not None or source.column != TEXT_COLUMN:
             return source
         remembered = self.cache / f"columns-{_hash(source.dataset.identity)}.json"
-        try:
-            columns = json.loads(remembered.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        columns = _recalled(remembered)
+        if columns is None:
             if not download or self.packed_before(source) is not None:  # as text
                 return source
             self.progress(Progress(0, 0, None, 0, "download"))
             columns = run_in_child({**self.job_of(source), "job": "columns"}, self.progress)["columns"]
-            with contextlib.suppress(OSError):  # then it is asked again
-                self.cache.mkdir(parents=True, exist_ok=True)
-                write_atomically(remembered, json.dumps(columns))
+            _remember(remembered, columns)
         return replace(source, conversations=form_known_by(columns, unless=source.column))
+
+    def _class_tokens(self) -> dict[str, str]:
+        """Special tokens that the chat template writes and the tokenizer has by its class alone: asked in a process,
+        as transformers imports torch to say it, and remembered."""
+        folder = self.tokenizer_folder
+        names = untold_tokens(required_chat_template(folder), folder)
+        if not names:
+            return {}
+        config = folder / "config.json"  # the model's, which decides the class where the tokenizer's does not
+        decided_by = (tokenizer_identity(folder), config.read_bytes() if config.is_file() else b"", self.code_sha256)
+        remembered = self.cache / f"class-tokens-{_hash(names, *decided_by, version('transformers'))}.json"
+        tokens: dict[str, str] | None = _recalled(remembered)
+        if tokens is None:
+            self.progress(Progress(0, 0, None, 0, "tokenise"))
+            job = {"job": "tokens of class", "names": names, "tokenizer_folder": str(folder)}
+            tokens = run_in_child({**job, "code_sha256": self.code_sha256, "cache": str(self.cache.parent)})
+            _remember(remembered, tokens)
+        return tokens
+
+    def _identity_of_chat(self) -> list[object]:
+        tokens = sorted(self._class_tokens().items())  # those of its files are part of what identifies the tokenizer
+        template = required_chat_template(self.tokenizer_folder)
+        return ["conversations", CHAT_VERSION, self.learn, template, *([tokens] if tokens else [])]
 
     def _made_from(self, source: TextSource, stamps: tuple[tuple[int, int], ...]) -> tuple[object, ...]:
         return (
@@ -186,11 +208,7 @@ class Packer:
             self.sequence_length,
             *([source.on_bad_rows] if source.on_bad_rows != "stop" else []),
             *([self.code_sha256] if self.code_sha256 is not None else []),
-            *(
-                ["conversations", CHAT_VERSION, self.learn, required_chat_template(self.tokenizer_folder)]
-                if source.conversations
-                else []
-            ),
+            *(self._identity_of_chat() if source.conversations else []),
         )
 
     def _key_of(self, made_from: tuple[object, ...]) -> str:
@@ -277,11 +295,10 @@ class Packer:
 
     def job_of(self, source: TextSource) -> dict[str, Any]:
         """What the process that tokenises needs to know."""
-        chat = (
-            {}
-            if source.conversations is None
-            else {"chat_template": required_chat_template(self.tokenizer_folder), "learn": self.learn}
-        )
+        chat: dict[str, Any] = {}
+        if source.conversations is not None:
+            template = required_chat_template(self.tokenizer_folder)
+            chat = {"chat_template": template, "learn": self.learn, "class_tokens": self._class_tokens()}
         return {
             **chat,
             "source": source.to_json(),
@@ -362,6 +379,20 @@ def _require_row_length(section: DataSection, max_positions: int | None) -> None
             where=f"data.sequence_length: {section.sequence_length}",
             do="set data.sequence_length to 2 or more",
         )
+
+
+def _recalled(path: Path) -> Any:
+    """What was remembered there; None: nothing."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _remember(path: Path, value: Any) -> None:
+    with contextlib.suppress(OSError):  # then it is asked again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(value))
 
 
 def _hash(*parts: object) -> str:

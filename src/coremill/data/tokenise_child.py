@@ -95,6 +95,10 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as empty:  # as below
             os.chdir(empty)
             return {"columns": columns_of_dataset(source.dataset, source.where)}
+    if job["job"] == "tokens of class":
+        from coremill.data.tokenizer_files import tokens_of_class
+
+        return tokens_of_class(Path(job["tokenizer_folder"]), job["names"], job["code_sha256"], Path(job["cache"]))
     from coremill.data.packing import pack_text
     from coremill.data.sources import TextSource, open_text
     from coremill.data.tokenizer_files import load_tokenizer
@@ -107,7 +111,9 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
     if source.conversations is not None:
         from coremill.data.chat_packing import ChatJob, count_chat_tokens, pack_conversations
 
-        chat = ChatJob(job["chat_template"], job["learn"], job["sequence_length"], job["vocabulary_rows"])
+        chat = ChatJob(
+            job["chat_template"], job["learn"], job["sequence_length"], job["vocabulary_rows"], job["class_tokens"]
+        )
     if job["job"] == "sample":
         from coremill.data.counting import sample_of
         from coremill.data.packing import count_tokens

@@ -267,16 +267,28 @@ def _written_end_token(folder: Path) -> str | None:
     return None
 
 
-def _through_transformers(
-    folder: Path, special_tokens: SpecialTokens, code_sha256: str | None, cache: Path | None
-) -> TextTokenizer:
+def tokens_of_class(folder: Path, names: Sequence[str], code_sha256: str | None, cache: Path) -> dict[str, str]:
+    """Special tokens of these names that a tokenizer has by its class, which only transformers knows."""
+    try:
+        found = _transformers_tokenizer(folder, code_sha256, cache).special_tokens_map
+    except InputError as problem:
+        raise InputError(
+            f"whether the tokenizer has a {' and a '.join(names)} cannot be told",
+            where=f"tokenizer: {folder}",
+            why=f"the chat template writes it, no file of the tokenizer names it, and {problem.what}: {problem.why}",
+            do="name it in its tokenizer_config.json, as null where there is none",
+        ) from None
+    return {name: str(found[name]) for name in names if found.get(name)}
+
+
+def _transformers_tokenizer(folder: Path, code_sha256: str | None, cache: Path | None) -> Any:
     from transformers import AutoTokenizer
 
     trusted = code_sha256 is not None and cache is not None
     if code_sha256 is not None and cache is not None:
         folder = checked_copy(folder.absolute(), code_sha256, cache)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusted)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusted)
     except Exception as error:  # ImportError, ValueError, OSError and more, by tokenizer
         raise InputError(
             "transformers cannot make a tokenizer of this folder",
@@ -284,6 +296,12 @@ def _through_transformers(
             why=" ".join(str(error).split())[:400],
             do="name a folder that has a tokenizer.json",
         ) from None
+
+
+def _through_transformers(
+    folder: Path, special_tokens: SpecialTokens, code_sha256: str | None, cache: Path | None
+) -> TextTokenizer:
+    tokenizer = _transformers_tokenizer(folder, code_sha256, cache)
     if tokenizer.eos_token_id is None:
         raise InputError(
             "the tokenizer has no end token",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_templates import FAMILIES, make_chat_tokenizer
+from chat_templates import FAMILIES, Family, make_chat_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +23,7 @@ from coremill.data.packed import LEARNED, STARTS, PackedData, read_manifest
 from coremill.data.packed_batches import IGNORED, evaluation_batches, make_loader
 from coremill.data.packed_rows import PackedRows
 from coremill.data.tokenise import prepare_data
+from coremill.data.tokenizer_files import with_chat_template
 from coremill.errors import InputError
 
 LENGTH = 160
@@ -122,6 +123,35 @@ def test_conversations_fill_rows_and_are_marked(packed: Any) -> None:
     assert packed().from_cache and packed().key == data.key
     (data.folder / "marks.bin").write_bytes(b"x")
     assert read_manifest(data.folder) is None and not packed().from_cache
+
+
+def test_tokens_that_only_the_class_knows_are_written_and_part_of_the_key(
+    packed: Any, tokenizer: Path, tmp_path: Path, jobs: list[str]
+) -> None:
+    from transformers import AutoTokenizer
+
+    folder, template = tmp_path / "as GPT-2", tmp_path / "chat.jinja"
+    make_chat_tokenizer(folder, Family("gpt2", "", "", ("<|endoftext|>",), "<|endoftext|>"), template=False)
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 1024}')
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    template.write_text(
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    folder = with_chat_template(folder, str(template), tmp_path / "cache")
+    row = chats(1)[0]
+    data = packed([row], folder=folder)
+    (ids,), _ = rows_and_marks(data)
+    theirs = AutoTokenizer.from_pretrained(str(folder))
+    expected = theirs.apply_chat_template(row["messages"], tokenize=True, return_dict=False)
+    assert ids[: data.tokens].tolist() == expected and expected[0] == expected[-1] == theirs.eos_token_id
+    assert jobs == ["tokens of class", "tokenise"]
+    assert packed([row], folder=folder).from_cache and jobs == ["tokens of class", "tokenise"]  # it is remembered
+    (remembered,) = (tmp_path / "cache" / "data").glob("class-tokens-*.json")
+    assert json.loads(remembered.read_text()) == {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    remembered.write_text('{"eos_token": "<|endoftext|>"}')  # as another class would have it
+    assert packed([row], folder=folder).key != data.key
+    packed([row])
+    assert jobs == ["tokens of class", "tokenise", "tokenise", "tokenise"]  # files that name theirs are enough
 
 
 def test_the_key_follows_template_form_and_what_is_learned(
