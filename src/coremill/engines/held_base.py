@@ -75,5 +75,5 @@ class HeldBase:
 
     def arrived(self) -> None:
         """All rows are filled, also those of the other ranks."""
-        if self._peers is not None:
+        if self._peers is not None and self._peers.size > 1:
             self._peers.wait_for(self._peers.announce(self._slot), self._slot)
