@@ -102,7 +102,10 @@ def refuse_other_base(checkpoint: Checkpoint, base: Base | None, *, anew: str) -
         earlier = checkpoint.state().get("base")
     except (Unusable, ValueError):
         return  # the ranks will pass it over by name
-    if base is None or not isinstance(earlier, dict) or earlier.get("digest") == base.digest:
+    if base is None or not isinstance(earlier, dict):
+        return
+    drawn = earlier.get("digest") is None and base.digest is None  # from the seed, in the shape that the config says
+    if earlier.get("digest") == base.digest and (not drawn or earlier.get("name") == base.name):
         return
     revision = f" at {earlier['revision']}" if earlier.get("revision") else ""
     raise InputError(

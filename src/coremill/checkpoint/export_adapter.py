@@ -31,12 +31,12 @@ from coremill.config.schema import LoraSection, RunConfig
 from coremill.model.base_rows import BaseRows
 from coremill.model.load import aliases_of
 from coremill.model.lora import peft_config
-from coremill.model.lora_base import Base
+from coremill.model.lora_base import Base, refuse_changed_base
 from coremill.model.parameter_list import named_parameters
 from coremill.model.slices import named_tensors
 from coremill.model.source import ModelFolder
 from coremill.plan.adapter_folder import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, name_in_file
-from coremill.plan.adapters import Adapted, adapted_by, alpha_of, linear_maps
+from coremill.plan.adapters import Adapted, adapted_by, alpha_of, modules_of
 from coremill.plan.types import Choice
 
 Form = Literal["model", "adapter", "merged"]
@@ -82,8 +82,9 @@ def adapter_export_writer(
     whole = {name for parameter in adapted.whole for name in parameter.names}
     form = _form_of(wanted, source, sorted(base.drawn - whole))
     if form.value == "merged":
+        refuse_changed_base(wanted.base, source)
         return _merged_writer(wanted, base, adapted, source, tokenizer_folder, trained, dtype), form
-    config = peft_config(adapted, linear_maps(parameters), wanted.lora, wanted.base)
+    config = peft_config(adapted, modules_of(parameters), wanted.lora, wanted.base)
     config.task_type = TASK_TYPES.get(source.model_class)
     config.fan_in_fan_out = all(isinstance(base.blueprint.get_submodule(name), Conv1D) for name in adapted.names)
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from coremill.engines.one_host.shared_memory import HostPeers, meet_host_peers
+from coremill.errors import InputError
 from coremill.hardware.process_memory import count_shared
 from coremill.model.build import names_kept_in_fp32
 from coremill.model.slices import fill_here, model_name, rows_of_rank
@@ -34,14 +35,25 @@ class HeldBase:
                     names.setdefault(parameter, model_name(f"{prefix}.{name}"))
         kept = names_kept_in_fp32(model, compute_dtype)
         dtypes = {each: torch.float32 if name in kept else compute_dtype for each, name in names.items()}
-        self._peers = meet_host_peers(world, on_every_host=True) if world.local_size > 1 else "alone on its host"
-        if isinstance(self._peers, str):
+        # Hosts may have different numbers of ranks: all meet where any two share a host.
+        self._peers: HostPeers | None = None
+        if world.size > world.nodes:
+            met = meet_host_peers(world, on_every_host=True)
+            if isinstance(met, str):
+                raise InputError(
+                    "ranks of a host cannot have one copy of the model in common",
+                    where="parallel.ranks_per_node",
+                    why=met,
+                    do="set parallel.ranks_per_node: 1, or parallel.engine: shard",
+                )
+            self._peers = met
+        if self._peers is None:
             made = {each: torch.empty(each.shape, dtype=dtype) for each, dtype in dtypes.items()}
         else:
             made = self._laid_out(self._peers, dtypes)
         for parameter, memory in made.items():
             held = nn.Parameter(memory, requires_grad=False)
-            if not isinstance(self._peers, str) and parameter.dim():
+            if self._peers is not None and parameter.dim():
                 fill_here(held, *rows_of_rank(parameter.shape[0], self._peers.rank, self._peers.size))
             for module, name in places[parameter]:
                 module._parameters[name] = held
@@ -63,5 +75,5 @@ class HeldBase:
 
     def arrived(self) -> None:
         """All rows are filled, also those of the other ranks."""
-        if not isinstance(self._peers, str):
+        if self._peers is not None and self._peers.size > 1:
             self._peers.wait_for(self._peers.announce(self._slot), self._slot)

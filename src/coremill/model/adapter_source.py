@@ -5,17 +5,26 @@ What is wrong with it is found before any rank starts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.model.hub_models import download_files
-from coremill.model.lora_base import Base
+from coremill.model.lora_base import Base, digest_of_model
 from coremill.model.parameter_list import parameters_of
 from coremill.model.source import ModelFolder, Say
 from coremill.nearby import missing_folder
-from coremill.plan.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, refuse_other_adapter, words_of_another_base
+from coremill.plan.adapter_folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    adapter_of_another_base,
+    base_named_by,
+    refuse_other_adapter,
+    words_of_another_base,
+)
 from coremill.plan.adapters import adapted_by
+from coremill.plan.card import read_config
 from coremill.remote_code import is_folder
 
 SETTING = "lora.start_from"
@@ -37,9 +46,22 @@ def find_adapter(
         if goes_on:
             return None
         raise
-    if not goes_on and (doubt := words_of_another_base(folder, base.name)) is not None:
-        say(doubt)
+    if not goes_on and (named := base_named_by(folder, base.name)) is not None:
+        _refuse_another_base(folder, named, base, model)
+        say(words_of_another_base(folder, named, base.name))
     return folder
+
+
+def _refuse_another_base(folder: Path, named: str, base: Base, model: ModelFolder) -> None:
+    """Where it can be told: two names on the hub, or a folder here whose weights are others."""
+    if is_folder(named):
+        own = Path(named).expanduser()
+        if (own / "config.json").is_file() and base.digest is not None:
+            config = read_config(own)
+            if digest_of_model(replace(model, folder=own, config=config)) != base.digest:
+                raise adapter_of_another_base(folder, named, base.name, "the two have different weights")
+    elif base.is_on_hub and base.digest is not None:
+        raise adapter_of_another_base(folder, named, base.name, "these are two models on the hub")
 
 
 def _found(name: str) -> Path:

@@ -94,7 +94,8 @@ def fill_parameters(
     if has_base_apart(model):
         assert lora is not None
         trained = {model_name(name) for name, each in model.named_parameters() if each.requires_grad}
-        bytes_read += _fill_adapters([piece for name, piece in slices.items() if name in trained], lora, seed)
+        pieces = {names: slices[names[0]] for names in aliases if not trained.isdisjoint(names)}
+        bytes_read += _fill_adapters(pieces, lora, seed)
     taken = {*names.renamed.values(), *(name for each in names.conversions.values() for name, _ in each.sources)}
     return LoadReport(
         bytes_read=bytes_read,
@@ -107,10 +108,10 @@ def fill_parameters(
     )
 
 
-def _fill_adapters(slices: list[RowSlice], lora: LoraSection, seed: int) -> int:
-    """What is trained beside a base; how many bytes were read of it."""
+def _fill_adapters(slices: Mapping[tuple[str, ...], RowSlice], lora: LoraSection, seed: int) -> int:
+    """What is trained beside a base, by all its names; how many bytes were read of it."""
     if lora.start_from is None:
-        adapters = [piece for piece in slices if is_adapter(piece.name)]
+        adapters = [piece for piece in slices.values() if is_adapter(piece.name)]
         record = fresh_adapters(adapters)
         for piece in adapters:
             initialise(piece, record, seed)
@@ -118,7 +119,7 @@ def _fill_adapters(slices: list[RowSlice], lora: LoraSection, seed: int) -> int:
     folder = Path(lora.start_from)
     headers = headers_of_adapter(folder, slices, lora)
     with TensorReader(folder) as reader:
-        for piece in slices:
+        for piece in slices.values():
             reader.read_rows(headers[piece.name], piece.start, piece.stop, piece.local)
         return reader.bytes_read
 

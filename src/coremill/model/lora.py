@@ -7,7 +7,7 @@ Modules that are trained whole (`lora.modules_to_save`) stay where they are: pef
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from coremill.plan.adapters import (
     Adapted,
     adapted_by,
     alpha_of,
-    linear_maps,
+    modules_of,
     names_for_peft,
     words_of_adapters,
 )
@@ -42,7 +42,7 @@ def add_adapters(model: nn.Module, lora: LoraSection) -> dict[str, Choice[Any]]:
     parameters = named_parameters(model)
     adapted = adapted_by(parameters, lora)
     whole = [model.get_parameter(each.names[0]) for each in adapted.whole]
-    inject_adapter_in_model(peft_config(adapted, linear_maps(parameters), lora), model, ADAPTER, low_cpu_mem_usage=True)
+    inject_adapter_in_model(peft_config(adapted, modules_of(parameters), lora), model, ADAPTER, low_cpu_mem_usage=True)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name))
     for parameter in whole:
@@ -91,12 +91,15 @@ def fresh_adapters(slices: Iterable[RowSlice]) -> Record:
     return record
 
 
-def headers_of_adapter(folder: Path, slices: Iterable[RowSlice], lora: LoraSection) -> dict[str, TensorHeader]:
-    """Where in an adapter folder each trained parameter lies; the launcher has looked at all of it before."""
+def headers_of_adapter(
+    folder: Path, slices: Mapping[tuple[str, ...], RowSlice], lora: LoraSection
+) -> dict[str, TensorHeader]:
+    """Where in an adapter folder each trained parameter lies, under any of its names; the launcher has looked at all of
+    it before."""
     headers = read_file_header(folder / ADAPTER_WEIGHTS)
     found: dict[str, TensorHeader] = {}
-    for piece in slices:
-        header = headers.get(name_in_file(piece.name))
+    for names, piece in slices.items():
+        header = next((headers[stored] for name in names if (stored := name_in_file(name)) in headers), None)
         if header is None or header.shape != piece.shape:
             raise another_adapter(folder, lora, piece.name, None if header is None else header.shape, piece.shape)
         found[piece.name] = header

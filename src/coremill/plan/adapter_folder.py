@@ -15,7 +15,9 @@ from coremill.plan.headers import TensorHeader, read_file_header
 ADAPTER = "default"  # peft's name for the one that there is
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILE_PREFIX = "base_model.model."  # of every name in an adapter's file
-_OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern")
+_OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "use_qalora", "alora_invocation_tokens")
+# Beginnings that leave the base as it is; others (pissa, olora, corda, loftq) take out of it what the adapter holds.
+_PLAIN_BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 def is_adapter(name: str) -> bool:
@@ -77,6 +79,13 @@ def refuse_other_adapter(folder: Path, lora: LoraSection, adapted: Adapted) -> N
             why="here every adapter has the same rank and scale",
             do="start a new adapter: leave lora.start_from out",
         )
+    if config.get("init_lora_weights", True) not in _PLAIN_BEGINNINGS:
+        raise InputError(
+            f"the adapter in {folder} began as {config['init_lora_weights']}",
+            where="lora.start_from",
+            why="such an adapter belongs to a base that was changed with it, not to the model's own files",
+            do="convert it with peft (save_pretrained with path_initial_model_for_weight_conversion), or begin anew",
+        )
     wanted: Mapping[str, tuple[str, float | None]] = {
         "r": ("lora.rank", lora.rank),
         "lora_alpha": ("lora.alpha", alpha_of(lora)),
@@ -130,11 +139,27 @@ def another_adapter(
     )
 
 
-def words_of_another_base(folder: Path, base: str) -> str | None:
-    """For an adapter that fits, but says that it was made for a model of another name; None: it does not."""
+def base_named_by(folder: Path, base: str) -> str | None:
+    """The model that an adapter says it was made for, where that is another one than this; None: it is this one."""
     named = read_adapter_config(folder).get("base_model_name_or_path")
     if not isinstance(named, str) or Path(named).expanduser().absolute() == Path(base).expanduser().absolute():
         return None
+    return named
+
+
+def adapter_of_another_base(folder: Path, named: str, base: str, why: str) -> InputError:
+    """The refusal of an adapter that is known to belong to other weights."""
+    return InputError(
+        f"the adapter in {folder} is of another base: it was made for {named}, not for {base}",
+        where="lora.start_from",
+        why=why,
+        do=f"set model: {named}; where it is the same model under another name, change base_model_name_or_path in its"
+        f" {ADAPTER_CONFIG}",
+    )
+
+
+def words_of_another_base(folder: Path, named: str, base: str) -> str:
+    """For an adapter that fits, and of whose own base nothing more is known than its name."""
     return (
         f"warning: the adapter in {folder} says that it was made for {named}, and goes on beside {base} here: beside"
         " other weights it means nothing"

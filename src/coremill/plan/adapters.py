@@ -202,15 +202,16 @@ def means(pattern: str, module: str) -> bool:
     return module == pattern or module.endswith(f".{pattern}") or fnmatchcase(module, pattern)
 
 
-def names_for_peft(targets: Sequence[str], linear: Sequence[str]) -> list[str]:
-    """The same choice in peft's words, which are ends of names: short ones where they mean no other linear map."""
+def names_for_peft(targets: Sequence[str], modules: Sequence[str]) -> list[str]:
+    """The same choice in peft's words, which are ends of names: short ones where they mean no other module."""
     ends = sorted({name.rpartition(".")[2] for name in targets})
-    meant = {name for name in linear if name.rpartition(".")[2] in ends}
+    meant = {name for name in modules if name.rpartition(".")[2] in ends}
     return ends if meant == set(targets) else sorted(targets)
 
 
-def linear_maps(parameters: Sequence[NamedParameter]) -> list[str]:
-    return [_module(name) for parameter in parameters if parameter.is_linear for name in parameter.names]
+def modules_of(parameters: Sequence[NamedParameter]) -> list[str]:
+    """Those that have parameters of their own."""
+    return list(dict.fromkeys(_module(name) for parameter in parameters for name in parameter.names))
 
 
 def _module(parameter_name: str) -> str:

@@ -15,10 +15,19 @@ from safetensors.numpy import save_file
 from coremill.config.places import find_places, with_paths
 from coremill.config.schema import LoraSection, RunConfig
 from coremill.errors import InputError
-from coremill.model.lora_base import Base, base_folder_of, base_of, require_peft
+from coremill.model.adapter_source import _refuse_another_base
+from coremill.model.lora_base import (
+    Base,
+    base_folder_of,
+    base_of,
+    digest_of_model,
+    refuse_changed_base,
+    require_peft,
+)
 from coremill.model.source import ModelFolder
-from coremill.plan.adapter_folder import refuse_other_adapter, words_of_another_base
+from coremill.plan.adapter_folder import base_named_by, refuse_other_adapter, words_of_another_base
 from coremill.plan.adapters import adapted_by
+from coremill.plan.card import read_config
 from coremill.plan.trained import NamedParameter
 
 PARAMETERS = [
@@ -88,11 +97,46 @@ def test_what_is_no_adapter_folder(tmp_path: Path) -> None:
 
 
 def test_a_base_of_another_name_is_a_warning(tmp_path: Path) -> None:
+    """Of which nothing else is known."""
     folder = write_adapter(tmp_path / "a")
-    assert words_of_another_base(folder, "/models/one/") is None
-    assert "made for /models/one, and goes on beside /models/two" in (
-        words_of_another_base(folder, "/models/two") or ""
-    )
+    assert base_named_by(folder, "/models/one/") is None
+    assert base_named_by(folder, "/models/two") == "/models/one"
+    words = words_of_another_base(folder, "/models/one", "/models/two")
+    assert "made for /models/one, and goes on beside /models/two" in words
+
+
+def _model(folder: Path, value: float, **config: float) -> ModelFolder:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    save_file({"w": np.full(5, value, np.float32)}, folder / "model.safetensors")
+    return ModelFolder(folder, read_config(folder), "pretrained", "m", "AutoModelForCausalLM")
+
+
+def test_an_adapter_of_other_weights_is_refused(tmp_path: Path) -> None:
+    ours = _model(tmp_path / "ours", 1.0)
+    same, other = _model(tmp_path / "same", 1.0), _model(tmp_path / "other", 2.0)
+    here, hub = Base(str(ours.folder), None, digest_of_model(ours)), Base("me/it", None, digest_of_model(ours))
+    _refuse_another_base(tmp_path, str(same.folder), here, ours)
+    _refuse_another_base(tmp_path, "/nowhere", here, ours)  # a warning
+    with pytest.raises(InputError, match="different weights"):
+        _refuse_another_base(tmp_path, str(other.folder), here, ours)
+    with pytest.raises(InputError, match="two models on the hub"):
+        _refuse_another_base(tmp_path, "me/it-instruct", hub, ours)
+
+
+def test_a_base_is_its_config_and_every_tensor(tmp_path: Path) -> None:
+    model = _model(tmp_path / "m", 1.0, rope_theta=1e4)
+    base = Base("m", None, digest_of_model(model))
+    refuse_changed_base(base, model)
+    for changed in (_model(tmp_path / "m", 1.0, rope_theta=5e5), _model(tmp_path / "m", 2.0, rope_theta=1e4)):
+        with pytest.raises(InputError, match="have changed while the run went on"):
+            refuse_changed_base(base, changed)
+
+
+def test_an_adapter_that_took_from_its_base_is_refused(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", init_lora_weights="pissa")
+    with pytest.raises(InputError, match="began as pissa"):
+        look(folder)
 
 
 def test_what_a_run_has_for_its_base(tmp_path: Path) -> None:

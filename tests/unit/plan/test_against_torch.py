@@ -17,7 +17,7 @@ from coremill.model.parameter_list import named_parameters
 from coremill.model.trained import freeze
 from coremill.plan.activations import ends_bytes_per_token, layer_bytes_per_token
 from coremill.plan.activations import kept_bytes as planned_bytes
-from coremill.plan.adapters import adapted_by, linear_maps, means, with_adapters
+from coremill.plan.adapters import adapted_by, means, modules_of, with_adapters
 from coremill.plan.attention import EAGER_ONLY
 from coremill.plan.card import as_written, read_card
 from coremill.plan.headers import TensorHeader
@@ -271,7 +271,7 @@ def test_layers_with_adapters_keep_what_the_plan_says(name: str, which: str) -> 
     values, one = TINY_CONFIGS[name], arrangement("fp32", "sdpa")
     parameters, _ = those_of(name, ())
     wanted = ADAPTED[which].get("target_modules")
-    meant = wanted and [each for each in wanted if any(means(each, module) for module in linear_maps(parameters))]
+    meant = wanted and [each for each in wanted if any(means(each, module) for module in modules_of(parameters))]
     lora = LoraSection.model_validate({**ADAPTED[which], "target_modules": meant})
     two, first = (kept_bytes(values, layers, torch.float32, "sdpa", lora=lora) for layers in (3, 2))
     planned = [_planned_with_adapters(values, layers, lora, one) for layers in (3, 2)]

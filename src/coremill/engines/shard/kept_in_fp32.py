@@ -21,7 +21,7 @@ from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.replicas import require_equal_replicas
 from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.model.build import names_kept_in_fp32
-from coremill.model.slices import RowSlice, is_saved
+from coremill.model.slices import RowSlice, is_saved, model_name
 from coremill.world.group import World
 from coremill.world.lost_peers import peer_errors
 
@@ -47,7 +47,7 @@ class KeepsInFp32(OptimizerUpdate):
         made: dict[nn.Parameter, nn.Parameter] = {}
         for prefix, module in model.named_modules():
             for name, parameter in module._parameters.items():
-                if parameter is not None and (f"{prefix}.{name}" if prefix else name) in names:
+                if parameter is not None and model_name(f"{prefix}.{name}" if prefix else name) in names:
                     if parameter not in made:
                         empty = torch.empty(parameter.shape, dtype=torch.float32)
                         made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
@@ -56,7 +56,7 @@ class KeepsInFp32(OptimizerUpdate):
         self._inner.place(model)
         self._show()
         self.module = model
-        self._weights = {name: weight for name, weight in model.named_parameters() if name in names}
+        self._weights = {name: weight for name, weight in model.named_parameters() if model_name(name) in names}
         engine = weakref.proxy(self)  # autograd's side holds what is given to it
         for weight in made.values():
             if weight.requires_grad:
