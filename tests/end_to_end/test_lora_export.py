@@ -7,6 +7,7 @@ Three runs: one that keeps the best, one that goes on from its adapter and merge
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -21,6 +22,9 @@ from transformers import AutoModelForCausalLM
 
 from coremill.checkpoint.manifest import open_checkpoint
 from coremill.hosts.fingerprint import digest_of_files
+from coremill.model.lora_base import digest_of_model
+from coremill.model.source import ModelFolder
+from coremill.plan.card import read_config
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Scene
 from end_to_end.stand_in_upload_hub import TOKEN, serve_upload_hub
 
@@ -80,8 +84,8 @@ def test_the_best_adapter_is_exported_with_all_that_loads_it(scene: Scene, best:
     load = f'PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "{folder / "export"}")'
     assert f"load it with {load}" in best.out and "coremill export" in best.out
     checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:08d}")
-    digest = digest_of_files([scene.path("base") / "model.safetensors"])
-    assert checkpoint.state()["base"] == {"name": base, "revision": None, "digest": digest}
+    model = ModelFolder(Path(base), read_config(Path(base)), "pretrained", base, "AutoModelForCausalLM")
+    assert checkpoint.state()["base"] == {"name": base, "revision": None, "digest": digest_of_model(model)}
     assert all("lora_" in name or name == "lm_head.weight" for name in checkpoint.manifest.parameters)
     saved = [load_file(file)["parameters/lm_head.weight"] for file in sorted(checkpoint.folder.glob("rank-*"))]
     assert torch.equal(torch.cat(saved), adapter_of(folder / "export")["base_model.model.lm_head.weight"])
@@ -140,6 +144,10 @@ def test_an_adapter_to_start_from_and_ranks_that_merge(scene: Scene, best: Ended
     assert first != pytest.approx(report_of(scene.path("best"))["loss_first"], rel=1e-3)  # it began elsewhere
 
 
+@pytest.mark.skipif(
+    not os.environ.get("COREMILL_LONG_TESTS"),
+    reason="tests/distributed has bf16, test_keep.py runs that were stopped: COREMILL_LONG_TESTS=1 runs it",
+)
 def test_in_bf16_the_adapter_is_exported_as_trained_and_a_stopped_run_too(scene: Scene, best: Ended) -> None:
     settings = ("run.folder=narrow", "model=base", "lora.rank=4", "parallel.dtype=bf16", "parallel.engine=replicate")
     settings += ("train.warmup_steps=1",)

@@ -33,6 +33,10 @@ def sources_of(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.skipif(
+    not os.environ.get("COREMILL_LONG_TESTS"),
+    reason="unit tests hold orders and shares, test_chaos.py kills: COREMILL_LONG_TESTS=1 runs it",
+)
 def test_the_same_bits_after_a_kill_and_the_shares_that_were_asked(mixed: Scene) -> None:
     folder, peace = mixed.path("war"), mixed.path("peace")
     done = interrupted(mixed, folder, lambda _, ranks: os.kill(ranks[1], signal.SIGKILL), after_steps=14)

@@ -33,7 +33,8 @@ def test_the_pods_command_trains_on_the_volume(scene: Scene, tmp_path: Path) -> 
     scene.path("pod.yaml").write_text(written + SECTION.replace("VOLUME", str(volume)))
     rendered = scene.coremill("k8s", "render", "pod.yaml")
     assert rendered.code == 0, rendered
-    assert "threads_per_rank is 2" in rendered.err and "warning" not in rendered.err
+    assert "threads_per_rank is 2" in rendered.err and rendered.err.count("warning") == 1
+    assert "warning: half or more of c7i.8xlarge would be paid for and idle" in rendered.err
     objects = {one["kind"]: one for one in YAML(typ="safe", pure=True).load_all(rendered.out)}
     container = objects["Job"]["spec"]["template"]["spec"]["containers"][0]
     mounted = tmp_path / "etc"

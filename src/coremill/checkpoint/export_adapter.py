@@ -112,7 +112,7 @@ def _adapter_groups(adapted: Adapted, trained: Weights, dtype: torch.dtype) -> l
     """Each trained parameter by its name for peft; a table with two names twice, for there these are two modules."""
     names_of = {name: parameter.names for parameter in adapted.whole for name in parameter.names}
     groups = []
-    for name, tensor in trained.tensors.items():
+    for name, tensor in sorted(trained.tensors.items()):  # the same bytes from ranks and from a checkpoint
         if not isinstance(tensor, nn.Parameter):
             continue  # a buffer: as the base has it
         for stored in (name_in_file(each) for each in names_of.get(name, (name,))):
