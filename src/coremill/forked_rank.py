@@ -29,6 +29,7 @@ STAGES = (
     "coremill.run.story",
     "coremill.checkpoint.continuation",
     "coremill.checkpoint.export",
+    "coremill.checkpoint.export_adapter",
     "coremill.checkpoint.export_best",
     "coremill.checkpoint.resume",
     "coremill.checkpoint.saver",

@@ -45,6 +45,6 @@ def test_a_rank_that_hangs_up_while_ranks_meet_is_a_reason_and_no_crash() -> Non
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     caller.connect(listener.getsockname())
     caller.close()
-    world: Any = SimpleNamespace(rank=0, size=2)
+    world: Any = SimpleNamespace()
     with listener, pytest.raises(OSError, match="a rank hung up"):
-        shared_memory._connect(world, listener, [])
+        shared_memory._connect(world, 0, listener, ["this one", "the caller"])
