@@ -2,8 +2,8 @@
 
 An epoch is shuffled, cut into blocks of many steps, each block sorted by length and cut into its steps, and the steps
 of a block are shuffled. So a step wastes little on padding, while which rows meet, and in which order lengths come, is
-left to chance. It depends on the seed, the lengths and the rows of a step, and on nothing else: not on ranks, nor on where a
-run was stopped.
+left to chance. It depends on the seed, the lengths and the rows of a step, and on nothing else: not on ranks, nor on
+where a run was stopped.
 
 A step in which one epoch ends and the next begins has rows of both, of any length.
 """
@@ -23,10 +23,10 @@ from coremill.data.row_orders import RowOrder
 # Purposes of an order, beside those of row_orders.py.
 GROUPED_EPOCH_ORDER = 4
 STEPS_ORDER = 5
-# As transformers' own grouping has it: 50 batches, or less where an epoch would have fewer than four blocks, for within
-# one block the rows of a step would be the same in every epoch.
+# As many as transformers' own grouping takes, or less where an epoch would be a single block: then the rows of a step
+# would be the same in every epoch.
 BLOCK_STEPS = 50
-FEWEST_BLOCKS = 4
+FEWEST_BLOCKS = 2
 CACHED_BLOCKS = 4
 
 Lengths = npt.NDArray[np.int32]
@@ -59,7 +59,8 @@ class GroupedOrder(RowOrder):
         index = (position - spans.begin) // size
         block = spans.block_of(index)
         at = index - spans.first_step(block)
-        return self._block(epoch, block)[at]
+        found: Positions = self._block(epoch, block)[at]
+        return found
 
     def _make_block(self, epoch: int, block: int) -> npt.NDArray[np.int64]:
         """Its steps in their order: [steps, rows of a step]."""
