@@ -103,6 +103,11 @@ class Arrangement:
         return self.micro_batch_rows * self.sequence_length
 
     @property
+    def row_tokens(self) -> float:
+        """Of a row in the mean, without padding, as far as it is known."""
+        return self.mean_row_tokens or self.sequence_length
+
+    @property
     def is_padded(self) -> bool:
         """Whether attention is told by a mask where rows end; a row by itself has no padding."""
         return self.rows_differ and self.micro_batch_rows > 1

@@ -113,6 +113,7 @@ def _figures(tally: RunTally) -> dict[str, Any]:
         "goodput": tally.goodput,
         "tokens": tally.past.tokens + sum(int(record.tokens) for record in tally.steps.values()),
         "tokens_per_second": rate,
+        **_samples_per_second(tally),
         "padding_fraction": tally.padding_fraction,
         "model_flops_per_second": tally.model_flops_per_second(rate),
         "matmul_flops_per_second": tally.plan.get("matmul_flops_per_second"),
@@ -186,6 +187,14 @@ def _findings(tally: RunTally) -> dict[str, Any]:
     }
 
 
+def _samples_per_second(tally: RunTally) -> dict[str, float | None]:
+    """Of a run that counts in samples; of others nothing."""
+    rows, seconds = tally.plan.get("rows_per_step"), tally.step_seconds()
+    if tally.plan.get("samples_per_second") is None:
+        return {}
+    return {"samples_per_second": rows / seconds if rows and seconds else None}
+
+
 def _planned(plan: Mapping[str, Any]) -> dict[str, Any]:
     """What the plan said, under the keys of `measured`."""
     memory = plan.get("memory_bytes_per_rank") or {}
@@ -198,6 +207,7 @@ def _planned(plan: Mapping[str, Any]) -> dict[str, Any]:
         "memory_parts_bytes": {name: size for name, size in memory.items() if name not in ("total", "limit")},
         "step_seconds": dict(plan.get("step_seconds") or {}),
         "tokens_per_second": plan.get("tokens_per_second"),
+        **({"samples_per_second": rate} if (rate := plan.get("samples_per_second")) is not None else {}),
         "wire_bytes_per_step_per_rank": plan.get("wire_bytes_per_step_per_rank"),
         "usd_per_hour": plan.get("usd_per_hour"),
         **_planned_in_all(plan),
@@ -226,6 +236,7 @@ def _measured(tally: RunTally) -> dict[str, Any]:
         "mapped_file_bytes_per_rank": max((rank.mapped_file_bytes for rank in ranks), default=0) or None,
         "step_seconds": _split(tally),
         "tokens_per_second": tally.tokens_per_second(),
+        **_samples_per_second(tally),
         "wire_bytes_per_step_per_rank": max(wire, default=None),
         "collectives": _collectives(tally),
     }

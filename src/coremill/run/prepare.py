@@ -44,10 +44,10 @@ from coremill.plan.card import ModelCard, read_card
 from coremill.plan.headers import weight_files
 from coremill.plan.known_length import with_steps
 from coremill.plan.length import steps_of_epochs
-from coremill.plan.planner import make_plan
+from coremill.plan.planner import make_plan, step_counts
 from coremill.plan.stored import plan_from_json
 from coremill.plan.trained import frozen_by, named_by, with_frozen, words_of_frozen
-from coremill.plan.types import Choice, Plan
+from coremill.plan.types import Choice, Plan, RowLengths
 from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan_short, run_in_words
 from coremill.report.progress import StageProgress
@@ -123,7 +123,8 @@ def card_for(config: RunConfig, model: ModelFolder, progress: Say | None = None)
     """The card of a model that lies in a folder, with what of it the run trains."""
     shape = config.model.config
     name = config.model.name if shape is None else shape_name(shape)
-    card = read_card(model.folder, name=name, pretrained=model.weights == "pretrained")
+    pretrained = model.weights == "pretrained"
+    card = read_card(model.folder, name=name, pretrained=pretrained, model_class=model.model_class)
     return card_with_patterns(config, card, lambda: model, progress)
 
 
@@ -219,7 +220,7 @@ def prepare_run(
         if data.train_rows < plan.rows_per_step:
             plan = replace(plan_for_rows(config, fleet, card, data), steps_done=steps_done)
         steps = count_steps(config, data, plan)
-        plan = with_steps(plan, config, fleet, card, steps)
+        plan = with_steps(plan, config, fleet, card, steps, lengths_of(config, data))
         facts = facts_of(config, model, tokenizer, data, steps, start_from) if plan.nodes > 1 else {}
     spoken = [f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words]
     spoken += [words_of_smaller_step(config, data), *words_of_data(data.counts(), steps * plan.rows_per_step)]
@@ -283,6 +284,14 @@ def plan_for_rows(config: RunConfig, fleet: Fleet, card: ModelCard, data: Rows) 
     plan = make_plan(smaller.config, fleet, card)
     passes = plan.accumulation_steps
     return replace(plan, accumulation_steps=Choice(passes.value, f"{passes.reason}; {smaller.words}"))
+
+
+def lengths_of(config: RunConfig, data: Rows) -> RowLengths | None:
+    """How long rows are, where they differ."""
+    counts = data.counts()
+    if not step_counts(config).rows_differ or not data.train_rows:
+        return None
+    return RowLengths(mean=counts["tokens"] / data.train_rows, longest=counts["longest_row_tokens"])
 
 
 def words_of_smaller_step(config: RunConfig, data: Rows) -> str:
