@@ -1,0 +1,126 @@
+"""The tokenizer of an encoder: one text or a pair to ids, by its own rule for special tokens and token types.
+
+`load_pair_tokenizer` reads a folder. What is asked of it once stands in `PairLayout`: where in a pair the second text
+begins and how many tokens are around the two, so that windows need not be asked token by token.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from coremill.data.tokenizer_files import read_backend, transformers_tokenizer
+from coremill.errors import InputError
+
+PAD_TOKENS = ("[PAD]", "<pad>")  # where no file of the folder names it
+CLS_TOKENS = ("[CLS]", "<s>", "<cls>")
+PROBE = ("a", "b")  # texts, to see what stands around them
+
+
+@dataclass(frozen=True)
+class PairLayout:
+    """What stands around two texts."""
+
+    before: int  # special tokens in front of the first
+    between: int
+    behind: int  # the second
+    null_position: int  # the token that stands for no answer: the first of the row, but where the tokenizer has it last
+
+    @property
+    def special(self) -> int:
+        """How many there are."""
+        return self.before + self.between + self.behind
+
+
+@dataclass(frozen=True)
+class PairTokenizer:
+    """What encoding examples needs of a tokenizer."""
+
+    name: str
+    backend: Any  # of the tokenizers library
+    pad_id: int
+    padding_side: Literal["right", "left"]
+    highest_id: int
+
+    def token_of(self, token_id: int) -> str:
+        return str(self.backend.id_to_token(token_id))
+
+    def pair_layout(self) -> PairLayout:
+        """Asked of a pair of short texts; InputError where its rule for two texts cannot be told."""
+        encoding = self.backend.encode(*PROBE)
+        sides = encoding.sequence_ids
+        first, second = ([at for at, side in enumerate(sides) if side == which] for which in (0, 1))
+        if not first or not second or first[-1] > second[0]:
+            raise InputError(
+                "the tokenizer has no rule for a question with its context",
+                where=f"tokenizer: {self.name}",
+                why="what it makes of two texts is not the first followed by the second",
+                do="choose a model whose tokenizer encodes pairs (BERT's, RoBERTa's)",
+            )
+        known = {self.backend.token_to_id(token) for token in CLS_TOKENS} - {None}
+        null_position = next((at for at, token in enumerate(encoding.ids) if token in known), 0)
+        return PairLayout(
+            before=first[0],
+            between=second[0] - first[-1] - 1,
+            behind=len(sides) - second[-1] - 1,
+            null_position=null_position if null_position < first[0] else 0,
+        )
+
+
+def load_pair_tokenizer(folder: Path, *, code_sha256: str | None = None, cache: Path | None = None) -> PairTokenizer:
+    """The fast tokenizer of tokenizer.json where there is one, else what transformers makes of the folder."""
+    settings = _settings_of(folder)
+    if (folder / "tokenizer.json").is_file():
+        backend = read_backend(folder)
+    else:
+        made = transformers_tokenizer(folder, code_sha256, cache)
+        backend = getattr(made, "backend_tokenizer", None)
+        if backend is None:
+            raise InputError(
+                "this tokenizer does not say where in a text its tokens stand",
+                where=f"tokenizer: {folder}",
+                why="it is one of transformers' slow ones",
+                do="name a tokenizer that has a tokenizer.json",
+            )
+        settings = {"pad_token": made.pad_token, "padding_side": made.padding_side}
+    pad_id = _pad_id(backend, settings, folder)
+    backend.no_truncation()
+    backend.no_padding()
+    return PairTokenizer(
+        name=str(folder),
+        backend=backend,
+        pad_id=pad_id,
+        padding_side="left" if settings.get("padding_side") == "left" else "right",
+        highest_id=max(backend.get_vocab(with_added_tokens=True).values()),
+    )
+
+
+def _pad_id(backend: Any, settings: dict[str, Any], folder: Path) -> int:
+    """Of the token that fills rows up; a model does not look at it, so the end token will do."""
+    named = [settings.get(name) for name in ("pad_token", "eos_token")]
+    written = [token.get("content") if isinstance(token, dict) else token for token in named]
+    if written[0] is None and backend.padding is not None:
+        return int(backend.padding["pad_id"])
+    for token in (written[0], *PAD_TOKENS, written[1]):
+        if isinstance(token, str) and (token_id := backend.token_to_id(token)) is not None:
+            return int(token_id)
+    raise InputError(
+        "the tokenizer has no padding token",
+        where=f"tokenizer: {folder}",
+        why="rows of a batch are filled up with it to the longest of them",
+        do='name one of its tokens as "pad_token" in its tokenizer_config.json',
+    )
+
+
+def _settings_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        try:
+            found |= json.loads((folder / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (ValueError, TypeError) as error:
+            raise InputError("not the JSON of a tokenizer", where=str(folder / name), why=str(error)) from None
+    return found
