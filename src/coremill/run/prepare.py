@@ -288,10 +288,10 @@ def plan_for_rows(config: RunConfig, fleet: Fleet, card: ModelCard, data: Rows) 
 
 def lengths_of(config: RunConfig, data: Rows) -> RowLengths | None:
     """How long rows are, where they differ."""
-    counts = data.counts()
-    if not step_counts(config).rows_differ or not data.train_rows:
+    if not step_counts(config).rows_differ:
         return None
-    return RowLengths(mean=counts["tokens"] / data.train_rows, longest=counts["longest_row_tokens"])
+    counts = data.counts()
+    return RowLengths(mean=counts["mean_row_tokens"], longest=counts["longest_row"])
 
 
 def words_of_smaller_step(config: RunConfig, data: Rows) -> str:
