@@ -243,6 +243,17 @@ def as_written(card: ModelCard) -> ModelCard:
     return replace(card, block=block)
 
 
+def with_dropouts(card: ModelCard, *, hidden: float | None, attention: float | None) -> ModelCard:
+    """The card where a run sets the dropout of hidden states or of attention; None: as the model's config has it."""
+    block = card.block
+    if attention is not None:
+        block = replace(block, attention_dropout=attention > 0)
+    if hidden is not None:
+        places = block.dropout_places if hidden > 0 else 0
+        block = replace(block, residual_dropouts=places, embedding_dropout=hidden > 0)
+    return replace(card, block=block)
+
+
 def read_card(
     folder: str | Path | None = None,
     *,

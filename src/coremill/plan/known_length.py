@@ -13,8 +13,10 @@ from coremill.config.schema import RunConfig
 from coremill.hardware.facts import Fleet
 from coremill.plan.activations import documents_apart
 from coremill.plan.card import ModelCard
+from coremill.plan.engine_cost import cost_of
 from coremill.plan.planner import settled, step_counts
 from coremill.plan.pricing import price
+from coremill.plan.saving import plan_save
 from coremill.plan.types import Arrangement, Plan, RowLengths
 
 
@@ -34,12 +36,13 @@ def with_steps(
     plan = replace(plan, steps=steps, memory=memory, fits=shortfall == 0, shortfall_bytes=shortfall)
     if lengths is None:
         return plan
-    steps_per_second = 1 / priced.seconds.total
+    step_seconds, saved_bytes = priced.seconds.total, cost_of(arrangement).saved_bytes(card, arrangement)
     return replace(
         plan,
         step_seconds=priced.seconds,
-        tokens_per_second=plan.rows_per_step * lengths.mean * steps_per_second,
-        samples_per_second=plan.rows_per_step * steps_per_second,
+        save=plan_save(config, saved_bytes, step_seconds),
+        tokens_per_second=plan.rows_per_step * arrangement.row_tokens / step_seconds,
+        samples_per_second=plan.rows_per_step / step_seconds,
         model_flops_per_token=card.flops_per_token(lengths.mean),
     )
 

@@ -30,8 +30,8 @@ def attention_reason(card: ModelCard, chosen: Candidate, fleet: Fleet) -> Choice
     quick = price(without, chosen.arrangement, fleet, chosen.memory.limit)
     saved = chosen.memory.steady_step.total - quick.memory.steady_step.total
     slower = chosen.seconds.total / quick.seconds.total
-    words = f"{size(saved)} per rank and {slower - 1:.0%} of time more than model.attention_dropout: 0, which takes the"
-    return Choice(found.value, f"{found.reason}; {words} kernel without them")
+    words = f"{size(saved)} per rank and {100 * (slower - 1):.0f} % of time more than with model.attention_dropout: 0,"
+    return Choice(found.value, f"{found.reason}; {words} whose kernel keeps none")
 
 
 def engine_reason(config: RunConfig, card: ModelCard, chosen: Candidate, candidates: list[Candidate]) -> str:

@@ -26,7 +26,12 @@ class QuestionAnswering(Task[Any]):
     def step_counts(self) -> StepCounts:
         """Rows of at most so many tokens."""
         train, data = self.config.train, self.config.data
-        return StepCounts(rows=train.samples_per_step, row_tokens=data.sequence_length, vocabulary_logits=False)
+        return StepCounts(
+            rows=train.samples_per_step,
+            row_tokens=data.sequence_length,
+            vocabulary_logits=False,
+            rows_differ=True,
+        )
 
     def check_model(self, config: Mapping[str, Any], *, description: str, where: str, trusted: bool) -> None:
         require_encoder(
