@@ -7,6 +7,7 @@ split.targets["labels"][row_ids]
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -106,10 +107,13 @@ class EncodedSplit:
 
     def offsets(self, row_id: int) -> npt.NDArray[np.int32]:
         """Of questions: [tokens, 2], the stretch of the context that each token stands for, -1 where of none."""
-        shape = (self._manifest.tokens, 2)
-        every = np.memmap(self._folder / OFFSETS_FILE, np.int32, mode="r", shape=shape)
         start = int(self._starts[row_id])
-        return np.array(every[start : start + int(self.lengths[row_id])])
+        return np.array(self._offsets[start : start + int(self.lengths[row_id])])
+
+    @functools.cached_property
+    def _offsets(self) -> npt.NDArray[np.int32]:
+        shape = (self._manifest.tokens, 2)
+        return np.memmap(self._folder / OFFSETS_FILE, np.int32, mode="r", shape=shape)
 
     def questions(self) -> Iterator[AskedQuestion]:
         """In the order of their numbers (`row_examples`)."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class Orders:
         """Plain values for orders.json and for sending between ranks."""
         return {
             "task": self.task,
-            "model": {**asdict(self.model), "folder": str(self.model.folder)},
+            "model": self.model.to_json(),
             "tokenizer": str(self.tokenizer),
             "data": self.data.to_json(),
             "steps": self.steps,
@@ -101,7 +101,7 @@ class Orders:
         """The inverse of to_json."""
         return Orders(
             task=document["task"],
-            model=ModelFolder(**{**document["model"], "folder": Path(document["model"]["folder"])}),
+            model=ModelFolder.from_json(document["model"]),
             tokenizer=Path(document["tokenizer"]),
             data=rows_from_json(document["task"], document["data"]),
             steps=document["steps"],

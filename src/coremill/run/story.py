@@ -246,7 +246,8 @@ def resume(
     )
     guard = NumericsGuard(config.numerics, world, run.events)
     steps = run.orders.steps if run.orders.data.evaluation_rows else 0
-    scores = Scores(deciding_metric(config), config.evaluation, rows=evaluated_rows(config), steps=steps)
+    metric = deciding_metric(config, make_task(config).metrics_on(run.orders.data))
+    scores = Scores(metric, config.evaluation, rows=evaluated_rows(config), steps=steps)
     training = Training(engine, model, loader, guard, scores, run.orders.base)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
     return training
