@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -163,17 +164,16 @@ class RowWriter:
     def rows(self) -> int:
         return len(self._lengths)
 
-    def add(self, ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]], wheres: Callable[[int], str]) -> None:
-        """Rows of a batch; `wheres` gives the place of one of them."""
-        lengths = [len(row) for row in ids]
-        flat = _flat(ids, sum(lengths), np.uint32)
-        self._require_known(flat, lengths, wheres)
-        kinds = _flat(types, len(flat), np.uint8)
-        self._has_types = self._has_types or bool(kinds.any())
-        self.write(TOKENS_FILE, flat.astype(self.dtype, copy=False))
-        self.write(TYPES_FILE, kinds)
+    def add(
+        self, ids: npt.NDArray[np.uint32], types: npt.NDArray[np.uint8], lengths: list[int], places: Sequence[str]
+    ) -> None:
+        """Rows of a batch, one after the other; `places`: where each comes from."""
+        self._require_known(ids, lengths, places)
+        self._has_types = self._has_types or bool(types.any())
+        self.write(TOKENS_FILE, ids.astype(self.dtype, copy=False))
+        self.write(TYPES_FILE, types)
         self._lengths += lengths
-        self.tokens += len(flat)
+        self.tokens += len(ids)
 
     def write(self, name: str, values: npt.NDArray[Any] | bytes) -> None:
         if name not in self._files:
@@ -203,13 +203,13 @@ class RowWriter:
             "highest_token": self._tokenizer.token_of(self._highest_id),
         }
 
-    def _require_known(self, ids: npt.NDArray[Any], lengths: list[int], wheres: Callable[[int], str]) -> None:
+    def _require_known(self, ids: npt.NDArray[np.uint32], lengths: list[int], places: Sequence[str]) -> None:
         highest = int(ids.max(initial=0))
         if highest > self._highest_id:
             self._highest_id = highest
             row = int(np.searchsorted(np.cumsum(lengths), int(ids.argmax()), side="right"))
             token, rows = self._tokenizer.token_of(highest), self._job.vocabulary_rows
-            require_id_in_vocabulary(highest, token, rows, self._tokenizer.name, wheres(row))
+            require_id_in_vocabulary(highest, token, rows, self._tokenizer.name, places[row])
 
 
 def _encode_texts(
@@ -226,9 +226,10 @@ def _encode_texts(
     for batch in batches_of(_labelled(text, labels)):
         texts = [_texts_of(piece) for piece in batch]
         encodings = tokenizer.backend.encode_batch_fast([each if len(each) > 1 else each[0] for each in texts])
-        ids = [encoding.ids for encoding in encodings]
-        places = [piece.where for piece in batch]
-        writer.add(ids, [encoding.type_ids for encoding in encodings], places.__getitem__)
+        lengths = [len(encoding) for encoding in encodings]
+        ids = _flat((encoding.ids for encoding in encodings), sum(lengths), np.uint32)
+        types = _flat((encoding.type_ids for encoding in encodings), sum(lengths), np.uint8)
+        writer.add(ids, types, lengths, [piece.where for piece in batch])
         full = [encoding for encoding in encodings if len(encoding) == job.sequence_length]
         cut += sum(bool(encoding.overflowing) for encoding in full)
         source_bytes += sum(piece.source_bytes for piece in batch)
@@ -293,8 +294,11 @@ def _encode_questions(
             kept += made
             places += [piece.where] * len(made)
         if kept:
-            writer.add([window.ids for window in kept], [window.types for window in kept], places.__getitem__)
-            writer.write(OFFSETS_FILE, np.concatenate([window.offsets for window in kept]))
+            ids, types, offsets = (
+                np.concatenate([getattr(window, name) for window in kept]) for name in ("ids", "types", "offsets")
+            )
+            writer.add(ids, types, [len(window.ids) for window in kept], places)
+            writer.write(OFFSETS_FILE, offsets)
         starts += [window.start for window in kept]
         ends += [window.end for window in kept]
         on_progress(Progress(questions.count, source_bytes, text.bytes_total, writer.tokens, "tokenise"))
@@ -380,5 +384,5 @@ def _again(first: Piece, rest: Iterator[Piece]) -> Iterator[Piece]:
     yield from rest
 
 
-def _flat(rows: Sequence[Sequence[int]], count: int, dtype: type[Any]) -> npt.NDArray[Any]:
-    return np.fromiter((value for row in rows for value in row), dtype, count)
+def _flat(rows: Iterable[Sequence[int]], count: int, dtype: type[Any]) -> npt.NDArray[Any]:
+    return np.fromiter(chain.from_iterable(rows), dtype, count)

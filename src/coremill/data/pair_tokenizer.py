@@ -1,7 +1,7 @@
 """The tokenizer of an encoder: one text or a pair to ids, by its own rule for special tokens and token types.
 
-`load_pair_tokenizer` reads a folder. What is asked of it once stands in `PairLayout`: where in a pair the second text
-begins and how many tokens are around the two, so that windows need not be asked token by token.
+`load_pair_tokenizer` reads a folder. `PairLayout` is what its rule for two texts puts around them, asked once, so that
+a context that many questions share is encoded once.
 """
 
 from __future__ import annotations
@@ -20,18 +20,28 @@ PROBE = ("a", "b")  # texts, to see what stands around them
 
 
 @dataclass(frozen=True)
-class PairLayout:
-    """What stands around two texts."""
+class Around:
+    """Special tokens, with their token types."""
 
-    before: int  # special tokens in front of the first
-    between: int
-    behind: int  # the second
-    null_position: int  # the token that stands for no answer: the first of the row, but where the tokenizer has it last
+    ids: tuple[int, ...]
+    types: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PairLayout:
+    """What stands around two texts, and of which type the tokens of each are."""
+
+    before: Around
+    first_type: int
+    between: Around
+    second_type: int
+    behind: Around
+    null_position: int  # the token that stands for no answer: CLS, the first
 
     @property
     def special(self) -> int:
-        """How many there are."""
-        return self.before + self.between + self.behind
+        """How many tokens stand around them."""
+        return len(self.before.ids) + len(self.between.ids) + len(self.behind.ids)
 
 
 @dataclass(frozen=True)
@@ -59,13 +69,20 @@ class PairTokenizer:
                 why="what it makes of two texts is not the first followed by the second",
                 do="choose a model whose tokenizer encodes pairs (BERT's, RoBERTa's)",
             )
-        known = {self.backend.token_to_id(token) for token in CLS_TOKENS} - {None}
-        null_position = next((at for at, token in enumerate(encoding.ids) if token in known), 0)
+        ids, types = encoding.ids, encoding.type_ids
+
+        def around(start: int, end: int) -> Around:
+            return Around(tuple(ids[start:end]), tuple(types[start:end]))
+
+        before = around(0, first[0])
+        known = {self.backend.token_to_id(token) for token in CLS_TOKENS}
         return PairLayout(
-            before=first[0],
-            between=second[0] - first[-1] - 1,
-            behind=len(sides) - second[-1] - 1,
-            null_position=null_position if null_position < first[0] else 0,
+            before=before,
+            first_type=types[first[0]],
+            between=around(first[-1] + 1, second[0]),
+            second_type=types[second[0]],
+            behind=around(second[-1] + 1, len(ids)),
+            null_position=next((at for at, token in enumerate(before.ids) if token in known), 0),
         )
 
 

@@ -1,7 +1,8 @@
 """Windows over the context of a question: rows of at most so many tokens, neighbours sharing `doc_stride` of them.
 
-The question stands in every window, whole; only the context is cut, by the tokenizer's own truncation. An answer that
-is not whole inside a window, and no answer at all, is the token that stands for none (CLS).
+The question stands in every window, whole; only the context is cut. Around both stands what the tokenizer puts around a
+pair. A context is encoded once for all questions of a batch that share it: SQuAD has five for each. An answer that is
+not whole inside a window, and no answer at all, is the token that stands for none (CLS).
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,17 @@ from coremill.errors import InputError
 
 NOWHERE = -1  # offset of a token that is not of the context
 
+Ids = npt.NDArray[np.uint32]
+Offsets = npt.NDArray[np.int32]
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """One row of a question."""
 
-    ids: list[int]
-    types: list[int]
-    offsets: npt.NDArray[np.int32]  # [tokens, 2] in characters of the context; NOWHERE
+    ids: Ids
+    types: npt.NDArray[np.uint8]
+    offsets: Offsets  # [tokens, 2] in characters of the context; NOWHERE
     start: int  # the tokens that the answer begins and ends with
     end: int
 
@@ -43,41 +46,49 @@ class Windows:
 
     def of(self, questions: Sequence[Question]) -> Iterator[list[Window] | InputError]:
         """The windows of each question, or why it has none."""
-        # A question with blanks in front, of which there are a few in SQuAD, would waste tokens on them.
-        asked = [question.question.lstrip() for question in questions]
-        self._backend.no_truncation()
-        lengths = [len(each) for each in self._backend.encode_batch_fast(asked, add_special_tokens=False)]
-        problems = [self._too_long(length) for length in lengths]
-        fitting = [at for at, problem in enumerate(problems) if problem is None]
-        # The library takes the whole process down where a window does not hold the stride, so this comes after.
-        self._backend.enable_truncation(self._length, stride=self._stride, strategy="only_second")
-        pairs = [(asked[at], questions[at].context) for at in fitting]
-        encodings = dict(zip(fitting, self._backend.encode_batch(pairs), strict=True))
-        for at, question in enumerate(questions):
-            if (problem := problems[at]) is not None:
-                yield problem
-                continue
-            first = encodings.pop(at)
-            made = [self._window(each, lengths[at], question.answers) for each in (first, *first.overflowing)]
-            yield made
+        # Some questions of SQuAD have blanks in front, which run_qa leaves out too.
+        asked = self._backend.encode_batch_fast(
+            [question.question.lstrip() for question in questions], add_special_tokens=False
+        )
+        contexts = self._encoded({question.context for question in questions})
+        for question, encoding in zip(questions, asked, strict=True):
+            room = self._length - self._layout.special - len(encoding)
+            if room > self._stride:
+                yield list(self._windows(encoding.ids, *contexts[question.context], room, question.answers))
+            else:
+                yield self._too_long(len(encoding), room)
 
-    def _window(self, encoding: Any, question_tokens: int, answers: Sequence[Answer]) -> Window:
-        ids, layout = encoding.ids, self._layout
-        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * len(ids)).reshape(-1, 2)
-        first = layout.before + question_tokens + layout.between
-        last = len(ids) - layout.behind
-        offsets[:first] = offsets[last:] = NOWHERE
-        start = end = layout.null_position
-        if answers:  # to learn from the first, as SQuAD's for training have only one
-            found = answer_tokens(offsets[first:last], answers[0])
-            if found is not None:
-                start, end = first + found[0], first + found[1]
-        return Window(ids, encoding.type_ids, offsets, start, end)
+    def _encoded(self, contexts: set[str]) -> dict[str, tuple[Ids, Offsets]]:
+        texts = list(contexts)
+        found = {}
+        for text, encoding in zip(texts, self._backend.encode_batch(texts, add_special_tokens=False), strict=True):
+            ids = np.array(encoding.ids, dtype=np.uint32)
+            offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int32, 2 * len(ids)).reshape(-1, 2)
+            found[text] = ids, offsets
+        return found
 
-    def _too_long(self, question_tokens: int) -> InputError | None:
-        room = self._length - self._layout.special - question_tokens
-        if room > self._stride:
-            return None
+    def _windows(
+        self, question: Sequence[int], context: Ids, offsets: Offsets, room: int, answers: Sequence[Answer]
+    ) -> Iterator[Window]:
+        layout = self._layout
+        before = np.array([*layout.before.ids, *question, *layout.between.ids], dtype=np.uint32)
+        behind = np.array(layout.behind.ids, dtype=np.uint32)
+        types_before = [*layout.before.types, *[layout.first_type] * len(question), *layout.between.types]
+        place = answer_tokens(offsets, answers[0]) if answers else None  # to learn from the first, as run_qa does
+        for first in range(0, max(1, len(context) - self._stride), room - self._stride):
+            part = context[first : first + room]
+            ids = np.concatenate([before, part, behind])
+            types = np.full(len(ids), layout.second_type, dtype=np.uint8)
+            types[: len(before)] = types_before
+            types[len(before) + len(part) :] = layout.behind.types
+            stretches = np.full((len(ids), 2), NOWHERE, dtype=np.int32)
+            stretches[len(before) : len(before) + len(part)] = offsets[first : first + room]
+            start = end = layout.null_position
+            if place is not None and first <= place[0] and place[1] < first + len(part):
+                start, end = (len(before) + token - first for token in place)
+            yield Window(ids, types, stretches, start, end)
+
+    def _too_long(self, question_tokens: int, room: int) -> InputError:
         return InputError(
             "the question is too long",
             why=f"its {question_tokens:,} tokens leave {max(0, room):,} of data.sequence_length {self._length:,} for"
@@ -96,7 +107,7 @@ class Windows:
             )
 
 
-def answer_tokens(offsets: npt.NDArray[np.int32], answer: Answer) -> tuple[int, int] | None:
+def answer_tokens(offsets: Offsets, answer: Answer) -> tuple[int, int] | None:
     """The context tokens that an answer begins and ends with; None where it is not whole among them."""
     stripped = answer.text.strip()  # blanks belong to no token
     first = answer.start + len(answer.text) - len(answer.text.lstrip())
