@@ -21,7 +21,7 @@ from coremill.errors import InputError
 from coremill.files import CACHE_ADVICE, write_atomically
 from coremill.model.hub_models import download
 from coremill.nearby import missing_folder
-from coremill.plan.card import read_config
+from coremill.plan.config_file import read_config
 from coremill.plan.headers import read_headers
 from coremill.remote_code import is_folder, pin_problem, require_checked_code
 from coremill.tasks.base import Task

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from coremill.config.schema import RunConfig
 from coremill.data.encoded import EncodedRows
 from coremill.errors import InputError
-from coremill.plan.types import StepCounts
+from coremill.plan.types import RowCount, StepCounts
 from coremill.tasks.base import SmallerStep, Task
 from coremill.tasks.encoder.known_models import require_encoder
 
@@ -48,7 +48,9 @@ class EncoderTask(Task[EncodedRows]):
     def step_counts(self) -> StepCounts:
         """Samples, of at most so many tokens."""
         train, data = self.config.train, self.config.data
-        return StepCounts(rows=train.samples_per_step, row_tokens=data.sequence_length, vocabulary_logits=False)
+        return StepCounts(
+            rows=train.samples_per_step, row_tokens=data.sequence_length, vocabulary_logits=False, rows_differ=True
+        )
 
     def smaller_step(self, rows: EncodedRows) -> SmallerStep | None:
         """All rows once, where a step asks for more."""
@@ -100,6 +102,31 @@ class EncoderTask(Task[EncodedRows]):
             tokenizer_folder=tokenizer_folder,
             vocabulary_rows=vocabulary_rows,
             max_positions=max_positions,
+            cache=cache,
+            progress=progress,
+            code_sha256=code_sha256,
+        )
+
+    def count_rows(
+        self,
+        *,
+        tokenizer_folder: Path | None,
+        code_sha256: str | None,
+        vocabulary_rows: int,
+        max_positions: int | None,
+        cache: Path,
+        progress: Callable[[Progress], None],
+    ) -> RowCount:
+        """From the cache, from the examples themselves where these are few, else from a sample of them."""
+        from coremill.data.counting_examples import count_examples
+
+        return count_examples(
+            self.config,
+            form=self.form(),
+            doc_stride=self.doc_stride,
+            asked=self.asked_labels(),
+            tokenizer_folder=tokenizer_folder,
+            vocabulary_rows=vocabulary_rows,
             cache=cache,
             progress=progress,
             code_sha256=code_sha256,
