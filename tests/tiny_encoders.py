@@ -18,6 +18,7 @@ SMALL = {
     "num_hidden_layers": 2,
     "hidden_size": 32,
     "num_attention_heads": 2,
+    "initializer_range": 0.15,
     "intermediate_size": 64,
     "max_position_embeddings": 128,
 }

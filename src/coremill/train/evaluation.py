@@ -52,9 +52,11 @@ def evaluate_rows(
     if gathered is not None:
         with _marks():
             scored = task.score(rows, *gathered)
-    if scored is None:
+    if scored is None and world.rank == 0:
         scored = Scored(dict(zip((metric.name for metric in metrics), task.metrics(loss), strict=True)))
-    return Evaluated(loss, world.broadcast(dict(scored.metrics)), bad, scored.files)  # CPUs may round differently
+    # CPUs may round differently: those of rank 0 are everybody's.
+    found: dict[str, float] = world.broadcast(None if scored is None else dict(scored.metrics))
+    return Evaluated(loss, found, bad, {} if scored is None else scored.files)
 
 
 @contextlib.contextmanager
