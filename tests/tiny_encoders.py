@@ -7,12 +7,13 @@ import random
 from pathlib import Path
 from typing import Any
 
-WORDS = (
+_TEXT = (
     "the a of and to in is was it for on with as by at from red blue green old new small large river city king queen"
     " war peace north south house garden tree stone bridge school teacher book letter water fire winter summer music"
     " painter author wrote built found lived born died opened closed who what where when which year name place first"
     " last good bad fine awful great poor happy sad never always very not film story actor plot"
-).split()
+)
+WORDS = _TEXT.split()
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SMALL = {
     "num_hidden_layers": 2,

@@ -41,6 +41,7 @@ class LoadReport:
     initialised: tuple[str, ...]  # parameters that were in no file and got random values
     unexpected: tuple[str, ...]  # tensors in the files that the model has no place for
     converted: tuple[str, ...]  # parameters that were more than renamed, and so were read whole
+    new_head: bool = False  # all that was drawn is the head of the task, whose model came without one
 
 
 def together(reports: Sequence[LoadReport]) -> LoadReport:
@@ -107,7 +108,13 @@ def fill_parameters(
         initialised=tuple(missing) if source.weights == "pretrained" else (),
         unexpected=names.unexpected,
         converted=tuple(sorted(names.conversions)),
+        new_head=source.weights == "pretrained" and _is_new_head(missing, blueprint),
     )
+
+
+def _is_new_head(missing: Sequence[str], blueprint: PreTrainedModel) -> bool:
+    """Whether something is missing, of a model that predicts no words: `_check_missing` let pass a head at most."""
+    return bool(missing) and blueprint.get_output_embeddings() is None
 
 
 def _fill_adapters(slices: Mapping[tuple[str, ...], RowSlice], lora: LoraSection, seed: int) -> int:

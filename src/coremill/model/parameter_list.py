@@ -26,7 +26,7 @@ from coremill.model.source import ModelFolder, Say
 from coremill.plan.trained import NamedParameter
 from coremill.remote_code import remove_copies
 
-FORM = 2  # of what is kept: part of its name
+FORM = 3  # of what is kept: part of its name
 
 
 def parameters_of(model: ModelFolder, cache: Path, say: Say | None = None) -> list[NamedParameter]:
@@ -45,7 +45,7 @@ def parameters_of(model: ModelFolder, cache: Path, say: Say | None = None) -> li
         with contextlib.suppress(OSError):  # then it is found anew each time
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps(found))
-    return [NamedParameter(tuple(names), tuple(shape), is_linear) for names, shape, is_linear in found]
+    return [NamedParameter(tuple(names), tuple(shape), *kinds) for names, shape, *kinds in found]
 
 
 def named_parameters(module: Any) -> list[NamedParameter]:
@@ -56,7 +56,19 @@ def named_parameters(module: Any) -> list[NamedParameter]:
         names.setdefault(id(parameter), []).append(name)
         shapes[id(parameter)] = tuple(parameter.shape)
     linear = {id(each.weight) for each in module.modules() if is_linear_map(each)}
-    return [NamedParameter(tuple(each), shapes[key], key in linear) for key, each in names.items()]
+    behind = _behind_the_trunk(module)
+    return [
+        NamedParameter(tuple(each), shapes[key], key in linear, in_head=all(name.startswith(behind) for name in each))
+        for key, each in names.items()
+    ]
+
+
+def _behind_the_trunk(module: Any) -> tuple[str, ...]:
+    """Where the head is, of a model that predicts no words: all beside the trunk."""
+    trunk = getattr(module, "base_model_prefix", "")
+    if not trunk or not hasattr(module, trunk) or module.get_output_embeddings() is not None:
+        return ()
+    return tuple(f"{name}." for name, _ in module.named_children() if name != trunk)
 
 
 def is_linear_map(module: Any) -> bool:
@@ -94,7 +106,7 @@ def _main() -> None:
     try:
         model = build_on_meta(ModelFolder.from_json(job), attention="eager")
         answer: dict[str, Any] = {
-            "parameters": [(each.names, each.shape, each.is_linear) for each in named_parameters(model)]
+            "parameters": [(each.names, each.shape, each.is_linear, each.in_head) for each in named_parameters(model)]
         }
     except InputError as error:
         answer = {"error": {"what": error.what, "where": error.where, "why": error.why, "do": error.do}}

@@ -120,6 +120,7 @@ def _prepare(loaded: LoadedConfig, console: Console) -> tuple[Rows, TokenText]:
             say(console, text)
 
         model = resolve_model(section, task, cache=cache, progress=on_model)
+        task = task.on_model(model.config, pretrained=config.model.weights == "pretrained")
         card = card_for(config, model)
         task.check_data(max_positions=card.max_positions)
         tokenizer = resolve_tokenizer(config, model, cache=cache, progress=on_model, training_progress=bars.show)

@@ -56,7 +56,10 @@ def _count(config: RunConfig, card: ModelCard, console: Console) -> RowCount | C
     try:
         with StageProgress(console) as bars:
             model, tokenizer = _tokenizer_of(config, cache, bars)
-            return make_task(config).count_rows(
+            task = make_task(config)
+            if model is not None:
+                task = task.on_model(model.config, pretrained=config.model.weights == "pretrained")
+            return task.count_rows(
                 tokenizer_folder=tokenizer,
                 code_sha256=None if model is None or tokenizer != model.folder else model.code_sha256,
                 vocabulary_rows=card.vocabulary_rows,
