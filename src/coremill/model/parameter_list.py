@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,8 @@ FORM = 2  # of what is kept: part of its name
 def parameters_of(model: ModelFolder, cache: Path, say: Say | None = None) -> list[NamedParameter]:
     """In the order of the module, tied ones once with all their names."""
     known = json.dumps(
-        [FORM, model.config, model.model_class, model.code_sha256, version("transformers")], sort_keys=True
+        [FORM, model.config, model.config_changes, model.model_class, model.code_sha256, version("transformers")],
+        sort_keys=True,
     )
     file = cache / "parameters" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
     try:
@@ -71,7 +71,7 @@ def is_linear_map(module: Any) -> bool:
 def _ask_child(model: ModelFolder) -> list[Sequence[Any]]:
     # -P: a torch.py in the user's folder must not stand in for the library.
     command = [sys.executable, "-P", "-m", __name__]
-    job = json.dumps({**asdict(model), "folder": str(model.folder)})
+    job = json.dumps(model.to_json())
     done = subprocess.run(
         wrapped(command, launcher_pid=os.getpid(), cpus=None), input=job, capture_output=True, text=True, check=False
     )
@@ -92,7 +92,7 @@ def _main() -> None:
 
     job = json.load(sys.stdin)
     try:
-        model = build_on_meta(ModelFolder(**{**job, "folder": Path(job["folder"])}), attention="eager")
+        model = build_on_meta(ModelFolder.from_json(job), attention="eager")
         answer: dict[str, Any] = {
             "parameters": [(each.names, each.shape, each.is_linear) for each in named_parameters(model)]
         }

@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 from coremill.config.schema import LoraSection
 from coremill.errors import InputError
 from coremill.plan.allocator import hole_bytes_of
-from coremill.plan.card import AdapterParameters, FrozenParameters, ModelCard, role_of
+from coremill.plan.card import AdapterParameters, FrozenParameters, ModelCard
+from coremill.plan.tensor_names import role_of
 from coremill.plan.trained import NamedParameter, with_frozen
 from coremill.plan.words import plural
 

@@ -13,8 +13,9 @@ from fnmatch import fnmatchcase
 from math import prod
 
 from coremill.errors import InputError
-from coremill.plan.card import FrozenParameters, ModelCard, active_parameters, role_of
+from coremill.plan.card import FrozenParameters, ModelCard, active_parameters
 from coremill.plan.shape import Tensor
+from coremill.plan.tensor_names import role_of
 from coremill.plan.words import plural
 
 SHOWN_NAMES = 3
@@ -84,7 +85,7 @@ def with_frozen(card: ModelCard, frozen: Sequence[NamedParameter]) -> ModelCard:
             counts[role if role in counts else "rest"] += parameter.numel
         is_head = role == "head" or (role == "embedding" and card.tied)
         if is_head and len(parameter.shape) > 1:
-            matmul += card.vocabulary_rows * card.hidden
+            matmul += card.head_matmul_parameters
     return replace(
         card,
         frozen=FrozenParameters(
