@@ -108,11 +108,11 @@ def share_of_rank(row_ids: Positions, rank: int, world_size: int) -> Positions:
 
 def computed_tokens(lengths: Lengths, *, world_size: int, micro_batch_rows: int, accumulation_steps: int) -> int:
     """Tokens that all ranks compute in a step of rows with these lengths, sorted: every micro-batch is as wide as its
-    longest row, and has `micro_batch_rows` rows, fillers included; one of fillers alone is a token wide."""
+    longest row; one without rows has a filler of one token, for all ranks make as many passes."""
     total = 0
     for rank in range(world_size):
         mine = lengths[rank::world_size]
         for index in range(accumulation_steps):
             part = mine[index * micro_batch_rows : (index + 1) * micro_batch_rows]
-            total += micro_batch_rows * max(1, int(part.max(initial=0)))
+            total += max(1, len(part)) * max(1, int(part.max(initial=0)))
     return total

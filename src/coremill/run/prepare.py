@@ -201,6 +201,7 @@ def prepare_run(
         task = make_task(config)
         deciding_metric(config)  # refuses a name that the task does not know
         model = resolve_model(config.model, task, cache=cache, progress=on_model)
+        task = task.on_model(model.config, pretrained=model.weights == "pretrained")
         card = card_for(config, model, on_model)
         base = base_of(config, model)
         start_from = find_adapter(config, model, base, cache, on_model, goes_on=steps_done > 0)
@@ -228,6 +229,8 @@ def prepare_run(
             progress=bars.show,
         )
         task.check_rows(data, world_size=plan.world_size)
+        deciding_metric(config, task.metrics_on(data))
+        model = replace(model, config_changes=dict(task.config_changes(data)))
         refuse_nothing_to_compare(config, data)
         if data.train_rows < plan.rows_per_step:
             plan = replace(plan_for_rows(config, fleet, card, data), steps_done=steps_done)

@@ -301,8 +301,8 @@ def catch_up(run: RankRun, task: TrainingTask[Any, Any], training: Training, ori
 
 
 def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, step: int) -> Callable[[], None]:
-    """The loss of the rows that were held out; gives what raises where that is no number."""
-    from coremill.train.loop import evaluation_loss
+    """The loss and the metrics of the rows that were held out; gives what raises where the loss is no number."""
+    from coremill.train.evaluation import evaluate_rows
 
     with phase(run.events, "evaluate"):
         started = time.perf_counter()
@@ -313,15 +313,15 @@ def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, ste
             rank=run.world.rank,
             world_size=run.world.size,
         )
-        part, bad_rows = evaluation_loss(training.engine, task, held_out)
-        loss = run.world.sum(part)
+        metrics = make_task(run.config).metrics_on(run.orders.data)
+        found = evaluate_rows(training.engine, task, run.orders.data, held_out, metrics, run.world)
         seconds = time.perf_counter() - started
-        names = [metric.name for metric in make_task(run.config).metrics]
-        metrics = run.world.broadcast(dict(zip(names, task.metrics(loss), strict=True)))  # CPUs may round differently
-        training.scores.add(step, {"loss": loss, **metrics})
-        found = {**metrics, "loss": loss, "tokens": held_out.tokens, "seconds": seconds}
-        run.events.write("evaluation", step=step, **found, best_step=training.scores.best_step)
-    return lambda: training.guard.judge_evaluation(step, loss, bad_rows)
+        training.scores.add(step, {"loss": found.loss, **found.metrics})
+        if not training.scores.keeps_best or training.scores.best_step == step:
+            run.folder.leave(found.files)  # of rank 0
+        said = {**found.metrics, "loss": found.loss, "tokens": held_out.tokens, "seconds": seconds}
+        run.events.write("evaluation", step=step, **said, best_step=training.scores.best_step)
+    return lambda: training.guard.judge_evaluation(step, found.loss, found.bad_rows)
 
 
 def export(run: RankRun, training: Training, origin: ResumePoint, done: int) -> None:

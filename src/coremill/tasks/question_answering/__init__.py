@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from coremill.config.schema import RunConfig
-from coremill.plan.types import StepCounts
-from coremill.tasks.base import Metric, Task
-from coremill.tasks.encoder.known_models import require_encoder
+from coremill.tasks.base import Metric
+from coremill.tasks.encoder.task import EncoderTask
+
+if TYPE_CHECKING:
+    from coremill.data.examples import ExampleForm
+    from coremill.tasks.question_answering.training import QuestionAnsweringTraining
 
 
 @dataclass(frozen=True)
-class QuestionAnswering(Task[Any]):
-    """Answers as parts of a text; a step counts in samples."""
-
-    config: RunConfig
+class QuestionAnswering(EncoderTask):
+    """Questions on contexts, cut into windows that overlap; a row is a window."""
 
     model_class: ClassVar[str] = "AutoModelForQuestionAnswering"
     metrics: ClassVar[tuple[Metric, ...]] = (Metric("f1", "higher"), Metric("exact_match", "higher"))
-    evaluated_rows: ClassVar[int | None] = None
     training_modules: ClassVar[tuple[str, ...]] = ("coremill.tasks.question_answering.training",)
 
-    def step_counts(self) -> StepCounts:
-        """Rows of at most so many tokens."""
-        train, data = self.config.train, self.config.data
-        return StepCounts(
-            rows=train.samples_per_step,
-            row_tokens=data.sequence_length,
-            vocabulary_logits=False,
-            rows_differ=True,
+    def form(self) -> ExampleForm:
+        from coremill.data.examples import questions_of
+
+        data = self.config.data
+        return questions_of(
+            question=data.question_column,
+            context=data.context_column,
+            answers=data.answers_column,
+            id_column=data.id_column,
         )
 
-    def check_model(self, config: Mapping[str, Any], *, description: str, where: str, trusted: bool) -> None:
-        require_encoder(
-            config,
-            task=self.config.task,
-            model_class=self.model_class,
-            description=description,
-            where=where,
-            trusted=trusted,
-        )
+    @property
+    def doc_stride(self) -> int:
+        return self.config.data.doc_stride
+
+    def training(self) -> QuestionAnsweringTraining:
+        from coremill.tasks.question_answering.training import QuestionAnsweringTraining
+
+        return QuestionAnsweringTraining(self.config)
