@@ -105,6 +105,7 @@ def questions_of(count: int, seed: int, *, mean: int = MEAN, longest: int = LONG
         start = 4 * places[order.index(asked)]
         yield {
             "id": f"q{number}",
+            "kind": KINDS[asked],
             "question": f"which words of {len(words) % 7} are of kind {KINDS[asked]}",
             "context": " ".join(words),
             "answers": {
