@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,12 @@ def command_of(
             "seed": seed,
             **({} if options.rows is None else {"micro_batch_rows": options.rows}),
         },
-        "parallel": {"dtype": options.dtype, "ranks_per_node": options.ranks, "engine": options.engine},
+        "parallel": {
+            "dtype": options.dtype,
+            "ranks_per_node": options.ranks,
+            "engine": options.engine,
+            "threads_per_rank": options.threads or "auto",
+        },
         "checkpoint": {"every": "never"},
         "run": {"folder": str(out / "run"), "export": False},
     }
@@ -120,27 +126,41 @@ def compare_rates(options: argparse.Namespace, work: encoder_work.Work, folder: 
             out = folder / key
             out.mkdir()
             command = command_of(key, options, work, out, steps=turns.ENDLESS_STEPS, seed=7)
-            program = f"exec {shlex.join(command)} > {shlex.quote(str(out / 'log.txt'))} 2>&1"
+            threads = f"OMP_NUM_THREADS={options.threads} " if options.threads else ""
+            program = f"{threads}exec {shlex.join(command)} > {shlex.quote(str(out / 'log.txt'))} 2>&1"
             ranks = 1 if key in ("pad", "group") else options.ranks
             contenders[key] = turns.start(CONTENDERS[key], program, out, ranks=ranks, cache=options.folder)
         turns.take_turns(list(contenders.values()), options.seconds, options.turn)
-        utilization = {key: _utilization(contenders[key]) for key in contenders}
+        plans = [json.loads(path.read_text()) for path in sorted(folder.glob("*/run/plan.json"))]
     finally:
         for contender in contenders.values():
             turns.end(contender)
-    rates = {key: each.tokens_per_second_by_turn(options.samples) for key, each in contenders.items()}
-    padding = {key: _padding_fraction(each) for key, each in contenders.items()}
-    print("\n| contender | samples/s | real tokens/s | padding | utilization | turns |")
-    print("|---|---:|---:|---:|---:|---:|")
-    figures: dict[str, Any] = {}
+    return _tell(options, work, contenders, plans)
+
+
+def _tell(
+    options: argparse.Namespace,
+    work: encoder_work.Work,
+    contenders: dict[str, turns.Contender],
+    plans: Sequence[dict[str, Any]],
+) -> int:
+    mean = mean_tokens(work)
+    figures = {key: figures_of(key, each, options.samples, mean) for key, each in contenders.items()}
+    rates = {key: each.pop("samples_per_second_by_turn") for key, each in figures.items()}
+    print(f"\na row has {mean:.0f} tokens in the mean\n")
+    print("| contender | samples/s | real tokens/s | padding | utilization | CPU s of a sample | turns |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
     for key, contender in contenders.items():
-        rate = statistics.fmean(rates[key]) if rates[key] else float("nan")
-        tokens = rate * _tokens_per_sample(contender, options.samples)
-        used = _share(utilization, contenders, key, tokens)
-        figures[key] = {"samples_per_second": rate, "tokens_per_second": tokens, "padding_fraction": padding[key]}
-        figures[key] |= {"utilization": used, "samples_per_second_by_turn": rates[key]}
-        shown = "" if used is None else f"{used:.1%}"
-        print(f"| {contender.name} | {rate:.2f} | {tokens:.0f} | {padding[key]:.3f} | {shown} | {len(rates[key])} |")
+        each = figures[key]
+        plan = plans[0] if plans else None
+        # Of everybody by the same count: arithmetic on real tokens over the calibrated rate of products.
+        used = plan and each["tokens_per_second"] * plan["model_flops_per_token"] / plan["matmul_flops_per_second"]
+        each["utilization"] = used
+        print(
+            f"| {contender.name} | {each['samples_per_second']:.2f} | {each['tokens_per_second']:.0f}"
+            f" | {each['padding_fraction']:.3f} | {'' if used is None else f'{used:.1%}'}"
+            f" | {each['cpu_seconds_per_sample']:.3f} | {len(rates[key])} |"
+        )
     if "coremill" in rates:
         ratios = [
             turns.ratio(f"samples/s, coremill / {CONTENDERS[key]}", rates["coremill"], rates[key], target)
@@ -148,43 +168,47 @@ def compare_rates(options: argparse.Namespace, work: encoder_work.Work, folder: 
             if rates.get(key) and rates["coremill"]
         ]
         print("\n" + results.ratio_table(ratios))
-        print(f"\npadding_fraction of coremill: {padding['coremill']:.3f} (target <= 0.10)")
+        print(f"\npadding_fraction of coremill: {figures['coremill']['padding_fraction']:.3f} (target <= 0.10)")
     if options.json:
-        options.json.write_text(json.dumps({**_facts(options), "contenders": figures}, indent=1) + "\n")
+        by_turn = {"samples_per_second_by_turn": rates}
+        options.json.write_text(json.dumps({**_facts(options), "contenders": figures, **by_turn}, indent=1) + "\n")
     return 0 if all(rates.values()) else 1
 
 
-def _steps(contender: turns.Contender) -> list[dict[str, Any]]:
-    """All ranks count the tokens of the whole step: one of them is enough."""
-    return [event for event in contender.events()[0] if event["kind"] == "step"]
-
-
-def _padding_fraction(contender: turns.Contender) -> float:
-    steps = _steps(contender)
+def figures_of(key: str, contender: turns.Contender, samples: int, mean: float) -> dict[str, Any]:
+    """Rates as if all samples were of the mean length: where a step costs what its tokens cost, a few turns may have
+    had short ones; padded to the maximum all cost the same."""
+    steps = [event for event in contender.events()[0] if event["kind"] == "step"]  # all ranks count all tokens
+    tokens = [step["tokens"] for step in steps]
     padding = sum(step["padding_tokens"] for step in steps)
-    return padding / (padding + sum(step["tokens"] for step in steps))
+    amounts = [mean * samples] * len(steps) if key == "pad" else tokens
+    sums = [0.0, *accumulate(amounts)]
+    ends = contender.step_ends()[0]
+
+    def done(moment: float) -> float:
+        whole, part = divmod(turns.steps_done(ends, contender.turns, moment), 1)
+        return sums[int(whole)] + part * (amounts[int(whole)] if int(whole) < len(amounts) else 0.0)
+
+    known = [(since, to) for since, to in contender.turns[1:] if to < ends[-1]]
+    by_turn = [(done(to) - done(since)) / (to - since) for since, to in known]
+    rate = statistics.fmean(by_turn) if by_turn else float("nan")
+    first, last = contender.awake
+    ran = sum(after[0] - before[0] for before, after in zip(first, last, strict=True))
+    in_all = done(min(contender.turns[-1][1], ends[-1])) - done(contender.turns[0][0])
+    return {
+        "samples_per_second": rate / mean,
+        "tokens_per_second": rate,
+        "padding_fraction": padding / (padding + sum(tokens)),
+        "cpu_seconds_per_sample": ran / (in_all / mean) if in_all else float("nan"),  # of the compute threads
+        "samples_per_second_by_turn": [each / mean for each in by_turn],
+    }
 
 
-def _tokens_per_sample(contender: turns.Contender, samples: int) -> float:
-    steps = _steps(contender)
-    return sum(step["tokens"] for step in steps) / (samples * len(steps))
-
-
-def _utilization(contender: turns.Contender) -> tuple[float, float] | None:
-    """FLOPs of a real token and the machine's rate of products, by coremill's plan."""
-    path = contender.out / "run" / "plan.json"
-    if not path.is_file():
-        return None
-    plan = json.loads(path.read_text())
-    return plan["model_flops_per_token"], plan["matmul_flops_per_second"]
-
-
-def _share(
-    known: dict[str, tuple[float, float] | None], contenders: dict[str, turns.Contender], key: str, tokens: float
-) -> float | None:
-    """Of everybody by the same count: arithmetic on real tokens over the calibrated rate of products."""
-    found = known[key] or next((each for each in known.values() if each), None)
-    return None if found is None else tokens * found[0] / found[1]
+def mean_tokens(work: encoder_work.Work) -> float:
+    """Of a row: a token a word."""
+    rows = [json.loads(line) for line in work.train.read_text().splitlines()]
+    words = sum(len(row["question"].split()) + len(row["context"].split()) for row in rows)
+    return words / len(rows) + encoder_work.SPECIAL_TOKENS
 
 
 # -- metrics
@@ -242,6 +266,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--turn", type=float, default=10.0, help="seconds of a turn (default 10)")
     parser.add_argument("--ranks", type=int, default=1, help="of coremill (default 1)")
     parser.add_argument("--engine", default="auto", help="of coremill: auto, replicate or shard")
+    parser.add_argument("--threads", type=int, help="of each process (default: all cores)")
     parser.add_argument("--rows", type=int, help="of a forward pass of coremill (default: as it plans)")
     parser.add_argument("--metric", action="store_true", help="compare metrics after --steps steps instead of rates")
     parser.add_argument("--seeds", type=int, default=3, help="with --metric (default 3)")
