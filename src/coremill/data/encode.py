@@ -114,7 +114,7 @@ class Encoder:
 
     def _build(self, source: TextSource, stamps: Stamps, asked: AskedLabels | None, key: str, partial: Path) -> None:
         size = sum(size for size, _ in stamps) or None
-        last = Progress(0, 0, size, 0, "tokenise" if source.dataset is None else "download")
+        last = Progress(0, 0, size, 0, "encode" if source.dataset is None else "download")
 
         def on_progress(progress: Progress) -> None:
             nonlocal last
@@ -137,7 +137,7 @@ class Encoder:
             }
         )
         read = last.bytes_total or last.bytes_done
-        self.progress(Progress(manifest.examples, read, last.bytes_total, manifest.tokens, "tokenise", is_done=True))
+        self.progress(Progress(manifest.examples, read, last.bytes_total, manifest.tokens, "encode", is_done=True))
         manifest.write(partial)
 
 

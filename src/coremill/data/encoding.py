@@ -12,28 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from coremill.data.compressed import is_compressed
-from coremill.data.encoded import (
-    EXAMPLE_PLACES_FILE,
-    EXAMPLES_FILE,
-    GROUPS_FILE,
-    LENGTHS_FILE,
-    OFFSETS_FILE,
-    ROW_EXAMPLES_FILE,
-    TOKENS_FILE,
-    TYPES_FILE,
-    target_file,
-)
+from coremill.data.encoded import GROUPS_FILE, OFFSETS_FILE, ROW_EXAMPLES_FILE, ExampleKind, target_file
+from coremill.data.encoded_writer import QuestionWriter, RowWriter
 from coremill.data.examples import LabelledText
 from coremill.data.files import parquet_schema
 from coremill.data.hub_datasets import schema_of_dataset
 from coremill.data.labels import LabelReader, Labels
-from coremill.data.packed import Progress, require_id_in_vocabulary
+from coremill.data.packed import Progress
 from coremill.data.packing import why_empty
 from coremill.data.pair_tokenizer import PairTokenizer, load_pair_tokenizer
 from coremill.data.pieces import Piece
@@ -41,7 +32,6 @@ from coremill.data.questions import Question
 from coremill.data.sources import OpenedText, TextSource, open_text
 from coremill.data.windows import Window, Windows
 from coremill.errors import InputError
-from coremill.files import sync_file
 
 # An encoding of the library has some 300 bytes a token with its offsets, and overlapping windows have more tokens.
 BATCH_CHARACTERS = 1 << 20
@@ -53,6 +43,7 @@ CUT_SHARE = 0.05  # of texts that do not fit a row: beyond it, it is said what t
 class EncodingJob:
     """How examples become rows."""
 
+    kind: ExampleKind
     sequence_length: int
     doc_stride: int  # tokens that neighbouring windows of a context share
     vocabulary_rows: int
@@ -80,6 +71,7 @@ def encode_source(job: Mapping[str, Any], on_progress: Callable[[Progress], None
         if names and (labels is None or (may_name and labels.count == len(names))):
             labels, setting = Labels(kind="classes", count=len(names), names=names), f"the features of {source.name}"
     found = EncodingJob(
+        kind=form.kind,
         sequence_length=job["sequence_length"],
         doc_stride=job["doc_stride"],
         vocabulary_rows=job["vocabulary_rows"],
@@ -111,21 +103,12 @@ def encode_examples(
     text: OpenedText, tokenizer: PairTokenizer, job: EncodingJob, on_progress: Callable[[Progress], None]
 ) -> dict[str, Any]:
     """Write the files of an encoding; the counts for its manifest."""
-    pieces = iter(text.pieces)
-    first = next(pieces, None)
-    if first is None:
-        do = "name files with examples in them"
-        raise InputError("the dataset is empty", where=job.where, why=why_empty(0, text.bad), do=do)
-    opened = OpenedText(_again(first, pieces), text.bytes_total, text.bad, text.notes)
-    with RowWriter(job, tokenizer) as writer:
-        if isinstance(first.example, Question):
-            found = _encode_questions(opened, tokenizer, job, writer, on_progress)
-        else:
-            found = _encode_texts(opened, tokenizer, job, writer, on_progress)
+    with RowWriter(job.destination, tokenizer, job.vocabulary_rows) as writer:
+        encode = _encode_questions if job.kind == "questions" else _encode_texts
+        found = encode(text, tokenizer, job, writer, on_progress)
         if writer.rows == 0:
-            raise InputError(
-                "the dataset is empty", where=job.where, why=why_empty(0, text.bad), do="name files with examples"
-            )
+            do = "name files with examples in them"
+            raise InputError("the dataset is empty", where=job.where, why=why_empty(0, text.bad), do=do)
         counts = writer.close()
     text.bad.write(job.destination)
     return {
@@ -141,77 +124,6 @@ def encode_examples(
     }
 
 
-class RowWriter:
-    """Appends rows to the files that are large, keeps what there is of each row, and counts."""
-
-    def __init__(self, job: EncodingJob, tokenizer: PairTokenizer) -> None:
-        self._job, self._tokenizer = job, tokenizer
-        self.dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.highest_id < 1 << 16 else "uint32"
-        self._files: dict[str, IO[bytes]] = {}
-        self._has_types = False
-        self._lengths: list[int] = []
-        self._highest_id = 0
-        self.tokens = 0
-
-    def __enter__(self) -> RowWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files.values():
-            file.close()
-
-    @property
-    def rows(self) -> int:
-        return len(self._lengths)
-
-    def add(
-        self, ids: npt.NDArray[np.uint32], types: npt.NDArray[np.uint8], lengths: list[int], places: Sequence[str]
-    ) -> None:
-        """Rows of a batch, one after the other; `places`: where each comes from."""
-        self._require_known(ids, lengths, places)
-        self._has_types = self._has_types or bool(types.any())
-        self.write(TOKENS_FILE, ids.astype(self.dtype, copy=False))
-        self.write(TYPES_FILE, types)
-        self._lengths += lengths
-        self.tokens += len(ids)
-
-    def write(self, name: str, values: npt.NDArray[Any] | bytes) -> None:
-        if name not in self._files:
-            self._files[name] = (self._job.destination / name).open("wb")
-        self._files[name].write(values if isinstance(values, bytes) else values.tobytes())
-
-    def save(self, name: str, values: npt.NDArray[Any]) -> None:
-        """A small one, whole."""
-        with (self._job.destination / name).open("wb") as stream:
-            np.save(stream, values)
-            sync_file(stream)
-
-    def close(self) -> dict[str, Any]:
-        lengths = np.array(self._lengths, dtype=np.int32)
-        self.save(LENGTHS_FILE, lengths)
-        for file in self._files.values():
-            sync_file(file)
-        if not self._has_types:
-            (self._job.destination / TYPES_FILE).unlink()
-        return {
-            "rows": self.rows,
-            "tokens": self.tokens,
-            "dtype": self.dtype,
-            "has_types": self._has_types,
-            "longest_row": int(lengths.max()),
-            "highest_id": self._highest_id,
-            "highest_token": self._tokenizer.token_of(self._highest_id),
-        }
-
-    def _require_known(self, ids: npt.NDArray[np.uint32], lengths: list[int], places: Sequence[str]) -> None:
-        highest = int(ids.max(initial=0))
-        if highest > self._highest_id:
-            self._highest_id = highest
-            row = int(np.searchsorted(np.cumsum(lengths), int(ids.argmax()), side="right"))
-            token, rows = self._tokenizer.token_of(highest), self._job.vocabulary_rows
-            require_id_in_vocabulary(highest, token, rows, self._tokenizer.name, places[row])
-
-
 def _encode_texts(
     text: OpenedText,
     tokenizer: PairTokenizer,
@@ -221,6 +133,7 @@ def _encode_texts(
 ) -> dict[str, Any]:
     """A row each; of a pair that is too long the longer text loses its end."""
     labels = LabelReader(job.labels, job.labels_setting, may_name=job.may_name)
+    _require_room(tokenizer, job)
     tokenizer.backend.enable_truncation(job.sequence_length, strategy="longest_first")
     cut = source_bytes = 0
     for batch in batches_of(_labelled(text, labels)):
@@ -233,7 +146,7 @@ def _encode_texts(
         full = [encoding for encoding in encodings if len(encoding) == job.sequence_length]
         cut += sum(bool(encoding.overflowing) for encoding in full)
         source_bytes += sum(piece.source_bytes for piece in batch)
-        on_progress(Progress(writer.rows, source_bytes, text.bytes_total, writer.tokens, "tokenise"))
+        on_progress(Progress(writer.rows, source_bytes, text.bytes_total, writer.tokens, "encode"))
     if writer.rows == 0:
         return {"notes": []}  # what there is to say is said by who finds no rows
     found, targets, notes = labels.result(job.where)
@@ -246,6 +159,17 @@ def _encode_texts(
         words += f" {job.sequence_length:,}: what is beyond is cut off"
         notes.append(f"warning: {words}" if cut > CUT_SHARE * writer.rows else words)
     return {"examples": writer.rows, "groups": writer.rows, "cut_rows": cut, "labels": found.to_json(), "notes": notes}
+
+
+def _require_room(tokenizer: PairTokenizer, job: EncodingJob) -> None:
+    special = int(tokenizer.backend.num_special_tokens_to_add(True))
+    if job.sequence_length < special + 2:
+        raise InputError(
+            "a row has no room for text",
+            where=f"data.sequence_length: {job.sequence_length}",
+            why=f"the tokenizer puts {special} special tokens around two texts",
+            do="set data.sequence_length to 128, or to what your texts need",
+        )
 
 
 def _labelled(text: OpenedText, labels: LabelReader) -> Iterator[Piece]:
@@ -274,7 +198,7 @@ def _encode_questions(
 ) -> dict[str, Any]:
     """One row or several for each question."""
     windows = Windows(tokenizer, sequence_length=job.sequence_length, doc_stride=job.doc_stride)
-    questions = _QuestionWriter(writer)
+    questions = QuestionWriter(writer)
     starts: list[int] = []
     ends: list[int] = []
     row_examples: list[int] = []
@@ -301,7 +225,7 @@ def _encode_questions(
             writer.write(OFFSETS_FILE, offsets)
         starts += [window.start for window in kept]
         ends += [window.end for window in kept]
-        on_progress(Progress(questions.count, source_bytes, text.bytes_total, writer.tokens, "tokenise"))
+        on_progress(Progress(questions.count, source_bytes, text.bytes_total, writer.tokens, "encode"))
     for name, values in (("start_positions", starts), ("end_positions", ends)):
         writer.save(target_file(name), np.array(values, dtype=np.int32))
     writer.save(ROW_EXAMPLES_FILE, np.array(row_examples, dtype=np.int32))
@@ -311,52 +235,6 @@ def _encode_questions(
         "outside_rows": outside,
         "notes": questions.notes(),
     }
-
-
-class _QuestionWriter:
-    """Appends questions to examples.jsonl, numbers their contexts, and gives every one an id of its own."""
-
-    def __init__(self, writer: RowWriter) -> None:
-        self._writer = writer
-        self._places: list[int] = []
-        self._bytes = 0
-        self._contexts: dict[str, int] = {}
-        self._groups: list[int] = []
-        self._ids: dict[str, int] = {}
-        self._renamed = self._unanswerable = 0
-
-    @property
-    def count(self) -> int:
-        return len(self._places)
-
-    def add(self, question: Question) -> int:
-        """Its number."""
-        seen = self._ids[question.id] = self._ids.get(question.id, 0) + 1
-        name = question.id if seen == 1 else f"{question.id}#{seen}"
-        self._renamed += seen > 1
-        self._unanswerable += not question.answers
-        document = {
-            "id": name,
-            "question": question.question,
-            "context": question.context,
-            "answers": [answer.text for answer in question.answers],
-        }
-        line = json.dumps(document, ensure_ascii=False).encode() + b"\n"
-        self._writer.write(EXAMPLES_FILE, line)
-        self._places.append(self._bytes)
-        self._bytes += len(line)
-        self._groups.append(self._contexts.setdefault(question.context, len(self._contexts)))
-        return len(self._places) - 1
-
-    def close(self) -> dict[str, Any]:
-        self._writer.save(EXAMPLE_PLACES_FILE, np.array(self._places, dtype=np.uint64))
-        self._writer.save(GROUPS_FILE, np.array(self._groups, dtype=np.int32))
-        return {"examples": self.count, "groups": len(self._contexts), "unanswerable": self._unanswerable}
-
-    def notes(self) -> list[str]:
-        if not self._renamed:
-            return []
-        return [f"{self._renamed:,} questions have the id of an earlier one: in predictions they are ID#2, ID#3, ..."]
 
 
 def _question_of(piece: Piece) -> Question:
@@ -377,11 +255,6 @@ def batches_of(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-def _again(first: Piece, rest: Iterator[Piece]) -> Iterator[Piece]:
-    yield first
-    yield from rest
 
 
 def _flat(rows: Iterable[Sequence[int]], count: int, dtype: type[Any]) -> npt.NDArray[Any]:

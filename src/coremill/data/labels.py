@@ -95,7 +95,11 @@ class LabelReader:
         if asked is not None and not texts:
             return asked, np.array(values, dtype=np.int64), []
         if not texts and any(isinstance(value, float) for value in values):
-            said = "the labels have fractions, so a number is predicted (regression)"
+            shown = next(value for value in values if isinstance(value, float))
+            said = (
+                f"the labels are numbers with a fraction ({shown}), so a number is predicted (regression); for classes"
+                " set model.labels to how many there are, or to their names"
+            )
             return Labels(kind="regression"), np.array(values, dtype=np.float32), [said]
         names, numbers = _sorted_classes(values)
         self._require_classes(names, where)

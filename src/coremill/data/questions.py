@@ -49,7 +49,8 @@ def question_of(values: Mapping[str, Any], columns: Sequence[str], id_column: st
     for name, text in (("question", question), ("context", context)):
         if not text.strip():
             raise InputError(f"the {name} is empty", where=where, do=DROP)
-    found = () if values.get(IMPOSSIBLE_COLUMN) is True else _answers_of(values[columns[2]], columns[2], where)
+    impossible = str(values.get(IMPOSSIBLE_COLUMN)).lower() in ("true", "1")  # a csv has it as text
+    found = () if impossible else _answers_of(values[columns[2]], columns[2], where)
     for answer in found:
         _require_in_context(answer, context, where)
     named = values.get(id_column)

@@ -8,7 +8,7 @@ windows; it is given where it is above the best answer's by more than a threshol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,19 +85,17 @@ def predict(
 
 def answer(question: AskedQuestion, windows: Sequence[ScoredWindow], rules: AnswerRules) -> Prediction:
     """The answer of one question."""
-    found = sorted(_spans(windows, rules), key=lambda span: -span.score)
     null = min((_null(window) for window in windows), key=lambda span: span.score)
+    best = _best_spans(windows, rules)
     if rules.version_2:
-        found = sorted([*found, null], key=lambda span: -span.score)
-    best = found[: rules.n_best]
-    if rules.version_2 and null not in best:
-        best.append(null)
+        best = sorted([*best, null], key=lambda span: -span.score)[: rules.n_best]
+        best += [] if null in best else [null]
     candidates = _with_probabilities(best, question.context)
-    text, odds = next((each.text for each in candidates if each.text), ""), None
+    first = next((each for each in candidates if each.text), None)
+    text, odds = first.text if first is not None else "", None
     if rules.version_2:
-        first = next((each for each in candidates if each.text), None)
-        odds = float(null.score) - (first.start_logit + first.end_logit if first is not None else 0.0)
-        text = "" if first is None or odds > rules.null_threshold else first.text
+        odds = null.score - (first.start_logit + first.end_logit if first is not None else 0.0)
+        text = "" if odds > rules.null_threshold else text
     return Prediction(question.id, text, candidates, odds)
 
 
@@ -130,23 +128,26 @@ class _Span:
     score: float
 
 
-def _spans(windows: Sequence[ScoredWindow], rules: AnswerRules) -> Iterator[_Span]:
-    for window in windows:
-        starts, ends = (_best(logits, rules.n_best) for logits in (window.start_logits, window.end_logits))
-        in_context = window.offsets[:, 0] >= 0
-        tokens = ends[None, :] - starts[:, None] + 1
-        fits = (tokens >= 1) & (tokens <= rules.max_answer_tokens)
-        fits &= in_context[starts][:, None] & in_context[ends][None, :]
-        scores = window.start_logits[starts][:, None] + window.end_logits[ends][None, :]
-        for row, column in np.argwhere(fits).tolist():
-            start, end = int(starts[row]), int(ends[column])
-            yield _Span(
-                int(window.offsets[start, 0]),
-                int(window.offsets[end, 1]),
-                float(window.start_logits[start]),
-                float(window.end_logits[end]),
-                float(scores[row, column]),
-            )
+def _best_spans(windows: Sequence[ScoredWindow], rules: AnswerRules) -> list[_Span]:
+    """The best pairs of all windows; of equal scores those of an earlier window, start and end come first."""
+    columns = [np.concatenate(values) for values in zip(*(_pairs(window, rules) for window in windows), strict=True)]
+    scores, firsts, lasts, start_logits, end_logits = columns
+    best = _best(scores, rules.n_best)
+    chosen = (column[best].tolist() for column in (firsts, lasts, start_logits, end_logits, scores))
+    return [_Span(*values) for values in zip(*chosen, strict=True)]
+
+
+def _pairs(window: ScoredWindow, rules: AnswerRules) -> tuple[npt.NDArray[Any], ...]:
+    """Of the best starts and ends: scores, first and last characters, both logits."""
+    starts, ends = (_best(logits, rules.n_best) for logits in (window.start_logits, window.end_logits))
+    tokens = ends[None, :] - starts[:, None] + 1
+    fits = (tokens >= 1) & (tokens <= rules.max_answer_tokens)
+    in_context = window.offsets[:, 0] >= 0
+    fits &= in_context[starts][:, None] & in_context[ends][None, :]
+    rows, places = np.nonzero(fits)
+    start_logits, end_logits = window.start_logits[starts[rows]], window.end_logits[ends[places]]
+    firsts, lasts = window.offsets[starts[rows], 0], window.offsets[ends[places], 1]
+    return start_logits + end_logits, firsts, lasts, start_logits, end_logits
 
 
 def _null(window: ScoredWindow) -> _Span:

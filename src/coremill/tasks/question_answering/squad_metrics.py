@@ -1,8 +1,9 @@
 """Exact match and F1 of answers, by the published rules of SQuAD 1.1 and 2.0.
 
 Answers are compared without capitals, punctuation, articles and surplus blanks, with the right answer that fits best.
-F1 is over their words, as often as each occurs. Version 2.0 adds questions without an answer: the right one is to give
-none, and F1 is 1 or 0. Both are means over all questions, in percent.
+F1 is over their words, as often as each occurs; where comparing leaves no word on one side it is 1 or 0, as in version
+2.0 and in torchmetrics (the script of 1.1 gives 0 even to a right "A"). Version 2.0 adds questions without an answer:
+the right one is to give none. Both are means over all questions, in percent.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ def exact_match(given: str, right: str) -> float:
     return float(normalised(given) == normalised(right))
 
 
-def f1(given: str, right: str, *, version_2: bool) -> float:
+def f1(given: str, right: str) -> float:
     """Harmonic mean of precision and recall of the words."""
     ours, theirs = normalised(given).split(), normalised(right).split()
-    if version_2 and (not ours or not theirs):
+    if not ours or not theirs:
         return float(ours == theirs)
     shared = sum((Counter(ours) & Counter(theirs)).values())
     if shared == 0:
@@ -72,7 +73,7 @@ def f1(given: str, right: str, *, version_2: bool) -> float:
 
 def _score(given: str, answers: Sequence[str], *, version_2: bool) -> tuple[float, float]:
     right = _right_answers(answers, version_2=version_2)
-    return max(exact_match(given, each) for each in right), max(f1(given, each, version_2=version_2) for each in right)
+    return max(exact_match(given, each) for each in right), max(f1(given, each) for each in right)
 
 
 def _right_answers(answers: Sequence[str], *, version_2: bool) -> Sequence[str]:
