@@ -333,7 +333,16 @@ def export(run: RankRun, training: Training, origin: ResumePoint, done: int) -> 
     with phase(run.events, "export"):
         dtype, sources = DTYPES[orders.plan.dtype.value], (orders.model, orders.tokenizer)
         made, reason = export_chosen(
-            training, origin, done, *sources, folder, world=world, dtype=dtype, events=run.events, adapters=adapters
+            training,
+            origin,
+            done,
+            *sources,
+            folder,
+            world=world,
+            dtype=dtype,
+            events=run.events,
+            adapters=adapters,
+            end_ids=orders.answer_end_ids,
         )
     if world.rank == 0:
         about = {"form": made.form.value, "base": None if orders.base is None else orders.base.name}
