@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from clusters import LONG
 
 from coremill.k8s.check.checking import check
 from coremill.k8s.check.crds import shipped_schemas
@@ -262,7 +263,7 @@ def test_lints_take_whatever_they_get():
             kind = schemas.kind_of(
                 manifest.group, manifest.version, manifest.kind, {"trainer": "2.1" if "v21" in file else "2.3"}
             )
-            for mutation in mutations(manifest.object, dict(kind.schema) if kind else {}, 60, seed=22):
+            for mutation in mutations(manifest.object, dict(kind.schema) if kind else {}, 200 if LONG else 40, seed=22):
                 changed = [*manifests[:number], Manifest("f", mutation.object, {}), *manifests[number + 1 :]]
                 check(changed, schemas, {})
                 count += 1
