@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from pathlib import Path
 
@@ -268,3 +269,19 @@ def test_lints_take_whatever_they_get():
                 check(changed, schemas, {})
                 count += 1
     assert count > 500
+
+
+@pytest.mark.parametrize("field", ["name", "taint", "volume"])
+def test_an_object_where_a_name_belongs(field):
+    """What is looked up by a name is found by none."""
+    nodes, job = (copy.deepcopy(read_manifests([str(MANIFESTS / "good" / f)])) for f in ("nodes.yaml", "jobset.yaml"))
+    of_kind = {each.kind: each.object for each in (*nodes, *job)}
+    if field == "name":
+        of_kind["EC2NodeClass"]["metadata"]["name"] = {"a": "b"}
+    elif field == "taint":
+        of_kind["NodePool"]["spec"]["template"]["spec"]["taints"] = [{"key": {}, "effect": []}, {"key": {}}]
+    else:
+        template = of_kind["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+        template["volumes"] = [{"name": [], "configMap": {"name": {}}}]
+        job.append(Manifest("f", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": []}, "data": {}}, {}))
+    assert check([*nodes, *job], shipped_schemas(), {}).errors
