@@ -46,7 +46,7 @@ test-long: check            ## the same and all that takes long: the second tier
 bench: setup                ## coremill beside its peers on this machine
 	$(BIN)/python -m benchmarks.peers
 
-chaos: setup                ## every fault experiment, for a night; `python -m chaos --short` is what `make test` runs
+chaos: setup                ## every fault experiment, for a night; `python -m chaos --short` is what `make test-long` runs, `make test` one fault of each kind
 	$(BIN)/python -m chaos --systems all --json runs/chaos/rows.json --markdown runs/chaos/table.md
 
 soak: setup                 ## half an hour of random faults

@@ -241,7 +241,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--short", action="store_true", help="a few trials of each, as in make test")
+    parser.add_argument("--short", action="store_true", help="a few trials of each, as in make test-long")
     parser.add_argument("--only", help="experiments by name: X1,X2; X1@torchrun+FSDP2+DCP for a peer's")
     parser.add_argument("--systems", default=COREMILL, help="coremill, peers, or all (default coremill)")
     parser.add_argument("--n", type=int, help="trials of each experiment, instead of its own number")

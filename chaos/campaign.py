@@ -301,7 +301,7 @@ def not_a_number(campaign: Campaign) -> Trial:
         campaign.stop()
     kind = campaign.random.choice(("nan-loss", "inf-loss", "nan-weight"))
     step, rank = campaign.run.last_step + campaign.random.randint(3, 9), campaign.random.randrange(campaign.run.ranks)
-    since = time.time()
+    since, before = time.time(), campaign.run.newest()
     campaign._inside = kind
     campaign.run.start(environ={"CHAOS_INSIDE": json.dumps({"kind": kind, "rank": rank, "step": step})})
     code = campaign.run.wait_end()
@@ -310,8 +310,9 @@ def not_a_number(campaign: Campaign) -> Trial:
     steps = {int(e.number("step")) for e in campaign.run.of("step", since=since)}
     saved = campaign.run.newest()
     good = code == NON_FINITE and told == set(range(campaign.run.ranks)) and max(steps, default=0) < step
+    is_kept = before is None if saved is None else saved.step < step
     return Trial(
-        passed=good and saved is not None and saved.step < step and campaign.wait_no_strangers(),
+        passed=good and is_kept and campaign.wait_no_strangers(),
         fault=f"{kind} on rank {rank} in step {step}",
         outcome="all ranks stop before the update, step and rows named"
         if good

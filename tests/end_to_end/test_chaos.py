@@ -1,6 +1,7 @@
 """The short form of `make chaos`: every fault that fits into minutes, done for real, each with its row.
 
-The long form, with the numbers of docs/chaos.md, is `make chaos`.
+`make test` does one of each kind; their near relations (another receiver of the signal, another way for storage to
+fail) come with COREMILL_LONG_TESTS=1. The numbers of docs/chaos.md are those of `make chaos`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,21 @@ from chaos.table import read
 from end_to_end.scene import left_behind
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = [experiment for experiment in EXPERIMENTS if experiment.short_trials]
+ONE_OF_EACH = ("X1", "X4", "X6b", "X21", "X15", "X18", "X2", "X14", "X17", "X19")
+SHORT = [
+    experiment
+    for experiment in EXPERIMENTS
+    if experiment.short_trials and (os.environ.get("COREMILL_LONG_TESTS") or experiment.name in ONE_OF_EACH)
+]
 pytestmark = pytest.mark.timeout(1800)  # minutes on a quiet machine; this is for one that others use
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
     folder = tmp_path_factory.mktemp("chaos")
-    command = [sys.executable, "-m", "chaos", "--short", "--json", str(folder / "rows.json"), "--folder", str(folder)]
+    only = ",".join(experiment.name for experiment in SHORT)
+    command = [sys.executable, "-m", "chaos", "--short", "--only", only]
+    command += ["--json", str(folder / "rows.json"), "--folder", str(folder)]
     marker = folder.name + folder.parent.name
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COREMILL_TEST_MARKER": marker}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1700)
@@ -44,9 +52,10 @@ def test_the_promise_is_kept(rows: dict[str, Row], key: str) -> None:
 
 
 def test_exit_codes(rows: dict[str, Row]) -> None:
-    codes = {key: rows[key].exit_codes for key in ("X6a", "X6b", "X6c", "X21")}
-    assert codes == {"X6a": (75,), "X6b": (75,), "X6c": (75,), "X21": (70,)}
+    promised = {"X6a": (75,), "X6b": (75,), "X6c": (75,), "X21": (70,)}
+    codes = {key: rows[key].exit_codes for key in promised if key in rows}
+    assert codes == {key: promised[key] for key in codes} and {"X6b", "X21"} <= codes.keys()
 
 
 def test_no_step_is_lost_where_there_was_notice(rows: dict[str, Row]) -> None:
-    assert {rows[key].steps_lost for key in ("X5", "X6a", "X6b", "X6c")} == {(0,)}
+    assert {rows[key].steps_lost for key in ("X5", "X6a", "X6b", "X6c") if key in rows} == {(0,)}
