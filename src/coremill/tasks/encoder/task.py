@@ -6,7 +6,7 @@ What reads and encodes examples, and numpy with it, is imported where it is used
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +15,7 @@ from coremill.config.schema import RunConfig
 from coremill.data.encoded import EncodedRows
 from coremill.errors import InputError
 from coremill.plan.types import RowCount, StepCounts
-from coremill.tasks.base import ShownRow, SmallerStep, Task
+from coremill.tasks.base import SmallerStep, Task
 from coremill.tasks.encoder.known_models import require_encoder
 
 if TYPE_CHECKING:
@@ -145,12 +145,6 @@ class EncoderTask(Task[EncodedRows]):
                 where="data.source",
                 do="add examples, or train with fewer ranks: --nproc 1",
             )
-
-    def shown_rows(self, rows: EncodedRows, *, count: int, evaluation: bool) -> Sequence[ShownRow]:
-        """In the order of the run; those of an evaluation as they stand in the data."""
-        from coremill.tasks.encoder.shown import encoded_rows_shown
-
-        return encoded_rows_shown(self.config, rows, count=count, evaluation=evaluation)
 
     @staticmethod
     def rows_from_json(document: Mapping[str, Any]) -> EncodedRows:

@@ -39,17 +39,33 @@ def _spread(count: int, wanted: int) -> Positions:
     return np.arange(wanted, dtype=np.int64) * count // wanted
 
 
-def score_windows(
-    rows: EncodedRows, row_ids: Sequence[int], outputs: Sequence[RowOutput], settings: EvaluationSection
-) -> Scored:
-    """Of these windows of the evaluation: each output is the logits of its starts, then of its ends."""
-    split = EncodedSplit(rows, "evaluation")
-    rules = AnswerRules(
+def rules_of(rows: EncodedRows, settings: EvaluationSection) -> AnswerRules:
+    """No answer is one where the data has questions without any."""
+    return AnswerRules(
         n_best=settings.n_best,
         max_answer_tokens=settings.max_answer_tokens,
         null_threshold=settings.null_threshold,
         version_2=rows.unanswerable > 0,
     )
+
+
+def learned_of_window(split: EncodedSplit, row: int) -> tuple[tuple[bool, ...], str]:
+    """Which tokens are the answer, and which window of which question this is."""
+    first, last = (int(split.targets[name][row]) for name in ("start_positions", "end_positions"))
+    windows = np.flatnonzero(split.row_examples == split.row_examples[row])
+    (question,) = split.questions_of(split.row_examples[[row]])
+    words = f"window {int(np.searchsorted(windows, row)) + 1} of {len(windows)} of question {question.id}"
+    if first == split.null_position:
+        words += ", whose answer is not in it" if question.answers else ", which has no answer"
+    return tuple(first <= at <= last for at in range(int(split.lengths[row]))), words
+
+
+def score_windows(
+    rows: EncodedRows, row_ids: Sequence[int], outputs: Sequence[RowOutput], settings: EvaluationSection
+) -> Scored:
+    """Of these windows of the evaluation: each output is the logits of its starts, then of its ends."""
+    split = EncodedSplit(rows, "evaluation")
+    rules = rules_of(rows, settings)
     width = max(len(output) // 2 for output in outputs)
     logits = np.zeros((2, len(outputs), width), dtype=np.float32)
     for at, output in enumerate(outputs):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from coremill.config.task_rules import CLASSIFICATION
 from coremill.data.encoded import EncodedRows
 from coremill.data.labels import Labels
-from coremill.tasks.base import Metric
+from coremill.tasks.base import Metric, ShownRow, evaluated_rows
 from coremill.tasks.encoder.task import EncoderTask
 from coremill.tasks.sequence_classification.head_labels import labels_of_head
 
 if TYPE_CHECKING:
     from coremill.data.encode import AskedLabels
+    from coremill.data.encoded_split import EncodedSplit
     from coremill.data.examples import ExampleForm
     from coremill.tasks.sequence_classification.training import ClassificationTraining
 
@@ -67,6 +69,38 @@ class SequenceClassification(EncoderTask):
             "label2id": {name: number for number, name in enumerate(names)},
             "problem_type": kind,
         }
+
+    def shown_rows(self, rows: EncodedRows, *, count: int, evaluation: bool) -> Sequence[ShownRow]:
+        """With their labels; no token of a text is learned."""
+        from coremill.data.loader import evaluation_row_ids
+        from coremill.tasks.encoder.shown import encoded_rows_shown
+        from coremill.tasks.sequence_classification.scoring import label_in_words
+
+        def label(split: EncodedSplit, row: int) -> tuple[tuple[bool, ...], str]:
+            return (False,) * int(split.lengths[row]), label_in_words(rows, split, row)
+
+        return encoded_rows_shown(
+            self.config,
+            rows,
+            label,
+            lambda split: evaluation_row_ids(split.count, evaluated_rows(self.config)),
+            count=count,
+            evaluation=evaluation,
+        )
+
+    def sample(
+        self, export: Path, rows: EncodedRows, environ: Mapping[str, str], *, code_sha256: str | None
+    ) -> Mapping[str, str] | None:
+        """The class or number of `sample.prompt`."""
+        from coremill.tasks.encoder.sample import ask_for_sample
+
+        sample = self.config.sample
+        if sample.prompt is None:
+            return None
+        names = list(self.config_changes(rows)["id2label"].values())
+        asked = {"prompt": sample.prompt, "context": sample.context, "names": names, "length": rows.sequence_length}
+        program = "coremill.tasks.sequence_classification.sample"
+        return ask_for_sample(program, export, asked, environ, code_sha256=code_sha256)
 
     def training(self) -> ClassificationTraining:
         raise NotImplementedError(f"{CLASSIFICATION} trains on rows: training_on")

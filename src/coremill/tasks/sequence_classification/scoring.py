@@ -35,6 +35,13 @@ def score_rows(rows: EncodedRows, row_ids: Positions, logits: npt.NDArray[np.flo
     return Scored(metrics, _file(row_ids, predicted, labels, certain))
 
 
+def label_in_words(rows: EncodedRows, split: EncodedSplit, row: int) -> str:
+    """Of one row, for people."""
+    assert rows.labels is not None
+    value = split.targets["labels"][row].item()
+    return f"label {rows.labels.names[value] if rows.labels.names else format(value, 'g')}"
+
+
 def _file(row_ids: Positions, predicted: list[Any], right: list[Any], certain: list[float]) -> dict[str, str]:
     """A line a row: what was said, what is right, and how sure the model was."""
     lines = [
