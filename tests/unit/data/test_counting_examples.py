@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from benchmarks.encoder_work import questions_of, write_tokenizer
+
 from coremill.config.schema import RunConfig
 from coremill.data import counting_examples
 from coremill.plan.types import RowCount

@@ -11,13 +11,13 @@ import datasets
 import hub_stand_in
 import huggingface_hub.constants
 import pytest
-from pair_tokenizers import make_bert_tokenizer
 
 from coremill.config.schema import RunConfig
 from coremill.data.encode import prepare_examples
 from coremill.data.encoded import EncodedRows
 from coremill.data.encoded_split import EncodedSplit
 from coremill.data.examples import ExampleForm, labelled_texts, questions_of
+from pair_tokenizers import make_bert_tokenizer
 
 CARD = b"""---
 configs:
