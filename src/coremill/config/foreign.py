@@ -247,6 +247,16 @@ _FOREIGN = (
     Foreign("max_samples max_train_samples num_samples", "a run is as long as its steps", "set train.steps to"
             " rows wanted x data.sequence_length / train.tokens_per_step", ("train.steps", "train.epochs")),
     _renamed("max_eval_samples", "evaluation.rows"),
+    # encoders
+    _renamed("n_best_size", "evaluation.n_best"),
+    _renamed("max_answer_length", "evaluation.max_answer_tokens"),
+    _renamed("null_score_diff_threshold", "evaluation.null_threshold"),
+    _renamed("num_labels num_classes", "model.labels"),
+    _renamed("label_column_name label_field", "data.label_column"),
+    _renamed("question_column_name", "data.question_column"),
+    _renamed("context_column_name", "data.context_column"),
+    _renamed("answer_column_name", "data.answers_column"),
+    Foreign("version_2_with_negative", "questions without an answer are known by their empty answers", "remove it"),
     Foreign("dataloader_num_workers dataset_num_proc preprocessing_num_workers dataset_processes num_workers"
             " num_data_workers dataloader_pin_memory overwrite_cache dataset_prepared_path streaming prefetch_factor"
             " preprocessing_batch_size remove_unused_columns", "text is tokenised once, on all cores, into a cache"

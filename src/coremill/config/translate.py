@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from coremill.config.schema import AUTO, RunConfig
+from coremill.config.task_rules import ENCODERS
 
 Given = Mapping[str, Any]
 _FILE = re.compile(r"(^[./~])|[*?]|\.(txt|jsonl?|parquet|csv|tsv)(\.gz|\.zst)?$")
@@ -171,6 +172,10 @@ def tokens_per_step(_: Any, given: Given) -> Cure | None:
         factors.append(f"{passes} accumulation steps")
     if devices is not None:
         factors.append(f"{devices} devices")
+    if str(given.get("task")).replace("_", "-") in ENCODERS:
+        note = f" ({' x '.join(factors)})" if len(factors) > 1 else ""
+        note += "" if of_all or devices else ", times the number of devices you had"
+        return Cure({"train.samples_per_step": rows * (passes or 1) * (devices or 1)}, note)
     total = rows * (passes or 1) * (devices or 1) * length
     note = f" ({' x '.join([*factors, f'{length} tokens of a row'])})"
     if of_all is None and devices is None:

@@ -222,7 +222,7 @@ def _rows(
             if each.manifest.bad_rows
         ),
         evaluation_words=shares.words,
-        notes=tuple(dict.fromkeys(note for each in used for note in each.manifest.notes)),
+        notes=(*whole.notes, *(f"to evaluate on: {note}" for note in (other.notes if other is not None else ()))),
     )
 
 

@@ -116,10 +116,17 @@ class EncodedSplit:
         return np.memmap(self._folder / OFFSETS_FILE, np.int32, mode="r", shape=shape)
 
     def questions(self) -> Iterator[AskedQuestion]:
-        """In the order of their numbers (`row_examples`)."""
+        """All, in the order of their numbers (`row_examples`)."""
+        return self._read(self._examples)
+
+    def questions_of(self, numbers: Positions) -> list[AskedQuestion]:
+        """Some of them, by number."""
+        return list(self._read(self._examples[numbers]))
+
+    def _read(self, examples: Positions) -> Iterator[AskedQuestion]:
         places = _load(self._folder, EXAMPLE_PLACES_FILE)
         with (self._folder / EXAMPLES_FILE).open("rb") as stream:
-            for number in self._examples.tolist():
+            for number in examples.tolist():
                 stream.seek(int(places[number]))
                 document = json.loads(stream.readline())
                 yield AskedQuestion(**{**document, "answers": tuple(document["answers"])})

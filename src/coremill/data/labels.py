@@ -60,6 +60,8 @@ class LabelReader:
         labels `may_name` them: not those of an evaluation, whose model has learned the numbers."""
         self._asked, self._setting, self._may_name = asked, setting, may_name
         self._index = {name: number for number, name in enumerate(asked.names)} if asked is not None else {}
+        folded = {name.casefold(): number for name, number in self._index.items()}
+        self._folded = folded if len(folded) == len(self._index) else {}  # models write POSITIVE, data positive
         self._plain_numbers = not any(_WHOLE.fullmatch(name) for name in self._index)
         self._values: list[Label] = []
 
@@ -113,8 +115,9 @@ class LabelReader:
     def _class_of(self, label: Label, value: Label, where: str) -> int:
         """By its name, or by its number where names are no numbers."""
         for name in (label, value):
-            if str(name) in self._index:
-                return self._index[str(name)]
+            found = self._index.get(str(name), self._folded.get(str(name).casefold()))
+            if found is not None:
+                return found
         if not isinstance(value, str) and value == int(value):
             if str(int(value)) in self._index:
                 return self._index[str(int(value))]

@@ -58,7 +58,7 @@ from coremill.report.subject import shape_name
 from coremill.report.terminal import print_line
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
-from coremill.tasks.base import Rows, deciding_metric, make_task, rows_from_json
+from coremill.tasks.base import Rows, Task, deciding_metric, make_task, rows_from_json
 from coremill.train.schedule import describe_schedule
 
 # In a config.json, and of no consequence: who saved it, and under which name.
@@ -244,11 +244,8 @@ def prepare_run(
         steps = count_steps(config, data, plan)
         plan = with_steps(plan, config, fleet, card, steps, lengths_of(config, data))
         facts = facts_of(config, model, tokenizer, data, steps, start_from) if plan.nodes > 1 else {}
-    spoken = [f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words]
-    spoken += [words_of_smaller_step(config, data), *words_of_data(data.counts(), steps * plan.rows_per_step)]
-    for words in (*spoken, words_of_schedule(config, steps), run_in_words(plan, data.train_rows)):
-        if words:
-            say(console, words)
+    for words in spoken_of(task, config, data, plan, steps):
+        say(console, words)
     return Orders(
         task=config.task,
         model=model,
@@ -262,6 +259,14 @@ def prepare_run(
         base=base,
         start_from=start_from,
     )
+
+
+def spoken_of(task: Task[Any], config: RunConfig, data: Rows, plan: Plan, steps: int) -> list[str]:
+    """What there is to train on and how long that takes, a line each."""
+    spoken = [f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words]
+    spoken += [words_of_smaller_step(config, data), *words_of_data(data.counts(), steps * plan.rows_per_step)]
+    spoken += [words_of_schedule(config, steps), run_in_words(plan, data.train_rows)]
+    return [words for words in spoken if words]
 
 
 def say(console: Console, text: str) -> None:

@@ -115,7 +115,8 @@ class ShownRow:
     learned: tuple[bool, ...]  # whether the model is trained to say this token
     document_starts: tuple[int, ...] = ()  # where in the row later documents begin
     source: str = ""  # where the run has several
-    words: str = ""  # what else there is to say of it: a label, a score
+    words: str = ""  # what else there is to say of it
+    summary: str = ""  # said in place of how many tokens are learned and how many documents it has: a label
 
 
 class Task(Protocol[RowsT]):

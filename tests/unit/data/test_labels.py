@@ -45,6 +45,9 @@ def test_numbers_with_fractions_are_to_be_predicted(labels):
 
 def test_what_was_asked_for():
     assert read("yes", "no", 1, "0", 0.0, asked=ASKED)[1].tolist() == [1, 0, 1, 0, 0]
+    assert read("Yes", "NO", asked=ASKED)[1].tolist() == [1, 0]
+    apart = Labels(kind="classes", count=2, names=("a", "A"))
+    assert read("A", "a", asked=apart)[1].tolist() == [1, 0]
     assert read(3, "5", asked=Labels(kind="classes", count=2, names=("3", "5")))[1].tolist() == [0, 1]
     assert read(1, 0, 1, asked=Labels(kind="regression"))[1].dtype == np.float32
     assert read(2, 0, asked=Labels(kind="classes", count=3))[0].count == 3

@@ -38,5 +38,5 @@ def encoded_rows_shown(
     for row in row_ids.tolist():
         ids, mask, _ = split.padded(np.array([row]))
         marks, words = learned(split, row)
-        found.append(ShownRow(row=row, ids=tuple(ids[0][mask[0]].tolist()), learned=marks, words=words))
+        found.append(ShownRow(row=row, ids=tuple(ids[0][mask[0]].tolist()), learned=marks, summary=words))
     return found

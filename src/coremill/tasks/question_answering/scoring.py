@@ -53,10 +53,10 @@ def learned_of_window(split: EncodedSplit, row: int) -> tuple[tuple[bool, ...], 
     """Which tokens are the answer, and which window of which question this is."""
     first, last = (int(split.targets[name][row]) for name in ("start_positions", "end_positions"))
     windows = np.flatnonzero(split.row_examples == split.row_examples[row])
-    which = f"window {int(np.searchsorted(windows, row)) + 1} of {len(windows)} of question"
-    words = f"{which} {int(split.row_examples[row])}"
+    (question,) = split.questions_of(split.row_examples[[row]])
+    words = f"window {int(np.searchsorted(windows, row)) + 1} of {len(windows)} of question {question.id}"
     if first == split.null_position:
-        words += ", whose answer is not in it"
+        words += ", whose answer is not in it" if question.answers else ", which has no answer"
     return tuple(first <= at <= last for at in range(int(split.lengths[row]))), words
 
 

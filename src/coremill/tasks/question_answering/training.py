@@ -25,11 +25,8 @@ class QuestionAnsweringTraining(EncoderTraining):
         return Choice("cross-entropy", "the mean of that of where an answer begins and of where it ends")
 
     def sample_losses(self, outputs: Any, batch: EncodedBatch) -> torch.Tensor:
-        starts = functional.cross_entropy(
-            outputs.start_logits.float(), batch.targets["start_positions"], reduction="none"
-        )
-        ends = functional.cross_entropy(outputs.end_logits.float(), batch.targets["end_positions"], reduction="none")
-        return (starts + ends) / 2
+        starts = _cross_entropy(outputs.start_logits, batch, "start_positions")
+        return (starts + _cross_entropy(outputs.end_logits, batch, "end_positions")) / 2
 
     def row_outputs(self, outputs: Any, batch: EncodedBatch) -> list[RowOutput]:
         """The logits of its tokens, those of the beginning first."""
@@ -43,3 +40,12 @@ class QuestionAnsweringTraining(EncoderTraining):
 
     def score(self, rows: EncodedRows, row_ids: Sequence[int], outputs: Sequence[RowOutput]) -> Scored:
         return score_windows(rows, row_ids, outputs, self._config.evaluation)
+
+
+def _cross_entropy(logits: torch.Tensor, batch: EncodedBatch, target: str) -> torch.Tensor:
+    """Over the tokens of a row. Padding is no place for an answer: were it one, the loss of a row would depend on which
+    rows it is computed with."""
+    logits = logits.float()
+    if batch.attention_mask is not None:
+        logits = logits.masked_fill(batch.attention_mask == 0, -torch.inf)
+    return functional.cross_entropy(logits, batch.targets[target], reduction="none")
