@@ -118,7 +118,10 @@ def _unkept(card: ModelCard, parameters: Sequence[NamedParameter], adapted: Adap
     reading |= set() if adapted.has_dropout else set(adapted.names)  # a copy of what they read is kept instead
     feeds: dict[str, list[bool]] = {}  # by layer: whether what goes into each of its modules is kept
     unkept = 0
-    for (layer, _), maps in _maps_by_module(parameters).items():
+    modules = _maps_by_module(parameters)
+    if not card.is_causal:
+        modules = _maps_by_kind(card, modules)
+    for (layer, _), maps in modules.items():
         if int(layer) < card.layers_below_backward:
             continue
         is_mlp = _is_mlp(card, maps)
@@ -151,6 +154,15 @@ def _maps_by_module(parameters: Sequence[NamedParameter]) -> dict[tuple[str, str
     return modules
 
 
+def _maps_by_kind(card: ModelCard, modules: dict[tuple[str, str], _Maps]) -> dict[tuple[str, str], _Maps]:
+    """The same where families of encoders cut attention and MLP into modules of one map each (BERT)."""
+    kinds: dict[tuple[str, str], _Maps] = {}
+    for (layer, _), maps in modules.items():
+        for each in maps:
+            kinds.setdefault((layer, "mlp" if _is_mlp(card, [each]) else "attention"), []).append(each)
+    return kinds
+
+
 def _is_mlp(card: ModelCard, maps: _Maps) -> bool:
     return any(card.intermediate in shape or 2 * card.intermediate in shape for _, shape in maps)
 
@@ -170,7 +182,7 @@ def with_usual_adapters(card: ModelCard, rank: int) -> ModelCard:
         ups = 1 if card.block.norm == "layer" else 2
         ends += [(card.hidden, card.intermediate)] * ups + [(card.intermediate, card.hidden)]
     inputs, outputs = (card.layers * sum(each[side] for each in ends) for side in (0, 1))
-    tables = [card.vocabulary_rows * card.hidden] * (1 if card.tied else 2)
+    tables = [card.vocabulary_rows * card.lookup_width] * (2 if card.has_vocabulary_head and not card.tied else 1)
     of_a_layer = rank * (inputs + outputs) // max(1, card.layers)
     frozen = FrozenParameters(
         embedding=card.embedding_parameters,
