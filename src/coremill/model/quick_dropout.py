@@ -87,15 +87,17 @@ def _attention(
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     causal = causal and attention_mask is None and query.shape[2] > 1
     if not 0 < dropout < 1 or causal or more.get("position_bias") is not None:
-        return sdpa_attention_forward(
+        own: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **more
         )
+        return own
     groups = getattr(module, "num_key_value_groups", 1)
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     scores = torch.matmul(query * (query.shape[-1] ** -0.5 if scaling is None else scaling), key.transpose(2, 3))
     if attention_mask is not None:
-        is_boolean = attention_mask.dtype == torch.bool
-        scores = scores.masked_fill(~attention_mask, float("-inf")) if is_boolean else scores + attention_mask
+        if attention_mask.dtype == torch.bool:  # as numbers: to fill by it, autograd would keep it
+            attention_mask = scores.new_zeros(attention_mask.shape).masked_fill_(~attention_mask, float("-inf"))
+        scores = scores + attention_mask
     probabilities = dropped(torch.softmax(scores, -1), dropout)
     return torch.matmul(probabilities, value).transpose(1, 2).contiguous(), None
 

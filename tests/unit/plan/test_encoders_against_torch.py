@@ -19,6 +19,7 @@ from coremill.config.schema import LoraSection
 from coremill.model.fused_layers import fuse_layers
 from coremill.model.lora import add_adapters, fuse_adapters
 from coremill.model.parameter_list import named_parameters
+from coremill.model.quick_dropout import quicken_dropout
 from coremill.plan.activations import backward_bytes, layer_bytes_per_token
 from coremill.plan.activations import kept_bytes as planned_bytes
 from coremill.plan.adapters import adapted_by, with_adapters
@@ -68,6 +69,7 @@ def kept_bytes(
                     module._parameters[name] = torch.nn.Parameter(zeros, requires_grad=parameter.requires_grad)
         fuse_layers(model)
         fuse_adapters(model)
+    quicken_dropout(model)
     if checkpointing:
         model.config.use_cache = False
         model.gradient_checkpointing_enable({"use_reentrant": False})
