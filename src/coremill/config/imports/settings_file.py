@@ -122,7 +122,7 @@ def _json(text: str, path: Path) -> tuple[Any, Mapping[KeyPath, int]]:
         values = json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         place = f"{path}:{error.lineno}:{error.colno}"
-        do = "correct it there: names and texts stand in double quotes, with a comma between settings and none at the end"
+        do = "correct it there: names and texts stand in double quotes, a comma between settings"
         raise InputError("this is not valid JSON", where=place, why=error.msg.lower(), do=do) from None
     except (RecursionError, ValueError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
