@@ -13,6 +13,8 @@ _COMMAND = "coremill.command"
 class FileOrCommand(typer.core.TyperCommand):
     """Words behind -- are a command, whatever they look like; click would not tell."""
 
+    allow_interspersed_args = False
+
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         if "--" in args:
             place = args.index("--")
