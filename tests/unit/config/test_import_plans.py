@@ -31,7 +31,9 @@ def test_text_is_planned(name, tmp_path, monkeypatch, capsys):
     model = make_config_folder(tmp_path / "model", "llama", max_position_embeddings=2048)
     (tmp_path / "notes.txt").write_text("A few words to learn from.\n" * 500)
     text = imported(str(BROUGHT / name)).text
-    text = re.sub(r"^# model: \?", f"tokenizer: built-in\nmodel: {{name: {model}, weights: random}}", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^# model: \?", f"tokenizer: built-in\nmodel: {{name: {model}, weights: random}}", text, flags=re.MULTILINE
+    )
     text = text.replace("# data:\n#   source: ?", f"data:\n  source: {tmp_path}/notes.txt")
     (tmp_path / "run.yaml").write_text(text)
     plan = planned(tmp_path / "run.yaml", monkeypatch, capsys)
