@@ -170,6 +170,13 @@ def test_a_bad_command_gets_one_message(line):
     assert caught.value.do
 
 
+def test_text_of_a_shell():
+    text = "# start\n$ cd src && export A=1; B='x ; y' torchrun --nproc_per_node 2 t.py --say 'a && b' > log.txt 2>&1 & tail log.txt"
+    found = imported(text, is_command=True)
+    assert found.launch == ("A=1", "B=x ; y", "coremill", "launch", "--nproc", "2", "t.py", "--say", "a && b")
+    assert imported("mpirun -n 2 python t.py | tee log", is_command=True).launch[-3:] == ("--nproc", "2", "t.py")
+
+
 def test_text_without_a_command():
     with pytest.raises(InputError, match="no command that starts a training"):
         imported("cat hostfile\necho done", is_command=True)
