@@ -136,6 +136,8 @@ def test_files_that_a_command_names_are_read(tmp_path, monkeypatch):
     )
     assert (config.parallel.engine, config.train.tokens_per_step) == ("shard", 4 * 16 * 1024)
     assert (config.fleet.nodes, config.parallel.ranks_per_node) == (4, 4)
+    beside = imported(*shlex.split(line.replace("launch", "launch --num_processes 8", 1)), is_command=True).launch
+    assert " ".join(beside).startswith("coremill launch --accelerate four.yaml --hostfile /home/me/hostfile --ppn 2")
 
 
 def test_the_default_file_of_accelerate_is_read(tmp_path):

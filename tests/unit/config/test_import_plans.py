@@ -48,7 +48,7 @@ EXAMPLES = {
 }  # fmt: skip
 
 
-@pytest.mark.skipif(find_spec("coremill.tasks.question_answering") is None, reason="a task of a later release")
+@pytest.mark.skipif(find_spec("coremill.tasks.encoder") is None, reason="a task of a later release")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_are_planned(name, tmp_path, monkeypatch, capsys):
     shape = {
