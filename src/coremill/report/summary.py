@@ -36,7 +36,7 @@ MEMORY_PHASES = {  # of the plan, and what ranks call them
 }
 DATA_COUNTS = (
     *("documents", "evaluation_documents", "train_rows", "evaluation_rows", "tokens", "dropped_tokens"),
-    "evaluation_words",
+    *("evaluation_words", "learn"),
 )
 EXPORT_FIELDS = ("folder", "bytes", "seconds", "step", "reason", "form", "base")
 
