@@ -24,7 +24,7 @@ def explain_value(key: Key, value: Any, origin: Origin) -> InputError:
     where = origin.where(key.dotted)
     if key.dotted == "lora.target_modules" and str(value).lower() in ALL_LINEAR:
         why = "without it every linear map of the layers gets an adapter, which is what this means elsewhere"
-        return InputError(f"{key.dotted} takes names of modules, not {value}", where=where, why=why, do="leave it out")
+        return InputError(f"{key.dotted} takes names of modules, not {value}", where=where, why=why, do="remove it")
     later = LATER_VALUES.get((key.dotted, value.lower())) if isinstance(value, str) else None
     if later:
         why, instead = later
