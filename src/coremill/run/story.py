@@ -27,6 +27,7 @@ from coremill.run.attempts import NodeRun, watch_ranks
 from coremill.run.closing import close_launcher, close_rank
 from coremill.run.early_imports import EarlyImports
 from coremill.run.folder import RunFolder
+from coremill.run.late_report import leave_late_report
 from coremill.run.opening import (
     Options,
     already_finished,
@@ -78,6 +79,8 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
         nodes = 1 if node is None else node.nodes
         if already_finished(loaded.config, folder, options, console, nodes=nodes, leads=leads):
             return 0
+        if (late := leave_late_report(loaded.config, folder, options, console, node)) is not None:
+            return late
 
         with contextlib.nullcontext() if options.dry_run else folder.writable(loaded.where("run.folder")):
             if leads and not options.dry_run:
