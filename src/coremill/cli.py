@@ -351,7 +351,7 @@ def config_show(
         print(*(f"# {note}" for note in (*loaded.open_questions, *loaded.places.notes)), show(loaded), sep="\n")
 
 
-config_app.command("import", cls=FileOrCommand, context_settings={"allow_interspersed_args": False})(config_import)
+config_app.command("import", cls=FileOrCommand)(config_import)
 
 
 @config_app.command("schema")

@@ -13,6 +13,8 @@ _COMMAND = "coremill.command"
 class FileOrCommand(typer.core.TyperCommand):
     """Words behind -- are a command, whatever they look like; click would not tell."""
 
+    allow_interspersed_args = False
+
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         if "--" in args:
             place = args.index("--")
@@ -26,7 +28,7 @@ def config_import(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE | -- COMMAND ...",
+            metavar="FILE | -- COMMAND",
             help="a file of accelerate, DeepSpeed or TrainingArguments (YAML, JSON), a shell script; or a command",
             show_default=False,
         ),

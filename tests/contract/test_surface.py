@@ -76,6 +76,7 @@ COMMANDS = {
     "coremill k8s render": ["--output/-o", "--set", "CONFIG"],
     "coremill k8s check": ["--json", "--release", "--schemas", "FILES"],
     "coremill config": [],
+    "coremill config import": ["--json", "WORDS"],
     "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],
     "coremill config schema": [],
 }

@@ -20,10 +20,12 @@ from coremill.config.imports.files import named_file, settings_of_deepspeed
 from coremill.config.imports.launchers import Option, Start
 from coremill.config.imports.run_file import Composed, compose
 from coremill.config.imports.settings_file import read_settings_file
-from coremill.config.other_tools import Script, flags, scripts, variable
+from coremill.config.other_tools import Script, flags, launcher_word, scripts, variable
 from coremill.config.unknown_keys import plain_name
 
 _HOSTFILE = "hosts.txt"
+_COUNTED = "ranks are counted per machine, and hosts are named in a file"
+_PLACES = ("total", "per_node", "nodes", "hostfile", "hosts", "node_rank", "master", "port", "threads")
 _MANY_BY_DEFAULT = ("mpirun", "deepspeed", "ipexrun")  # the others start one rank unless they are told
 
 
@@ -103,7 +105,7 @@ def import_start(start: Start, default_accelerate_file: Path | None = None) -> I
     if script is not None:
         work.fates += _defaults(script, brought, given)
     if accelerate is not None:
-        work.fates += [fate_of(each, by_name([])) for each in _rest_of(accelerate)]
+        work.fates += _fates_of_file(accelerate, places)
     composed = compose(work.fates, script.task if script is not None else None)
     today = start.arguments if script is None else _today(start.arguments)
     if places.hosts and places.hostfile is None:
@@ -183,7 +185,7 @@ def _places_fates(start: Start, places: Places, accelerate: AccelerateFile | Non
         says = word.says if word is not None else ""
         if word is None:
             work.fates.append(fate_of(brought, by_name([brought])))
-        elif says in ("total", "per_node", "nodes", "hostfile", "hosts", "node_rank", "master", "port", "threads"):
+        elif says in _PLACES:
             work.fates.append(_place_fate(brought, says, places))
         elif says == "map_by" and places.ranks_per_node and (option.value or "").startswith("ppr:"):
             work.fates.append(_place_fate(brought, "per_node", places))
@@ -220,9 +222,9 @@ def _place_fate(brought: Brought, says: str, places: Places) -> Fate:
     )
     option = "--ppn" if option in ("--nproc", "--nnodes") and places.on_hosts else option
     if option in words:
-        return Fate(brought, "mapped", "", settings, command=f"{option} {words[words.index(option) + 1]}")
+        return Fate(brought, "mapped", _COUNTED, settings, command=f"{option} {words[words.index(option) + 1]}")
     if settings:
-        return Fate(brought, "mapped", "", settings)
+        return Fate(brought, "mapped", _COUNTED, settings)
     if says in ("master", "port", "node_rank", "nodes"):
         why = (
             "rank 0 is on the first host, and a free port is found"
@@ -303,21 +305,22 @@ def _accelerate_file(start: Start, default: Path | None) -> AccelerateFile | Non
     return read_accelerate_file(path) if path is not None and path.is_file() else None
 
 
-def _rest_of(file: AccelerateFile) -> list[Brought]:
-    """What accelerate's file says besides how many ranks run where."""
-    placed = (
-        "num_processes",
-        "num_machines",
-        "machine_rank",
-        "main_process_ip",
-        "main_process_port",
-        "mpirun_hostfile",
-    )
-    return [
-        Brought(f"{file.path.name}: {each.name}", each.path, each.value, "accelerate")
+def _fates_of_file(file: AccelerateFile, places: Places) -> list[Fate]:
+    """What accelerate's file says, of the places too."""
+    found = [
+        Brought(f"{file.path.name}, {each.name}", each.path, each.value, "accelerate")
         for each in settings_in(file.values, "accelerate")
-        if each.path[-1] not in placed
     ]
+    given = by_name(found)
+    return [
+        _place_fate(each, _says(each), places) if _says(each) in _PLACES else fate_of(each, given) for each in found
+    ]
+
+
+def _says(brought: Brought) -> str:
+    """Which fact of a start a setting of accelerate's file is."""
+    word = launcher_word("accelerate", brought.path[-1]) if brought.value is not None else None
+    return word.says if word is not None else ""
 
 
 def _today(words: Sequence[str]) -> list[str]:

@@ -164,6 +164,6 @@ def _ask(indent: str, name: str, key: str) -> str:
 def _comment(text: str, later: str = "  ") -> list[str]:
     """As comment lines; what is typed as one line stays one."""
     if text.startswith(" "):
-        return [f"# {text}"]
+        return [f"#   {one_line(text.strip())}"]
     return textwrap.wrap(one_line(text), _WIDTH, initial_indent="# ", subsequent_indent=f"# {later}",
                          break_long_words=False, break_on_hyphens=False) or ["#"]  # fmt: skip
