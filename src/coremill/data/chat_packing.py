@@ -164,7 +164,7 @@ def pack_conversations(
                 writer.add(ids, learned)
             source_bytes += sum(piece.source_bytes for piece in pieces)
             done = Progress(writer.count, source_bytes, text.bytes_total, writer.tokens, "tokenise")
-            on_progress(replace(done, kind="conversations"))
+            on_progress(replace(done, counted="conversations"))
     if not writer.lengths:
         raise _nothing_to_learn(writer, text, job, where)
     unpacked = Unpacked(

@@ -57,7 +57,7 @@ class Progress:
     tokens: int
     stage: Stage
     is_done: bool = False  # the last word on this stage
-    kind: str = "documents"  # what is counted; or conversations
+    counted: str = "documents"  # or conversations
 
 
 @dataclass(frozen=True, kw_only=True)

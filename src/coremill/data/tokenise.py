@@ -339,7 +339,7 @@ class Packer:
         )
         tokens, read = manifest.real_tokens + manifest.dropped_tokens, last.bytes_total or last.bytes_done
         done = Progress(manifest.documents, read, last.bytes_total, tokens, "tokenise", is_done=True)
-        self.progress(replace(done, kind=manifest.kind))
+        self.progress(replace(done, counted=manifest.kind))
         manifest.write(partial)
 
 

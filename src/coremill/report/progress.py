@@ -118,7 +118,7 @@ class StageProgress:
             self._stage, self._bar = progress.stage, AmountProgress(WORDS_OF_STAGE[progress.stage], self._console)
         assert self._bar is not None
         if progress.bytes_done or not progress.is_done:
-            documents = f"{progress.documents_done:,} {progress.kind}, " if progress.documents_done else ""
+            documents = f"{progress.documents_done:,} {progress.counted}, " if progress.documents_done else ""
             counts = f"{documents}{progress.tokens:,} tokens" if progress.tokens else ""
             self._bar.show(progress.bytes_done, progress.bytes_total, counts)
         if progress.is_done:
