@@ -15,11 +15,11 @@ from coremill.config.schema import RunConfig, TrainSection
 from coremill.config.show import scalar_text
 from coremill.data.packed import is_without_special_tokens
 from coremill.errors import InputError
+from coremill.registry import find
 from coremill.train.schedule import learning_rate_at
 
 # Where a run lies is said by the line that it goes on; the config in its folder has the paths written out.
 NOT_WORTH_SAYING = ("run.folder", "checkpoint.folder")
-ROWS_LEFT_OUT = 64  # what evaluation.rows left out means to causal-lm; coremill 0.1.0 wrote it out
 _MEANS = {"evaluation.rows": ": evaluations so far are not compared with later ones"}
 
 
@@ -46,8 +46,8 @@ def changes_of(earlier: Mapping[str, Any], config: RunConfig) -> list[Change]:
     """
     had, has = _with_defaults(earlier, RunConfig().model_dump(mode="json")), config.model_dump(mode="json")
     for each in (had, has):
-        if each["task"] == "causal-lm" and each["evaluation"]["rows"] is None:
-            each["evaluation"] = {**each["evaluation"], "rows": ROWS_LEFT_OUT}
+        if each["evaluation"]["rows"] is None:  # what that means is for the task to say
+            each["evaluation"] = {**each["evaluation"], "rows": find("coremill.tasks", config.task).evaluated_rows}
     if is_without_special_tokens(dict(earlier)):
         had["data"] = {**had["data"], "special_tokens": config.data.special_tokens}
     return list(_differing(had, has))
