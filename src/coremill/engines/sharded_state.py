@@ -31,7 +31,7 @@ class ShardedStateCost(EngineCost):
         return StateBytes(
             parameters=(WEIGHT_BYTES + copy) * (own_whole + share_of(card.own_parameters - own_whole, ranks)) + base,
             gradients=4 * trained,
-            optimizer=COSTS[arrangement.optimizer].state_bytes * trained,
+            optimizer=ceil(COSTS[arrangement.optimizer].state_bytes * trained),
             base=base,
         )
 

@@ -88,6 +88,8 @@ def make_plan(
         activation_checkpointing=Choice(
             arrangement.activation_checkpointing, checkpointing_reason(config, chosen, candidates)
         ),
+        optimizer=Choice(arrangement.optimizer, "set by you" if arrangement.optimizer != "adamw" else ""),
+        update=Choice(arrangement.update, "set by you" if arrangement.update != "after" else ""),
         keep_gathered=Choice(arrangement.keep_gathered, cost.keep_reason(arrangement, config.parallel.keep_gathered)),
         kept_activations=activations_choice(card),
         attention=attention_reason(card, chosen, fleet),
@@ -204,7 +206,8 @@ def _candidates(
             for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens):
                 arrangement = Arrangement(
                     engine=engine,
-                    optimizer=config.train.optimizer,
+                    optimizer="adamw" if config.train.optimizer == "auto" else config.train.optimizer,
+                    update="after" if config.train.update == "auto" else config.train.update,
                     dtype=dtype.value,
                     wire_dtype=wire_dtype.value,
                     nodes=fleet.nodes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from coremill.hardware.facts import Fleet
 from coremill.plan.card import ModelCard
@@ -18,13 +19,13 @@ COPY_BYTES = 2
 class OptimizerCost:
     """Of one parameter."""
 
-    state_bytes: int  # held beside the weight from the first update on
+    state_bytes: float  # held beside the weight from the first update on
     update_bytes: int  # read and written by an update, norm and clipping included
     update_core_seconds: float  # of one core: where memory is quick, arithmetic takes longer than its bytes
 
     def saved_bytes(self, card: ModelCard) -> int:
         """In a checkpoint: all weights but those of a base, and the state of those that are trained."""
-        return WEIGHT_BYTES * card.own_parameters + self.state_bytes * card.trainable_parameters
+        return ceil(WEIGHT_BYTES * card.own_parameters + self.state_bytes * card.trainable_parameters)
 
     def seconds(self, parameters: float, arrangement: Arrangement, fleet: Fleet, *, has_copy: bool) -> float:
         """Of updating so many on one rank: as long as memory needs for it, or the cores."""
@@ -37,4 +38,9 @@ class OptimizerCost:
 # gradients. Square roots and quotients: measured on Neoverse-N1.
 ADAMW = OptimizerCost(state_bytes=8, update_bytes=28 + 4 + 8, update_core_seconds=2.6e-9)
 
-COSTS = {"adamw": ADAMW}  # by train.optimizer
+# Moments in 8 bits share a scale in fp32 by this many elements of a row; vectors keep theirs in fp32.
+BLOCK = 256
+# Two bytes and two scales; it reads the gradient, and reads and writes weight and moments in cache-sized pieces.
+ADAMW_8BIT = OptimizerCost(state_bytes=2 + 2 * 4 / BLOCK, update_bytes=4 + 2 * 4 + 2 * 2, update_core_seconds=4e-9)
+
+COSTS = {"adamw": ADAMW, "adamw-8bit": ADAMW_8BIT}  # by train.optimizer

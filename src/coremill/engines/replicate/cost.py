@@ -54,7 +54,7 @@ class ReplicateCost(EngineCost):
         return StateBytes(
             parameters=(WEIGHT_BYTES + copy) * card.own_parameters + base,
             gradients=4 * card.trainable_parameters,
-            optimizer=COSTS[arrangement.optimizer].state_bytes * card.trainable_parameters,
+            optimizer=ceil(COSTS[arrangement.optimizer].state_bytes * card.trainable_parameters),
             base=base,
         )
 
