@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from small_checkpoints import make_store, save
 
-from coremill.checkpoint.changed_settings import fixed_keys
+from coremill.checkpoint.changed_settings import describe_changes, fixed_keys
 from coremill.checkpoint.continuation import (
     asks_for_more,
     refuse_another_run,
@@ -41,10 +41,14 @@ def test_a_checkpoint_older_than_a_key_is_continued() -> None:
     assert fixed_keys(earlier, trusting) == ["model.trust_remote_code", "train.weight_decay"]
 
 
-def test_a_checkpoint_of_another_optimizer_is_not_continued() -> None:
+def test_another_optimizer_goes_on_and_what_becomes_of_its_state_is_said() -> None:
     earlier = RunConfig().model_dump(mode="json")
-    earlier["train"]["optimizer"] = "another"  # whose state this one could not read
-    assert fixed_keys(earlier, RunConfig()) == ["train.optimizer"]
+    earlier["train"].update(optimizer="adamw-8bit", update="inside")
+    assert fixed_keys(earlier, RunConfig()) == []
+    assert describe_changes(earlier, RunConfig(), done=4, steps_before=8, steps=8) == [
+        "train.optimizer: adamw-8bit -> adamw: weights and moments are converted",
+        "train.update: inside -> auto",
+    ]
 
 
 def of_0_1_0(config: RunConfig) -> dict[str, Any]:
