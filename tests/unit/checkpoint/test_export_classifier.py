@@ -1,4 +1,4 @@
-"""A classifier with adapters: a head with classes of its own, a pooler that the files lack; loaded as the report says."""
+"""A classifier with adapters: its own classes, a pooler that the files lack; loaded by the lines that are shown."""
 
 from __future__ import annotations
 
