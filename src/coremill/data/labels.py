@@ -28,6 +28,7 @@ OF_HEAD = "the model's head"  # who says what the labels are, where it is the mo
 SHOWN_CLASSES = 8
 # So many different labels, and one for every second row: no classes, but numbers to predict, texts or ids.
 SUSPECTED_CLASSES = 100
+ROWS_OF_ONE_CLASS = 10  # in the mean: then a class of one row is looked at twice
 # Whole numbers with a point are classes while there are no more different ones: pandas writes 0.0 and 1.0 where a
 # column of 0 and 1 has a gap.
 MOST_POINTED_CLASSES = 20
@@ -124,7 +125,8 @@ class LabelReader:
     def take(self, label: Label, where: str) -> None:
         """InputError: it is none that was asked for."""
         asked = self._asked
-        value: Label = label if not isinstance(label, str) else number_in(label.strip(), or_else=label)
+        label = label.strip() if isinstance(label, str) else label
+        value: Label = label if not isinstance(label, str) else number_in(label, or_else=label)
         if isinstance(value, bool):
             value = str(value).lower() if asked is None or "true" in self._index else int(value)
         if asked is None:
@@ -171,7 +173,8 @@ class LabelReader:
         if numbers == list(range(len(numbers))):
             return Labels(kind="classes", count=len(names)), targets, pointed
         said = f"the labels are {listed(names)}: classes 0 to {len(names) - 1} in this order"
-        return Labels(kind="classes", count=len(names), names=names), targets, [*pointed, said]
+        notes = [*pointed, said, *_likely_slips(names, np.bincount(targets).tolist())]
+        return Labels(kind="classes", count=len(names), names=names), targets, notes
 
     def _class_of(self, label: Label, value: Label, where: str) -> int:
         """By what the dataset calls its number, by its name, or by its number where names are no numbers."""
@@ -269,6 +272,27 @@ def _why_regression(values: Sequence[Label]) -> str | None:
             f"{classes}"
         )
     return None
+
+
+def _likely_slips(names: Sequence[str], rows: Sequence[int]) -> list[str]:
+    """Warnings of classes that may be another one, written otherwise; `rows` are those of each class."""
+    spelt: dict[str, list[str]] = {}
+    for name in names:
+        spelt.setdefault(name.casefold(), []).append(name)
+    alike = [name for same in spelt.values() if len(same) > 1 for name in same]
+    single = [name for name, count in zip(names, rows, strict=True) if count == 1 and not _NUMBER.fullmatch(name)]
+    found = []
+    if alike:
+        found.append(
+            f"warning: classes that differ by upper and lower case alone are apart: {listed(alike)}; name the classes in"
+            " model.labels, and both ways of writing mean the same"
+        )
+    if single and sum(rows) > ROWS_OF_ONE_CLASS * len(names):
+        found.append(
+            f"warning: of {sum(rows):,} rows one alone has the label {listed(single)}: a slip of the pen? model.labels"
+            " names the classes that there are"
+        )
+    return found
 
 
 def _sorted_classes(values: Sequence[Label]) -> tuple[tuple[str, ...], list[Label]]:

@@ -103,6 +103,13 @@ def test_other_names_than_the_datasets_are_refused(setting, cure):
     assert "neg, pos" in error.value.why and "no, yes" in error.value.why and cure in error.value.do
 
 
+def test_likely_slips_are_told():
+    found, _, said = read(*["neg", "pos"] * 30, "Pos", " pos ", "psitive")
+    assert found.names == ("Pos", "neg", "pos", "psitive")
+    assert "apart: Pos, pos;" in said[1] and "the label Pos, psitive: a slip" in said[2]
+    assert len(read("neg", "pos", "none")[2]) == 1  # few rows say nothing
+
+
 def test_what_was_asked_for():
     assert read("yes", "no", 1, "0", 0.0, asked=ASKED)[1].tolist() == [1, 0, 1, 0, 0]
     assert read("Yes", "NO", asked=ASKED)[1].tolist() == [1, 0]
