@@ -284,8 +284,8 @@ def _likely_slips(names: Sequence[str], rows: Sequence[int]) -> list[str]:
     found = []
     if alike:
         found.append(
-            f"warning: classes that differ by upper and lower case alone are apart: {listed(alike)}; name the classes in"
-            " model.labels, and both ways of writing mean the same"
+            f"warning: classes that differ by upper and lower case alone are apart: {listed(alike)}; name the classes"
+            " in model.labels, and both ways of writing mean the same"
         )
     if single and sum(rows) > ROWS_OF_ONE_CLASS * len(names):
         found.append(
