@@ -50,17 +50,15 @@ def card_without_weights(config: RunConfig) -> ModelCard:
         code=code,
         labels=model.label_count,
     )
-    stored = None
-    if weights and _trains_a_part(config) and task.model_class != PREDICTS_WORDS:
-        stored = hub_models.tensor_names_on_hub(model.name, model.revision)
-    return card_as_trained(config, card, lambda: _model_without_weights(config), stored=stored)
+    return card_as_trained(config, card, lambda: _model_without_weights(config), stored=_stored_on_hub(config))
 
 
 def card_of_new_run(config: RunConfig, console: Console) -> ModelCard:
     """The same for `coremill plan`, of a run that begins: an adapter to start from is refused as `train` does."""
     card = card_without_weights(config)
     if config.lora.start_from is not None:
-        refuse_unfit_adapter(config, _model_without_weights(config), cache_folder(environment_snapshot()))
+        cache = cache_folder(environment_snapshot())
+        refuse_unfit_adapter(config, _model_without_weights(config), cache, stored=_stored_on_hub(config))
     if (warning := words_of_wide_adapters(card)) is not None:
         print_line(console, warning)
     return card
@@ -68,6 +66,16 @@ def card_of_new_run(config: RunConfig, console: Console) -> ModelCard:
 
 def _trains_a_part(config: RunConfig) -> bool:
     return bool(config.train.freeze) or config.lora.rank is not None
+
+
+def _stored_on_hub(config: RunConfig) -> Collection[str] | None:
+    """The tensors in the files of a model on the hub, where what they lack of it is trained whole; None: not asked."""
+    model = config.model
+    if not _is_on_hub(config) or model.weights != "pretrained" or not _trains_a_part(config):
+        return None
+    if make_task(config).model_class == PREDICTS_WORDS:
+        return None
+    return hub_models.tensor_names_on_hub(model.name, model.revision)
 
 
 def _is_on_hub(config: RunConfig) -> bool:
