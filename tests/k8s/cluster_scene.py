@@ -19,7 +19,7 @@ from k8s.front import Front, Rules
 
 EXAMPLE = Path(__file__).parents[2] / "examples/tiny-from-scratch.yaml"
 USER_TOKEN = "k8s-user-token-5Qx9dRz"  # of the kubeconfig
-HUB_TOKEN = "hf_SeededFakeTokenForTests0123456789"  # of the user's environment
+HUB_TOKEN = "hf_secretSeededFakeToken0123456789"  # of the user's environment
 NAMESPACE, NAME, NODES = "coremill", "run", 2
 INDEX = "batch.kubernetes.io/job-completion-index"
 CUSTOM = {

@@ -439,6 +439,8 @@ def test_in_a_queue_the_workload_is_put_aside(scene):
     scene.server.install([workloads()])
     scene.write("queue: q")
     assert scene.coremill("submit", "--no-wait").code == 0
+    early = scene.coremill("stop")
+    assert early.code == 1 and "Kueue has not looked at TrainJob/run yet" in early.error
     uid = scene.train_job()["metadata"]["uid"]
     owner = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "name": NAME, "uid": uid}
     template = {"spec": {"containers": [{"name": "node", "image": "a:1"}], "restartPolicy": "Never"}}
@@ -453,12 +455,12 @@ def test_in_a_queue_the_workload_is_put_aside(scene):
     assert status == 201, answer
     waits = {**READY[0], "type": "QuotaReserved", "status": "False", "message": "insufficient unused quota for cpu"}
     scene.set_status("kueue.x-k8s.io/v1beta2", "workloads", {"conditions": [waits]}, "trainjob-run")
+    scene.front.take("Pod")
     document = scene.coremill("status", "--json").document
     assert document["state"] == "queued" and "insufficient unused quota" in document["reasons"][0]["words"]
     assert scene.coremill("stop", "--no-wait").code == 0
     workload = scene.custom("kueue.x-k8s.io/v1beta2", "workloads", "trainjob-run")
-    assert workload["spec"]["active"] is False and "suspend" not in scene.train_job()["spec"]
-    scene.front.take("Pod")
+    assert workload["spec"]["active"] is False and scene.train_job()["spec"]["suspend"] is False
     assert scene.coremill("submit", "--no-wait").code == 0
     workload = scene.custom("kueue.x-k8s.io/v1beta2", "workloads", "trainjob-run")
     assert workload["spec"]["active"] is True

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from coremill.k8s.cluster.connection import Cluster
 from coremill.k8s.cluster.kinds import JOB_KINDS, KINDS, name_of
-from coremill.k8s.cluster.refusals import FORBIDDEN, NOT_FOUND, Refused
+from coremill.k8s.cluster.refusals import FORBIDDEN, NOT_FOUND, Refused, Unavailable
 from coremill.k8s.cluster.seen import Object, Seen, labels_of, look
-from coremill.k8s.cluster.status import live_pods
+from coremill.k8s.cluster.status import is_in_queue, live_pods
 from coremill.k8s.job import Job
 from coremill.k8s.names import cluster_wide
 
@@ -39,6 +39,13 @@ def _set_running(cluster: Cluster, seen: Seen, *, running: bool) -> str:
         cluster.merge(seen.workload, {"spec": {"active": running}})
         return name_of(seen.workload)
     assert seen.live is not None
+    if is_in_queue(seen):
+        raise Unavailable(
+            f"Kueue has not looked at {name_of(seen.live)} yet",
+            where=f"context {cluster.context}",
+            why="; ".join(seen.unseen) or "there is no Workload of it, which is what is stopped",
+            do="try again in a moment; where Kueue is not running, coremill k8s delete",
+        )
     cluster.merge(seen.live, {"spec": {"suspend": not running}})
     return name_of(seen.live)
 

@@ -10,6 +10,7 @@ from coremill.k8s.cluster.conditions import condition, exit_code, holds, index_o
 from coremill.k8s.cluster.diagnosis import Reason, code_words, job_failure, job_reasons, pod_reason
 from coremill.k8s.cluster.seen import Object, Seen
 from coremill.k8s.objects.nodes import INSTANCE_TYPE_LABEL
+from coremill.k8s.objects.queue import QUEUE_LABEL
 from coremill.report.terminal import NONE, print_heading, print_line, print_rows
 
 COMPLETE, FAILED = ("Complete", "Completed"), ("Failed",)
@@ -29,7 +30,7 @@ def state_of(seen: Seen) -> str:
         return "failed"
     if is_stopped(seen):
         return "stopping" if live_pods(seen) else "stopped"
-    if seen.workload is not None and not holds(seen.workload, "Admitted"):
+    if is_in_queue(seen) and not holds(seen.workload, "Admitted") and not live_pods(seen):
         return "queued"
     running = sum(phase_of(pod) in ("Running", "Succeeded") for pod in current_pods(seen))
     return "running" if running >= seen.nodes else "starting" if running else "pending"
@@ -37,9 +38,14 @@ def state_of(seen: Seen) -> str:
 
 def is_stopped(seen: Seen) -> bool:
     """By `coremill k8s stop`, or by hand; a job that waits in a queue is suspended too, but nobody stopped it."""
-    if seen.workload is not None:
-        return seen.workload.get("spec", {}).get("active") is False
+    if is_in_queue(seen):
+        return seen.workload is not None and seen.workload.get("spec", {}).get("active") is False
     return bool(seen.live and seen.live.get("spec", {}).get("suspend") is True)
+
+
+def is_in_queue(seen: Seen) -> bool:
+    """Kueue decides when the job starts."""
+    return seen.live is not None and QUEUE_LABEL in (seen.live["metadata"].get("labels") or {})
 
 
 def live_pods(seen: Seen) -> list[Object]:
