@@ -201,4 +201,4 @@ def delete(
     from coremill.k8s.cluster.commands import delete_run
 
     loaded = api.load_config(config, settings or [])
-    delete_run(loaded, context, is_sure=yes, as_json=as_json, ask=typer.confirm)
+    delete_run(loaded, context, is_sure=yes, as_json=as_json, ask=lambda text: typer.confirm(text, err=True))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ _reason = why_not()
 pytestmark = pytest.mark.skipif(_reason is not None, reason=f"no API server here: {_reason}")
 KARPENTER = ("karpenter.sh/v1", "nodepools"), ("karpenter.k8s.aws/v1", "ec2nodeclasses")
 POOL = f"{NAMESPACE}.{NAME}"
+KUBECTL = Path(sys.executable).parent / "kubectl"
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +178,7 @@ def test_delete_takes_nodes_but_never_the_volume(scene):
     assert refused.code == 78 and "--yes" in refused.error and f"the NodePool {POOL} would go" in refused.error
     assert scene.train_job() is not None
     scene.patch.setattr("sys.stdin", Terminal())
-    scene.patch.setattr("typer.confirm", lambda *_: False)
+    scene.patch.setattr("typer.confirm", lambda *_, **__: False)
     assert "nothing was deleted" in scene.coremill("delete").out and scene.train_job() is not None
     done = scene.coremill("delete", "--yes", "--json")
     assert done.code == 0 and f"NodePool/{POOL}" in done.document["deleted"]
@@ -427,6 +431,24 @@ def test_logs_of_what_is_not_there(scene):
     assert done.code == 78 and "there is no pod 0" in done.error and "not submitted" in done.error
     done = scene.coremill("logs", "--rank", "7")
     assert done.code == 78 and "there is no rank 7" in done.error and "0 to 1" in done.error
+
+
+def test_kubectl_sees_stops_and_deletes_the_same_job(scene):
+    scene.coremill("submit")
+    scene.front.logs[POD_0] = ["2026-01-01T00:00:01.1Z step 1"]
+    kubectl = [str(KUBECTL), "--server", scene.front.address, "--token", USER_TOKEN, "-n", NAMESPACE]
+
+    def ask(*words: str) -> str:
+        done = subprocess.run([*kubectl, *words], capture_output=True, text=True, timeout=60, env={"HOME": "/nowhere"})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "step 1" in ask("logs", POD_0, "-c", "node")
+    ask("patch", "trainjob", NAME, "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    assert scene.coremill("status", "--json").document["state"] == "stopped"
+    assert scene.coremill("submit", "--json").document["objects"][-1]["action"] == "resumed"
+    ask("delete", "trainjob", NAME, "--wait=false")
+    assert scene.coremill("status", "--json").document["state"] == "absent"
 
 
 def test_stop_of_what_is_not_there(scene):

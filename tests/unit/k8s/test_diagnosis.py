@@ -106,6 +106,7 @@ def test_why_a_pod_waits(one, changes, kind, words):
 
 def test_events_of_other_pools_and_pods_do_not_count():
     events = (event("NodeClaim", "other-x", "Ice", SHORT), event("Pod", "other", "FailedScheduling", KARPENTER))
+    events += (event("NodeClaim", f"{POOL}-2-abc12", "Ice", SHORT),)  # of a run whose name begins like ours
     assert pod_reason(WAITING, seen(WAITING, events=events)).kind == "scheduling"
 
 
@@ -127,6 +128,7 @@ def test_a_quota_of_the_namespace_leaves_no_pods():
     said = event("Job", "run-node-0", "FailedCreate", "exceeded quota: team-a")
     (reason,) = job_reasons(seen(events=(said,)))
     assert reason.kind == "quota" and "team-a" in reason.words
+    assert job_reasons(seen(events=(event("Job", "run-2", "FailedCreate", "exceeded quota: team-a"),))) == []
     assert job_reasons(seen(pod(0), pod(1), events=(said,))) == []  # an old word: now they are there
 
 

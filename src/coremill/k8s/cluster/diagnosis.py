@@ -13,6 +13,7 @@ from typing import Any
 
 from coremill.k8s.cluster.conditions import condition, container_status, exit_code, holds, ready_words
 from coremill.k8s.cluster.seen import Object, Seen
+from coremill.k8s.names import REPLICATED_JOB
 
 # What coremill's exit codes mean to a job.
 CODE_WORDS = {
@@ -72,7 +73,8 @@ def job_reasons(seen: Seen) -> list[Reason]:
         return [queue] if queue else []
     for event in reversed(seen.events):
         said = event.get("involvedObject") or {}
-        of_job = said.get("kind") in ("TrainJob", "JobSet", "Job") and str(said.get("name", "")).startswith(seen.name)
+        names = (seen.name, f"{seen.name}-{REPLICATED_JOB}-0")
+        of_job = said.get("kind") in ("TrainJob", "JobSet", "Job") and said.get("name") in names
         if not of_job or event.get("type") != "Warning":
             continue
         words = str(event.get("message") or event.get("reason"))
@@ -181,7 +183,7 @@ def _short_of_machines(pod: Object, seen: Seen) -> Reason | None:
         str(event.get("message") or "")
         for event in seen.events
         if (event.get("involvedObject") or {}).get("kind") == "NodeClaim"
-        and str((event.get("involvedObject") or {}).get("name", "")).startswith(f"{seen.pool_name}-")
+        and re.fullmatch(rf"{re.escape(str(seen.pool_name))}-[a-z0-9]+", str(event["involvedObject"].get("name", "")))
     ]
     for words in reversed(said):
         if _ACCOUNT.search(words):

@@ -63,6 +63,7 @@ def lines_of(
         name = "" if pod is None else pod["metadata"]["name"]
         if pod is not None and _has_begun(pod):
             yield from _read(cluster, job, name, last_of, follow=follow, tail=tail)
+            tail = None  # a successor is read from its first line
         elif not follow:
             raise InputError(f"{name} has not begun", why=_why(document, index), do="coremill k8s status says more")
         if not follow:
