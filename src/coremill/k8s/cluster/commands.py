@@ -39,7 +39,8 @@ def submit_run(loaded: LoadedConfig, file: str, context: str | None, *, wait: bo
         done = [{"object": one.object, "action": one.action} for one in actions]
         print(json.dumps({"objects": done, **document}, indent=2))
         return
-    say(headline(document))
+    if not wait:
+        say(headline(document))
     say(f"next: coremill k8s logs {file}, or status, stop, delete")
 
 

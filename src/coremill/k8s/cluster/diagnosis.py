@@ -168,7 +168,7 @@ def _said_by_the_scheduler(pod: Object, seen: Seen) -> Reason | None:
     if _VOLUME.search(said):
         return Reason("volume", _short(said), "the claim has to be there and bound, in the zone of the nodes")
     if _NO_TYPE.search(said):
-        do = "`coremill k8s check` names the field; kubernetes.instances may list more types, zone and capacity fewer"
+        do = "`coremill k8s check` names the field; or list more types (kubernetes.instances), leave the zone open"
         return Reason("node-type", f"no node type fits: {_short(said)}", do)
     if seen.pool_name is None and "nodes are available" in said:
         do = "nodes of the listed types have to be there, with room; `kubectl get nodes` shows them"
