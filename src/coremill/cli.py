@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from coremill import __version__
+from coremill.cli_import import FileOrCommand, config_import
 from coremill.cli_k8s import k8s_app
 from coremill.cli_launch import launch
 from coremill.command_group import Commands
@@ -29,7 +30,9 @@ app = typer.Typer(
     add_completion=False,
 )
 config_app = typer.Typer(
-    cls=Commands, help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
+    cls=Commands,
+    help="Run files: from other tools' settings, what one resolves to, what may stand in it.",
+    no_args_is_help=True,
 )
 app.add_typer(config_app, name="config")
 data_app = typer.Typer(
@@ -345,7 +348,10 @@ def config_show(
     if as_json:
         print(json.dumps(loaded.config.model_dump(mode="json"), indent=2))
     else:
-        print(*(f"# {note}" for note in loaded.places.notes), show(loaded), sep="\n")
+        print(*(f"# {note}" for note in (*loaded.open_questions, *loaded.places.notes)), show(loaded), sep="\n")
+
+
+config_app.command("import", cls=FileOrCommand)(config_import)
 
 
 @config_app.command("schema")

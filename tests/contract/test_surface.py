@@ -81,6 +81,7 @@ COMMANDS = {
     "coremill k8s stop": ["--context", "--json", "--set", "--wait/--no-wait", "CONFIG"],
     "coremill k8s delete": ["--context", "--json", "--set", "--yes/-y", "CONFIG"],
     "coremill config": [],
+    "coremill config import": ["--json", "WORDS"],
     "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],
     "coremill config schema": [],
 }

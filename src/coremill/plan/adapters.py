@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 from coremill.config.schema import LoraSection
 from coremill.errors import InputError
 from coremill.plan.allocator import hole_bytes_of
-from coremill.plan.card import AdapterParameters, FrozenParameters, ModelCard, role_of
+from coremill.plan.card import AdapterParameters, FrozenParameters, ModelCard
+from coremill.plan.tensor_names import role_of
 from coremill.plan.trained import NamedParameter, with_frozen
 from coremill.plan.words import plural
 
@@ -28,7 +29,7 @@ class Adapted:
 
     rank: int
     targets: tuple[tuple[str, tuple[int, ...]], ...]  # linear maps: the names of their modules, shapes of their weights
-    whole: tuple[NamedParameter, ...]  # of lora.modules_to_save
+    whole: tuple[NamedParameter, ...]  # of lora.modules_to_save, and the head of a task that has its own
     reason: str
     has_dropout: bool = False
 
@@ -58,6 +59,7 @@ def adapted_by(parameters: Sequence[NamedParameter], lora: LoraSection) -> Adapt
     """What the section means in this model; a name that means nothing in it is refused."""
     assert lora.rank is not None
     whole = _whole_modules(parameters, lora.modules_to_save)
+    whole = [each for each in parameters if each.in_head or each in whole]
     linear = {_module(name): parameter for parameter in parameters if parameter.is_linear for name in parameter.names}
     free = {name: parameter for name, parameter in linear.items() if parameter not in whole}
     if lora.target_modules is None:
@@ -116,7 +118,10 @@ def _unkept(card: ModelCard, parameters: Sequence[NamedParameter], adapted: Adap
     reading |= set() if adapted.has_dropout else set(adapted.names)  # a copy of what they read is kept instead
     feeds: dict[str, list[bool]] = {}  # by layer: whether what goes into each of its modules is kept
     unkept = 0
-    for (layer, _), maps in _maps_by_module(parameters).items():
+    modules = _maps_by_module(parameters)
+    if not card.is_causal:
+        modules = _maps_by_kind(card, modules)
+    for (layer, _), maps in modules.items():
         if int(layer) < card.layers_below_backward:
             continue
         is_mlp = _is_mlp(card, maps)
@@ -149,6 +154,15 @@ def _maps_by_module(parameters: Sequence[NamedParameter]) -> dict[tuple[str, str
     return modules
 
 
+def _maps_by_kind(card: ModelCard, modules: dict[tuple[str, str], _Maps]) -> dict[tuple[str, str], _Maps]:
+    """The same where families of encoders cut attention and MLP into modules of one map each (BERT)."""
+    kinds: dict[tuple[str, str], _Maps] = {}
+    for (layer, _), maps in modules.items():
+        for each in maps:
+            kinds.setdefault((layer, "mlp" if _is_mlp(card, [each]) else "attention"), []).append(each)
+    return kinds
+
+
 def _is_mlp(card: ModelCard, maps: _Maps) -> bool:
     return any(card.intermediate in shape or 2 * card.intermediate in shape for _, shape in maps)
 
@@ -168,7 +182,7 @@ def with_usual_adapters(card: ModelCard, rank: int) -> ModelCard:
         ups = 1 if card.block.norm == "layer" else 2
         ends += [(card.hidden, card.intermediate)] * ups + [(card.intermediate, card.hidden)]
     inputs, outputs = (card.layers * sum(each[side] for each in ends) for side in (0, 1))
-    tables = [card.vocabulary_rows * card.hidden] * (1 if card.tied else 2)
+    tables = [card.vocabulary_rows * card.lookup_width] * (2 if card.has_vocabulary_head and not card.tied else 1)
     of_a_layer = rank * (inputs + outputs) // max(1, card.layers)
     frozen = FrozenParameters(
         embedding=card.embedding_parameters,
@@ -193,7 +207,8 @@ def words_of_adapters(adapted: Adapted, lora: LoraSection) -> str:
     """What is trained, for people."""
     words = f"{adapted.trained_parameters:,} numbers are trained: rank {lora.rank} beside {adapted.reason}"
     if adapted.whole:
-        words += f", and {adapted.whole_parameters:,} of {', '.join(lora.modules_to_save)} whole"
+        named = [*lora.modules_to_save, *(["the head"] if any(each.in_head for each in adapted.whole) else [])]
+        words += f", and {adapted.whole_parameters:,} of {', '.join(named)} whole"
     return f"{words}; the model itself stays as it is"
 
 
