@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from coremill.config.schema import LoraSection
+from coremill.config.translate_adapters import ALL_LINEAR
 from coremill.errors import InputError
 from coremill.plan.allocator import hole_bytes_of
 from coremill.plan.card import AdapterParameters, FrozenParameters, ModelCard
@@ -60,7 +61,13 @@ def adapted_by(parameters: Sequence[NamedParameter], lora: LoraSection) -> Adapt
     assert lora.rank is not None
     whole = _whole_modules(parameters, lora.modules_to_save)
     whole = [each for each in parameters if each.in_head or each in whole]
-    linear = {_module(name): parameter for parameter in parameters if parameter.is_linear for name in parameter.names}
+    linear = {
+        _module(name): parameter
+        for parameter in parameters
+        if parameter.is_linear
+        for name in parameter.names
+        if role_of(name) != "embedding"  # whose table a tied head has
+    }
     free = {name: parameter for name, parameter in linear.items() if parameter not in whole}
     if lora.target_modules is None:
         targets = {name: parameter for name, parameter in free.items() if role_of(f"{name}.weight").isdigit()}
@@ -212,6 +219,16 @@ def words_of_adapters(adapted: Adapted, lora: LoraSection) -> str:
     return f"{words}; the model itself stays as it is"
 
 
+def words_of_wide_adapters(card: ModelCard) -> str | None:
+    """A warning where adapters are no narrower than the model; None where they are."""
+    if card.adapters is None or card.adapters.rank <= card.hidden:
+        return None
+    return (
+        f"warning: lora.rank {card.adapters.rank:,} exceeds the model's width of {card.hidden:,}: such adapters hold"
+        " more numbers than the weights beside them and can do no more; 8 to 64 is usual"
+    )
+
+
 def means(pattern: str, module: str) -> bool:
     """Whether a name of the run file means this module: its whole name, the end of it, or a pattern of it."""
     return module == pattern or module.endswith(f".{pattern}") or fnmatchcase(module, pattern)
@@ -243,7 +260,7 @@ def _named(
     for name, parameter in targets.items():
         if len(parameter.names) > 1:
             raise InputError(
-                f"lora.target_modules: {name} has its weight in common with the lookup",
+                f"lora.target_modules: {name} shares its weight with the embedding",
                 where="lora.target_modules",
                 why="an adapter of one of the two could not be merged: the other would change with it",
                 do=f"leave it out, or train the weight whole: lora.modules_to_save: [{name.rpartition('.')[2]}]",
@@ -271,11 +288,15 @@ def _whole_modules(parameters: Sequence[NamedParameter], patterns: Sequence[str]
 
 
 def _means_nothing(key: str, pattern: str, names: Sequence[str], what: str) -> InputError:
-    ends = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+    ends = [end for end in dict.fromkeys(name.rpartition(".")[2] for name in names) if not end.isdigit()]
     near = difflib.get_close_matches(pattern.rpartition(".")[2], ends, n=SHOWN_NAMES, cutoff=0.5)
+    if pattern in ALL_LINEAR:
+        do = f"leave {key} out: every linear map of the layers gets an adapter then"
+    else:
+        do = f"did you mean {' or '.join(near)}?" if near else "take names from there"
     return InputError(
         f"{key}: {pattern} means none of the model's {len(names)} {what}",
         where=key,
         why=f"they end in {', '.join(ends[:12])}{' and others' if len(ends) > 12 else ''}",
-        do=f"did you mean {' or '.join(near)}?" if near else "take names from there",
+        do=do,
     )

@@ -34,13 +34,13 @@ from coremill.hosts.fingerprint import (
     facts_to_json,
 )
 from coremill.model import hub_models
-from coremill.model.adapter_source import find_adapter
+from coremill.model.adapter_source import find_adapter, refuse_unfit_adapter
 from coremill.model.lora_base import Base, base_of, require_peft
 from coremill.model.parameter_list import parameters_of
 from coremill.model.source import ModelFolder, Say, resolve_model, resolve_tokenizer
 from coremill.model.tokenizer_fit import require_fitting_tokenizer
 from coremill.plan.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from coremill.plan.adapters import adapted_by, with_adapters, words_of_adapters
+from coremill.plan.adapters import adapted_by, with_adapters, words_of_adapters, words_of_wide_adapters
 from coremill.plan.card import ModelCard, read_card, with_dropouts
 from coremill.plan.headers import weight_files
 from coremill.plan.known_length import with_steps
@@ -143,21 +143,39 @@ def card_for(config: RunConfig, model: ModelFolder, progress: Say | None = None)
 def card_without_weights(config: RunConfig) -> ModelCard:
     """From the folder, from a config, or from the hub's headers: nothing is downloaded but those."""
     model, task = config.model, make_task(config)
-    if model.config is None and model.name != BUILT_IN and not is_folder(model.name):
-        weights, code = model.weights == "pretrained", model.trust_remote_code
-        card = hub_models.card_on_hub(
-            model.name,
-            task,
-            revision=model.revision,
-            weights=weights,
-            setting="model",
-            code=code,
-            labels=model.label_count,
-        )
-        small = model.model_copy(update={"weights": "random"})  # config and code
-        cache = cache_folder(environment_snapshot())
-        return card_as_trained(config, card, lambda: resolve_model(small, task, cache=cache))
-    return card_for(config, resolve_model(model, task, cache=cache_folder(environment_snapshot())))
+    if not _is_on_hub(config):
+        return card_for(config, _model_without_weights(config))
+    weights, code = model.weights == "pretrained", model.trust_remote_code
+    card = hub_models.card_on_hub(
+        model.name,
+        task,
+        revision=model.revision,
+        weights=weights,
+        setting="model",
+        code=code,
+        labels=model.label_count,
+    )
+    return card_as_trained(config, card, lambda: _model_without_weights(config))
+
+
+def card_of_new_run(config: RunConfig, console: Console) -> ModelCard:
+    """The same for `coremill plan`, of a run that begins: an adapter to start from is refused as `train` does."""
+    card = card_without_weights(config)
+    if config.lora.start_from is not None:
+        refuse_unfit_adapter(config, _model_without_weights(config), cache_folder(environment_snapshot()))
+    if (warning := words_of_wide_adapters(card)) is not None:
+        say(console, warning)
+    return card
+
+
+def _is_on_hub(config: RunConfig) -> bool:
+    return config.model.config is None and config.model.name != BUILT_IN and not is_folder(config.model.name)
+
+
+def _model_without_weights(config: RunConfig) -> ModelFolder:
+    """Of one on the hub config and code."""
+    section = config.model.model_copy(update={"weights": "random"}) if _is_on_hub(config) else config.model
+    return resolve_model(section, make_task(config), cache=cache_folder(environment_snapshot()))
 
 
 def card_as_trained(
@@ -210,6 +228,8 @@ def prepare_run(
         model = resolve_model(config.model, task, cache=cache, progress=on_model)
         task = task.on_model(model.config, pretrained=model.weights == "pretrained")
         card = card_for(config, model, on_model)
+        if (warning := words_of_wide_adapters(card)) is not None:
+            say(console, warning)
         base = base_of(config, model)
         start_from = find_adapter(config, model, base, cache, on_model, goes_on=steps_done > 0)
         task.check_data(max_positions=card.max_positions)
