@@ -27,8 +27,9 @@ from coremill.remote_code import is_folder
 from coremill.report.progress import StageProgress
 from coremill.report.sources import COUNTS, kind_of_documents
 from coremill.report.terminal import format_share, print_line, print_rows
+from coremill.run.cards import card_for
 from coremill.run.opening import say_basis
-from coremill.run.prepare import card_for, say
+from coremill.run.prepare import say
 from coremill.tasks.base import Rows, ShownRow, make_task
 
 LEARNED, NOT_LEARNED, SPECIAL, BORDER = "green", "bright_black", "bold magenta", "cyan"

@@ -36,10 +36,10 @@ from coremill.report.terminal import (
     print_line,
     print_rows,
 )
+from coremill.run.cards import card_of_new_run, card_without_weights
 from coremill.run.folder import RunFolder
 from coremill.run.machines import Place, find_fleet, measured_fleet, with_slots
 from coremill.run.opening import say_basis, with_paths_of_run
-from coremill.run.prepare import card_of_new_run, card_without_weights
 from coremill.run.row_count import count_rows
 from coremill.tasks.base import deciding_metric
 

@@ -25,7 +25,7 @@ from coremill.errors import ConfigError, InputError
 from coremill.hardware.instances import fleet_of
 from coremill.model import hub_models
 from coremill.plan.planner import make_plan
-from coremill.run.prepare import card_without_weights
+from coremill.run.cards import card_without_weights
 from tiny_models import make_config_folder
 
 STEPS = "train: {steps: 10}\n"
