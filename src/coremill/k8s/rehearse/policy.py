@@ -32,7 +32,7 @@ def nft_rules(objects: WrittenObjects, labels: Mapping[str, str], subnet: str) -
         inner = ["ct state established,related accept", "iif lo accept" if hook == "input" else "oif lo accept"]
         body = "; ".join([f"type filter hook {hook} priority 0; policy drop", *inner, *accepted])
         lines.append(f"  chain {hook} {{ {body}; }}")
-    return "\n".join(["table inet policy {", *lines, "}"]) + "\n" if lines else None
+    return "\n".join(["table inet network_policy {", *lines, "}"]) + "\n" if lines else None
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
