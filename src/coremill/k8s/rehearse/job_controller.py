@@ -1,8 +1,9 @@
 """A pod has ended: what the Job makes of it, and the JobSet of a failed Job. Pure: it is told, and answers.
 
 As kube-controller-manager does it: the first rule of the pod failure policy that matches counts; what is ignored is
-replaced and not counted, what is counted is replaced until backoffLimit is exceeded; each replacement waits 10 s, and
-twice as long for every further pod that failed, up to 10 minutes, until a pod succeeds. Ignored failures wait too.
+replaced and not counted, what is counted is replaced until backoffLimit is exceeded. New pods wait 10 s from the last
+failure on, and twice as long for every further pod that failed, up to 10 minutes, until one succeeds; ignored failures
+are no exception.
 """
 
 from __future__ import annotations

@@ -223,7 +223,9 @@ class Rehearsal:
                 else "not counted"
             )
             self.say(index, f"ended with {code}{took}: {counted}; a new pod in {answer.delay_seconds:g} s")
-            self._due[index] = self._now() + answer.delay_seconds
+            self._due[index] = 0.0
+            # Of the Job, not of the pod: whoever waits for a start waits from the last failure on.
+            self._due = {one: self._now() + answer.delay_seconds for one in self._due}
             return
         self.say(index, f"ended with {code}{took}: the job fails ({answer.reason})")
         self._job_failed(answer, life)
