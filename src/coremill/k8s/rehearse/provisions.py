@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from coremill.config.schema import BUILT_IN
 from coremill.errors import InputError
-from coremill.hardware.probe import environment_snapshot
+from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.k8s.check.lints.reading import listed, mapping
 from coremill.k8s.rehearse.pods import Container
 from coremill.k8s.rehearse.run_in_pods import PodRunFile, on_this_machine
@@ -79,6 +79,17 @@ def put_on_volume(provisions: Provisions, container: Container, volumes: Path) -
         yield f"{shown} is taken from this machine's hub cache: pods have no way out"
     if cache is not None and provisions.hub:
         _give(cache, container, volumes)
+    # Rates of this machine that are known already: pods would measure them anew, each at its start.
+    rates = on_this_machine(container.environ.get("COREMILL_CACHE", "/"), container, volumes)
+    known = cache_folder(environ) / "calibration"
+    if rates is not None and known.is_dir():
+        target = rates / "calibration"
+        target.mkdir(parents=True)
+        for file in known.glob("*.json"):
+            shutil.copy(file, target)
+            os.chown(target / file.name, container.user, container.group)
+        os.chown(target, container.user, container.group)
+        _give(rates, container, volumes)
 
 
 def _copy(source: Path, target: Path, container: Container) -> None:
