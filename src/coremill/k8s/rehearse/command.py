@@ -25,7 +25,7 @@ from coremill.k8s.rehearse.controllers import PlannedSet, plan_set
 from coremill.k8s.rehearse.disruptions import parse_disruption
 from coremill.k8s.rehearse.judging import Judgement, judge
 from coremill.k8s.rehearse.machine import Machine, become_root, require_rights
-from coremill.k8s.rehearse.pods import Pod, Secrets, make_pod
+from coremill.k8s.rehearse.pods import HUB_TOKEN, Pod, Secrets, make_pod
 from coremill.k8s.rehearse.provisions import provisions_for, put_on_volume
 from coremill.k8s.rehearse.rehearsal import Rehearsal, Seen
 from coremill.k8s.rehearse.run_in_pods import RunEvents, on_this_machine, run_file_of
@@ -33,7 +33,7 @@ from coremill.k8s.rehearse.written import WrittenObjects
 from coremill.k8s.render import render_objects
 from coremill.k8s.render_command import file_texts
 from coremill.redaction import redact
-from coremill.report.terminal import format_bytes, format_seconds, print_line
+from coremill.report.terminal import format_bytes, format_loss, format_seconds, print_line
 
 _MARK = "rehearsal.json"  # in every folder of a rehearsal: what it was, or that it began
 _LAST_LINES = 12
@@ -59,7 +59,7 @@ def rehearse(request: Request) -> int:
     planned = plan_set(given.objects)
     disruptions = [parse_disruption("reclaim", text, planned.job.completions) for text in request.reclaims]
     disruptions += [parse_disruption("kill", text, planned.job.completions) for text in request.kills]
-    secrets = Secrets(given.objects, environment_snapshot().get("HF_TOKEN"))
+    secrets = Secrets(given.objects, environment_snapshot().get(HUB_TOKEN))
     sample = make_pod(planned.job, 0, "xxxxx", "0.0.0.0", given.objects, secrets)
     require_rights()
     become_root()
@@ -69,6 +69,8 @@ def rehearse(request: Request) -> int:
         volumes = _lay_out(folder, given, sample)
         notes = [*given.notes, *planned.notes, *provisions.notes]
         notes += put_on_volume(provisions, sample.container, volumes)
+        if secrets.hub_token is not None and sample.container.environ.get(HUB_TOKEN) == secrets.hub_token:
+            notes.append(f"{HUB_TOKEN} of this shell stands for the Secret with the hub's token")
         run_folder = None if run_file is None else str(run_file.get("run.folder"))
         events = RunEvents(None if run_folder is None else on_this_machine(run_folder, sample.container, volumes))
         threads, words = _threads(planned, sample)
@@ -108,6 +110,10 @@ def _read(request: Request, folder: Path) -> _Given:
                 do="render them anew, or name the run file",
             )
         files = [source] if source.is_file() else sorted(source.glob("*.y*ml"))
+        if not files:
+            raise InputError(
+                f"{source} has no manifests", where="CONFIG", do="name a run file, or a folder of YAML files"
+            )
         return _Given(WrittenObjects(tuple(read_manifests([str(file) for file in files]))), (), None, ())
     rendered = render_objects(load_config(source, list(request.settings)))
     texts = tuple((folder / "manifests" / name, text) for name, text in file_texts(rendered))
@@ -232,7 +238,8 @@ def _show(screen: Console, judgement: Judgement, seen: Seen, folder: Path) -> No
     print_line(
         screen,
         f"{summary['state']}: {summary['steps']} steps, {summary['steps_lost']} lost, {summary['restarts']}"
-        f" pods replaced ({summary['restarts_counted']} counted), {format_seconds(summary['seconds'])}",
+        f" pods replaced ({summary['restarts_counted']} counted), loss {format_loss(summary['loss_last'])},"
+        f" {format_seconds(summary['seconds'])}",
         style="bold",
     )
     if times["longest_end_after_sigterm_seconds"] is not None:

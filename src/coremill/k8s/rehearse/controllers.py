@@ -24,6 +24,7 @@ _STEP_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
 _TRAINER_CONTAINER = "node"
 _RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 _UNHEARD_OF_PATCHES = ("runtimePatches", "podTemplateOverrides", "podSpecOverrides", "initializer")
+_NOT_WAITED_FOR = ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "podReplacementPolicy")
 _DEFAULT_BACKOFF_LIMIT = 6
 
 
@@ -58,6 +59,13 @@ class PlannedSet:
 def plan_set(objects: WrittenObjects) -> PlannedSet:
     """What the controllers make of the one job among the objects."""
     top = objects.the_job()
+    planned = _planned(objects, top)
+    left_out = [part.part(key) for part in (top.part("spec"), planned.job.spec) for key in _NOT_WAITED_FOR]
+    places = dict.fromkeys(one.place for one in left_out if one.value is not None)
+    return replace(planned, notes=(*planned.notes, *(f"not rehearsed: {place}" for place in places)))
+
+
+def _planned(objects: WrittenObjects, top: Written) -> PlannedSet:
     if top.part("spec", "suspend").value:
         raise InputError(
             "the job is suspended: no pod would start",

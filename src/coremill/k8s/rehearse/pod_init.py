@@ -82,14 +82,6 @@ def make_root(root: Path, order: dict[str, Any]) -> None:
     for path in order["shown"]:
         show(root, Path(path))
     mirror(root, Path("/etc"))
-    for source, target, read_only in order["mounts"]:
-        place = root / target.lstrip("/")
-        if Path(source).is_dir():
-            place.mkdir(parents=True, exist_ok=True)
-        elif not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.touch()
-        calls.bind(source, str(place), read_only=read_only)
     for name in ("proc", "dev", "sys", "tmp", "run"):
         (root / name).mkdir(exist_ok=True)
     calls.mount("proc", str(root / "proc"), "proc", calls.MS_NOSUID | calls.MS_NODEV | calls.MS_NOEXEC)
@@ -101,6 +93,14 @@ def make_root(root: Path, order: dict[str, Any]) -> None:
         (root / "dev" / name).symlink_to(f"/proc/{target}")
     (root / "dev/shm").mkdir()
     calls.mount("tmpfs", str(root / "dev/shm"), "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "mode=1777,size=64m")
+    for source, target, read_only in order["mounts"]:
+        place = root / target.lstrip("/")
+        if Path(source).is_dir():
+            place.mkdir(parents=True, exist_ok=True)
+        elif not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+        calls.bind(source, str(place), read_only=read_only)
 
 
 def show(root: Path, path: Path) -> None:

@@ -13,6 +13,7 @@ from coremill.k8s.check.lints.reading import quantity
 from coremill.k8s.rehearse.controllers import COMPLETION_INDEX, PlannedJob
 from coremill.k8s.rehearse.written import Written, WrittenObjects
 
+HUB_TOKEN = "HF_TOKEN"
 _DEFAULT_GRACE_SECONDS = 30
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 _KEYED = re.compile(r"metadata\.(annotations|labels)\['([^']+)'\]")
@@ -66,7 +67,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Secrets:
-    """What Secrets hold: those among the objects, and the hub's token of this shell in place of one that is not."""
+    """What Secrets among the objects hold; and the hub's token of this shell, for an optional Secret that is not."""
 
     objects: WrittenObjects
     hub_token: str | None
@@ -75,7 +76,7 @@ class Secrets:
         """Its keys and values; None: it is not there."""
         written = self.objects.find("Secret", name)
         if written is None:
-            return {"token": self.hub_token} if self.hub_token else None
+            return None
         decoded = {key: base64.b64decode(text).decode() for key, text in (written.value.get("data") or {}).items()}
         return decoded | (written.value.get("stringData") or {})
 
@@ -175,6 +176,8 @@ class _Reader:
         for place, one in enumerate(raw.get("env") or []):
             where = line.part("env", place)
             value = one.get("value", "") if "valueFrom" not in one else self._from(one["valueFrom"], raw, where)
+            if value is None and one["name"] == HUB_TOKEN:
+                value = self.secrets.hub_token
             if value is not None:
                 environ[one["name"]] = _expanded(str(value), environ)
         return environ

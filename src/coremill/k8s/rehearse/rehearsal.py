@@ -22,6 +22,7 @@ from coremill.k8s.rehearse.pods import Container, Pod, Secrets, make_pod
 from coremill.k8s.rehearse.policy import nft_rules
 from coremill.k8s.rehearse.run_in_pods import RunEvents, with_fewer_threads
 from coremill.k8s.rehearse.written import Written, WrittenObjects
+from coremill.report.terminal import format_loss
 
 _TICK_SECONDS = 0.05
 _SHOWN_EVERY_SECONDS = 5.0
@@ -266,7 +267,7 @@ class Rehearsal:
         step, now = self.seen.events.step, self._now()
         if step < self._shown_step or (step > self._shown_step and now - self._shown_seconds >= _SHOWN_EVERY_SECONDS):
             self._shown_step, self._shown_seconds = step, now
-            self.say(None, f"step {step}")
+            self.say(None, f"step {step}, loss {format_loss(self.seen.events.loss)}")
 
 
 def _signal(life: Life, number: signal.Signals) -> None:

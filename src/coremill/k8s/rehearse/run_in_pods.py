@@ -79,6 +79,7 @@ class RunEvents:
 
     folder: Path | None
     step: int = 0  # the last one done
+    loss: float | None = None
     steps: list[tuple[float, int]] = field(default_factory=list)  # all that were done, again and again: when, which
     saves: list[dict[str, Any]] = field(default_factory=list)
     _offset: int = 0
@@ -98,7 +99,7 @@ class RunEvents:
             except ValueError:
                 continue  # torn by a kill
             if event.get("kind") == "step":
-                self.step = int(event["step"])
+                self.step, self.loss = int(event["step"]), event.get("loss")
                 self.steps.append((float(event["time"]), self.step))
             elif event.get("kind") == "save" and event.get("saved"):
                 self.saves.append(event)
