@@ -124,6 +124,15 @@ def rehearse(
         list[str] | None,
         typer.Option(metavar="POD@TIME", help="a pod is killed without a word; repeat as needed", show_default=False),
     ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="pods are containers of this image: the folder it was unpacked into, or an OCI bundle; left out: they "
+            "run the coremill of this machine",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -150,5 +159,5 @@ def rehearse(
     from coremill.k8s.rehearse.command import Request
     from coremill.k8s.rehearse.command import rehearse as rehearse_job
 
-    request = Request(config, tuple(settings or ()), tuple(reclaim or ()), tuple(kill or ()), output, as_json)
+    request = Request(config, tuple(settings or ()), tuple(reclaim or ()), tuple(kill or ()), image, output, as_json)
     raise typer.Exit(rehearse_job(request))

@@ -23,6 +23,7 @@ from coremill.hardware.probe import environment_snapshot
 from coremill.k8s.check.manifests import holds_a_run, manifests_in, read_manifests
 from coremill.k8s.rehearse.controllers import PlannedSet, plan_set
 from coremill.k8s.rehearse.disruptions import parse_disruption
+from coremill.k8s.rehearse.images import find_image
 from coremill.k8s.rehearse.judging import Judgement, judge
 from coremill.k8s.rehearse.machine import Machine, become_root, require_rights
 from coremill.k8s.rehearse.pods import HUB_TOKEN, Pod, Secrets, make_pod
@@ -47,6 +48,7 @@ class Request:
     settings: tuple[str, ...]
     reclaims: tuple[str, ...]
     kills: tuple[str, ...]
+    image: str | None
     folder: Path | None
     as_json: bool
 
@@ -61,6 +63,7 @@ def rehearse(request: Request) -> int:
     disruptions += [parse_disruption("kill", text, planned.job.completions) for text in request.kills]
     secrets = Secrets(given.objects, environment_snapshot().get(HUB_TOKEN))
     sample = make_pod(planned.job, 0, "xxxxx", "0.0.0.0", given.objects, secrets)
+    image = None if request.image is None else find_image(request.image)
     require_rights()
     become_root()
     run_file = run_file_of(sample.container)
@@ -74,7 +77,7 @@ def rehearse(request: Request) -> int:
         run_folder = None if run_file is None else str(run_file.get("run.folder"))
         events = RunEvents(None if run_folder is None else on_this_machine(run_folder, sample.container, volumes))
         threads, words = _threads(planned, sample)
-        with Machine(folder, volumes, provisions.mounts) as machine:
+        with Machine(folder, volumes, provisions.mounts, image) as machine:
             notes += [*words, *_of_the_machine(machine, planned, sample, given.objects)]
             for note in notes:
                 print_line(screen, note, style="yellow" if note.startswith("warning:") else "")
@@ -199,7 +202,10 @@ def _of_the_machine(machine: Machine, planned: PlannedSet, sample: Pod, objects:
         yield "warning: the NetworkPolicy is not held: nft is not installed (apt-get install nftables)"
     if next(objects.of_kind("LocalQueue"), None) is not None:
         yield "Kueue is not rehearsed: the job is admitted at once"
-    yield f"pods run the coremill of this machine, not the image {sample.container.image}"
+    if machine.image is None:
+        yield f"pods run the coremill of this machine, not the image {sample.container.image} (--image)"
+    else:
+        yield f"pods are containers of the image in {machine.image.root}, as {sample.container.image}"
 
 
 def _run(rehearsal: Rehearsal) -> Seen:

@@ -22,6 +22,7 @@ from coremill.errors import InputError
 from coremill.hardware.probe import environment_snapshot
 from coremill.k8s.rehearse import pod_init
 from coremill.k8s.rehearse import system_calls as calls
+from coremill.k8s.rehearse.images import Image
 from coremill.k8s.rehearse.memory_groups import MemoryGroups
 from coremill.k8s.rehearse.pods import Container, Pod
 
@@ -77,9 +78,12 @@ class PodNetwork:
 class Machine:
     """For the time of a block; of what it makes nothing stays but the folder with volumes and logs."""
 
-    def __init__(self, folder: Path, volumes: Path, extra: Sequence[tuple[str, str]]) -> None:
+    def __init__(
+        self, folder: Path, volumes: Path, extra: Sequence[tuple[str, str]], image: Image | None = None
+    ) -> None:
         self.folder = folder
         self.volumes = volumes
+        self.image = image  # None: pods see programs and packages of this machine
         self.extra = extra  # further read-only mounts: path here, path in pods
         self.logs = folder / "logs"
         self._inside = folder / "machine"
@@ -149,8 +153,10 @@ class Machine:
         """A container in the namespaces of its pod; what it prints goes to the pod's log."""
         root = self._inside / pod.name / container.name
         root.mkdir(parents=True, exist_ok=True)
-        command, environ = list(container.command), {"PATH": _PATH, "HOSTNAME": pod.hostname, **container.environ}
-        if command[0] == "coremill":  # of this installation: there is no image to take it from
+        given = {} if self.image is None else self.image.environ
+        command = list(container.command)
+        environ = {"PATH": _PATH, "HOSTNAME": pod.hostname, **given, **container.environ}
+        if self.image is None and command[0] == "coremill":  # of this installation
             command[:1] = [sys.executable, "-P", "-m", "coremill"]
             environ["PYTHONPATH"] = str(Path(coremill.__file__).resolve().parents[1])
         order = {
@@ -160,7 +166,8 @@ class Machine:
             "network": network.file,
             "hostname": pod.hostname,
             "root": str(root),
-            "shown": shown_folders(),
+            "image": None if self.image is None else str(self.image.root),
+            "shown": shown_folders() if self.image is None else [],
             "mounts": self._mounts(pod, container),
             "command": command,
             "environ": environ,

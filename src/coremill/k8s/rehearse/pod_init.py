@@ -55,6 +55,8 @@ def become(order: dict[str, Any]) -> None:
     calls.mount("none", "/", "", calls.MS_REC | calls.MS_PRIVATE)
     root = Path(order["root"])
     calls.mount("tmpfs", str(root), "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "mode=755")
+    if order["image"] is not None:
+        root = image_root(root, order["image"])
     make_root(root, order)
     if order["has_read_only_root"]:
         calls.mount("", str(root), "", calls.MS_REMOUNT | calls.MS_BIND | calls.MS_RDONLY | calls.MS_NOSUID)
@@ -77,21 +79,33 @@ def become(order: dict[str, Any]) -> None:
     os.execvpe(order["command"][0], order["command"], order["environ"])
 
 
+def image_root(folder: Path, image: str) -> Path:
+    """The image below, and above it what a runtime adds: places to mount at."""
+    upper, work, root = (folder / name for name in ("upper", "work", "root"))
+    for path in (upper, work, root):
+        path.mkdir()
+    calls.mount("overlay", str(root), "overlay", 0, f"lowerdir={image},upperdir={upper},workdir={work}")
+    return root
+
+
 def make_root(root: Path, order: dict[str, Any]) -> None:
-    """Programs and libraries of this machine, read-only; the rest of it is not there."""
+    """Without an image: programs and libraries of this machine, read-only; the rest of it is not there."""
     for path in order["shown"]:
         show(root, Path(path))
-    mirror(root, Path("/etc"))
+    if order["image"] is None:
+        mirror(root, Path("/etc"))
     for name in ("proc", "dev", "sys", "tmp", "run"):
         (root / name).mkdir(exist_ok=True)
     calls.mount("proc", str(root / "proc"), "proc", calls.MS_NOSUID | calls.MS_NODEV | calls.MS_NOEXEC)
     calls.bind("/sys", str(root / "sys"), read_only=True)
     for name in _DEVICES:
+        (root / "dev" / name).unlink(missing_ok=True)  # an image may have a file there
         (root / "dev" / name).touch()
         calls.bind(f"/dev/{name}", str(root / "dev" / name), read_only=False)
     for name, target in (("fd", "self/fd"), ("stdin", "self/fd/0"), ("stdout", "self/fd/1"), ("stderr", "self/fd/2")):
+        (root / "dev" / name).unlink(missing_ok=True)
         (root / "dev" / name).symlink_to(f"/proc/{target}")
-    (root / "dev/shm").mkdir()
+    (root / "dev/shm").mkdir(exist_ok=True)
     calls.mount("tmpfs", str(root / "dev/shm"), "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "mode=1777,size=64m")
     for source, target, read_only in order["mounts"]:
         place = root / target.lstrip("/")
