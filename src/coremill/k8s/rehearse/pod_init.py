@@ -75,7 +75,6 @@ def become(order: dict[str, Any]) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     with open("/dev/null") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
-    os.environ.clear()
     os.execvpe(order["command"][0], order["command"], order["environ"])
 
 

@@ -48,7 +48,7 @@ def provisions_for(run_file: PodRunFile | None, container: Container, beside: Pa
         if here is not None and run_file is not None:
             inside = _without_pattern(value)
             target = str(PurePosixPath(run_file.folder, inside)) if not inside.startswith(("/", "~")) else inside
-            target = target.replace("~", container.environ.get("HOME", "/root"), 1)
+            target = target.replace("~", container.environ.get("HOME", ""), 1)
             mounts[str(here)] = target
             notes.append(
                 f"{key}: {value} is a path of this machine: mounted read-only for the rehearsal; a cluster has none"
