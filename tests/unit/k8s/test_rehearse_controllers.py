@@ -18,7 +18,8 @@ from coremill.k8s.rehearse.disruptions import parse_disruption, reclaim_times
 from coremill.k8s.rehearse.job_controller import BY_LIMIT, BY_POLICY, JobController, SetController
 from coremill.k8s.rehearse.pods import Pod, Secrets, make_pod
 from coremill.k8s.rehearse.policy import nft_rules, selects
-from coremill.k8s.rehearse.run_in_pods import RunEvents, run_file_of, with_fewer_threads
+from coremill.k8s.rehearse.provisions import provisions_for, put_on_volume
+from coremill.k8s.rehearse.run_in_pods import PodRunFile, RunEvents, run_file_of, with_fewer_threads
 from coremill.k8s.rehearse.written import WrittenObjects
 from coremill.k8s.render import render_objects, to_yaml
 from unit.k8s.clusters import loaded, of_kind
@@ -208,6 +209,23 @@ def test_secrets_by_reference(tmp_path: Path) -> None:
     assert pod_of(objects).container.environ["WANDB_API_KEY"] == "kept"
     assert "HF_TOKEN" not in pod_of(objects).container.environ  # optional
     assert pod_of(objects, token="hub").container.environ["HF_TOKEN"] == "hub"
+
+
+def test_what_pods_find_here(tmp_path: Path) -> None:
+    """Paths of this machine are mounted where the pod looks for them; what is on the volume or built in is not."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.jsonl").write_text("{}\n")
+    pod = pod_of(objects_of(tmp_path, KINDS["job"]))
+    values = {"model": "owner/name", "tokenizer": "/fsx/tokenizer", "data": {"source": "text/*.jsonl"}}
+    found = provisions_for(PodRunFile(path="/etc/coremill/run.yaml", values=values), pod.container, tmp_path)
+    assert found.mounts == ((str((tmp_path / "text").resolve()), "/etc/coremill/text"),)
+    assert found.hub == ("models--owner--name",) and "a cluster has none" in found.notes[0]
+    values = {"data": {"sources": [{"source": str(tmp_path / "text/a.jsonl")}, {"source": "hf://a/b:c@d"}]}}
+    found = provisions_for(PodRunFile(path="/etc/coremill/run.yaml", values=values), pod.container, None)
+    assert found.mounts == ((str((tmp_path / "text/a.jsonl").resolve()), str(tmp_path / "text/a.jsonl")),)
+    assert found.hub == ("datasets--a--b",)
+    with pytest.raises(InputError, match="a/b is not in this machine's hub cache"):
+        list(put_on_volume(found, pod.container, tmp_path / "volumes"))
 
 
 def test_threads_are_cut_in_the_pods_files_only(tmp_path: Path) -> None:

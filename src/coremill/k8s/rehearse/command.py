@@ -77,7 +77,9 @@ def rehearse(request: Request) -> int:
         run_folder = None if run_file is None else str(run_file.get("run.folder"))
         events = RunEvents(None if run_folder is None else on_this_machine(run_folder, sample.container, volumes))
         threads, words = _threads(planned, sample)
-        with Machine(folder, volumes, provisions.mounts, image) as machine:
+        # Without a way out the hub is not asked in vain.
+        environ = {"HF_HUB_OFFLINE": "1"} if provisions.hub else {}
+        with Machine(folder, volumes, provisions.mounts, image, environ) as machine:
             notes += [*words, *_of_the_machine(machine, planned, sample, given.objects)]
             for note in notes:
                 print_line(screen, note, style="yellow" if note.startswith("warning:") else "")
@@ -170,6 +172,8 @@ def _lay_out(folder: Path, given: _Given, sample: Pod) -> Path:
         for mount in container.mounts:
             if mount.kind == "claim":
                 (volumes / mount.name).mkdir(parents=True, exist_ok=True)
+                if not sample.init_containers:  # nobody makes a folder for the pods: the volume is said to be theirs
+                    os.chown(volumes / mount.name, sample.container.user, sample.container.group)
     return volumes
 
 

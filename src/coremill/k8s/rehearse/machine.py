@@ -12,13 +12,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import coremill
-from coremill.errors import InputError
+from coremill.errors import CoremillError, InputError
 from coremill.hardware.probe import environment_snapshot
 from coremill.k8s.rehearse import pod_init
 from coremill.k8s.rehearse import system_calls as calls
@@ -79,12 +79,18 @@ class Machine:
     """For the time of a block; of what it makes nothing stays but the folder with volumes and logs."""
 
     def __init__(
-        self, folder: Path, volumes: Path, extra: Sequence[tuple[str, str]], image: Image | None = None
+        self,
+        folder: Path,
+        volumes: Path,
+        extra: Sequence[tuple[str, str]],
+        image: Image | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
         self.volumes = volumes
         self.image = image  # None: pods see programs and packages of this machine
         self.extra = extra  # further read-only mounts: path here, path in pods
+        self.environ = dict(environ or {})  # of all pods, beside the manifest's
         self.logs = folder / "logs"
         self._inside = folder / "machine"
         self._lives = 0
@@ -155,7 +161,7 @@ class Machine:
         root.mkdir(parents=True, exist_ok=True)
         given = {} if self.image is None else self.image.environ
         command = list(container.command)
-        environ = {"PATH": _PATH, "HOSTNAME": pod.hostname, **given, **container.environ}
+        environ = {"PATH": _PATH, "HOSTNAME": pod.hostname, **given, **self.environ, **container.environ}
         if self.image is None and command[0] == "coremill":  # of this installation
             command[:1] = [sys.executable, "-P", "-m", "coremill"]
             environ["PYTHONPATH"] = str(Path(coremill.__file__).resolve().parents[1])
@@ -231,7 +237,12 @@ def shown_folders() -> list[str]:
 def _run(command: list[str], text: str = "") -> None:
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode != 0:
-        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise CoremillError(
+            "this machine does not give a pod what it needs",
+            where=" ".join(command),
+            why=done.stderr.strip(),
+            do="see that the kernel has bridges, veth pairs and nf_tables, and that nothing forbids them to you",
+        )
 
 
 def _unmount(path: Path) -> None:

@@ -118,6 +118,8 @@ class Rehearsal:
             self.pending.remove(one)
             self._disrupt(one, now)
         for life in list(self._alive.values()):
+            if life.ended_seconds is not None:  # meanwhile: a failed job ends them all
+                continue
             if life.kill_at_seconds is not None and now >= life.kill_at_seconds and life.process.poll() is None:
                 life.was_killed = True
                 self.say(life.pod.index, "SIGKILL: its grace is over")
