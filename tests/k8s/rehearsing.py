@@ -36,12 +36,13 @@ def manifests(folder: Path, script: str | None = None, change: Change | None = N
     values: dict[str, Any] = {"kind": "job", "karpenter": "none", "cpus": 4, "memory_gib": 4, **section}
     objects = render_objects(loaded(folder, values, fleet__nodes=2)).objects
     if script is not None:
-        # Kubelet takes $(...) and $$ for its own.
+        # Kubelet takes $(...) and $$ for its own. The run file is named, so that the run's events are looked for.
+        words = ["sh", "-c", script, "/etc/coremill/run.yaml"]
         for spec in job_spec_of(objects):
-            spec["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", script]
+            spec["template"]["spec"]["containers"][0]["command"] = words
         for one in objects:
             if one["kind"] == "TrainJob":
-                one["spec"]["trainer"]["command"] = ["sh", "-c", script]
+                one["spec"]["trainer"]["command"] = words
     if change is not None:
         change(objects)
     file = folder / "all.yaml"
@@ -94,35 +95,56 @@ def rehearse(source: Path, *words: str, timeout: float = 280, **environ: str) ->
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What the kernel holds: every kind of thing that a rehearsal makes."""
+class Made:
+    """What the kernel holds for a rehearsal: its processes and theirs, their namespaces, its memory groups."""
 
-    networks: frozenset[str]
-    mount_namespaces: frozenset[str]
-    mounts: int
-    groups: frozenset[str]
-    links: frozenset[str]
-    processes: frozenset[str]  # those of coremill
+    folder: Path
+    own_pid: int
+    processes: frozenset[str]  # pid and start time
+    namespaces: frozenset[str]
+
+    def left(self) -> dict[str, Any]:
+        """What of it is still there; other tests may run beside this one."""
+        processes = _processes()
+        everyones = {space for spaces in processes.values() for space in spaces}
+        found = {
+            "processes": sorted(self.processes & set(processes)),
+            "namespaces": sorted(self.namespaces & everyones),
+            "groups": [str(path) for path in Path("/sys/fs/cgroup").rglob(f"coremill-rehearse-{self.own_pid}")],
+            "mounts": [
+                line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.folder) in line
+            ],
+            "links": [path.name for path in Path("/sys/class/net").iterdir() if path.name.startswith("pod")],
+        }
+        return {name: one for name, one in found.items() if one}
 
 
-def kept() -> Kept:
-    spaces: dict[str, set[str]] = {"net": set(), "mnt": set()}
-    processes = set()
+def made_by(pid: int, folder: Path) -> Made:
+    """By a rehearsal that is under way."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    own = {pid}
+    while more := {child for child, parent in parents.items() if parent in own} - own:
+        own |= more
+    everyone = _processes()
+    mine = {name: spaces for name, spaces in everyone.items() if int(name.split()[0]) in own}
+    ours = {os.readlink(f"/proc/self/ns/{kind}") for kind in _KINDS}
+    return Made(folder, pid, frozenset(mine), frozenset(space for spaces in mine.values() for space in spaces) - ours)
+
+
+_KINDS = ("net", "mnt", "pid", "uts")
+
+
+def _processes() -> dict[str, tuple[str, ...]]:
+    """Pid and start time of every process, and its namespaces."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            for kind, found in spaces.items():
-                found.add(os.readlink(process / "ns" / kind))
-            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "rehearse" in words and int(process.name) != os.getpid():
-                processes.add(words)
-    return Kept(
-        networks=frozenset(spaces["net"]),
-        mount_namespaces=frozenset(spaces["mnt"]),
-        mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        groups=frozenset(str(path) for path in Path("/sys/fs/cgroup").rglob("coremill-rehearse-*")),
-        links=frozenset(path.name for path in Path("/sys/class/net").iterdir()),
-        processes=frozenset(processes),
-    )
+            started = (process / "stat").read_text().rpartition(")")[2].split()[19]
+            found[f"{process.name} {started}"] = tuple(os.readlink(process / "ns" / kind) for kind in _KINDS)
+    return found
 
 
 def wait_until(condition: Callable[[], bool], within_seconds: float = 60) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from k8s.rehearsing import Kept, command, environment, kept, lines_of, manifests, rehearse, wait_until, why_not
+from k8s.rehearsing import command, environment, lines_of, made_by, manifests, rehearse, wait_until, why_not
 from unit.k8s.clusters import job_spec_of, of_kind
 
 _reason = why_not()
@@ -56,7 +56,6 @@ def test_a_pod_is_what_the_manifest_says(tmp_path: Path) -> None:
     def one_port(objects: list[dict[str, Any]]) -> None:
         of_kind(objects, "NetworkPolicy")["spec"]["ingress"][0]["ports"] = [{"port": 4000}]
 
-    before = kept()
     done = rehearse(manifests(tmp_path, LOOK_AROUND, one_port))
     assert done.code == 0, done
     told = [done.log(pod) for pod in (0, 1)]
@@ -72,23 +71,26 @@ def test_a_pod_is_what_the_manifest_says(tmp_path: Path) -> None:
         assert told[0].rstrip().endswith(str(4 * 2**30))
     assert (done.folder / "volumes/coremill").stat().st_uid == 0
     assert (done.folder / "volumes/coremill/coremill/from-tiny-1").stat().st_uid == 10001
-    assert_nothing_left(before)
 
 
-# Saves on SIGTERM; the second life of a pod has nothing left to do.
+# Saves on SIGTERM; the second life of a pod has nothing left to do. A step is done once all pods can hear SIGTERM.
 SAVES = """
 trap 'sleep 0.2; exit 75' TERM
 if test -e /fsx/coremill/was-$HOSTNAME; then exit 0; fi
 touch /fsx/coremill/was-$HOSTNAME
-for n in `seq 600`; do sleep 0.1; done
+if test $PET_NODE_RANK = 0; then
+  until test `ls /fsx/coremill | grep -c was` -ge PODS; do sleep 0.1; done
+  mkdir -p /fsx/coremill/tiny/events
+  echo '{"kind": "step", "step": 1, "time": 1}' > /fsx/coremill/tiny/events/rank-00000.jsonl
+fi
+for n in `seq 1200`; do sleep 0.1; done
 """
-
-
-ALONE = f"test $PET_NODE_RANK = 0 || exit 0\n{SAVES}"  # one pod is enough for a fault
+BOTH = SAVES.replace("PODS", "2")
+ALONE = "test $PET_NODE_RANK = 0 || exit 0\n" + SAVES.replace("PODS", "1")  # one pod is enough for a fault
 
 
 def test_a_reclaim_and_a_kill_are_followed_by_new_pods_with_new_addresses(tmp_path: Path) -> None:
-    done = rehearse(manifests(tmp_path, SAVES, capacity="spot"), "--reclaim", "0@2s", "--kill", "1@2s")
+    done = rehearse(manifests(tmp_path, BOTH, capacity="spot"), "--reclaim", "0@1step", "--kill", "1@1step")
     assert done.code == 0, done
     summary = done.summary
     lives = [(one["pod"], one["exit_code"], one["disruption"], one["counted"]) for one in summary["pods"]]
@@ -109,7 +111,7 @@ def test_75_counted_is_a_fault_of_its_line(tmp_path: Path) -> None:
             spec["podFailurePolicy"]["rules"][1]["action"] = "Count"
 
     file = manifests(tmp_path, ALONE, count)
-    done = rehearse(file, "--reclaim", "0@2s")
+    done = rehearse(file, "--reclaim", "0@1step")
     assert done.code == 1 and done.summary["state"] == "complete", done
     (fault,) = done.summary["faults"]
     (line,) = lines_of(file, ["action: Count"])
@@ -124,7 +126,7 @@ def test_grace_below_a_save_is_a_fault_of_its_line(tmp_path: Path) -> None:
             spec["template"]["spec"]["terminationGracePeriodSeconds"] = 1
 
     file = manifests(tmp_path, ALONE.replace("sleep 0.2;", "sleep 30;"), hurry, kind="jobset")
-    done = rehearse(file, "--reclaim", "0@2s")
+    done = rehearse(file, "--reclaim", "0@1step")
     assert done.code == 1, done
     (fault,) = done.summary["faults"]
     (line,) = lines_of(file, ["terminationGracePeriodSeconds: 1"])
@@ -133,11 +135,20 @@ def test_grace_below_a_save_is_a_fault_of_its_line(tmp_path: Path) -> None:
     assert [one["killed_at_end_of_grace"] for one in done.summary["pods"]].count(True) == 1
 
 
+# One pod fails once the other can hear SIGTERM: process 1 is not ended by a signal that it does not wait for.
+FAILS = """
+trap 'exit 75' TERM; touch /fsx/coremill/hears-$HOSTNAME
+if test $PET_NODE_RANK = {index}; then
+  until test `ls /fsx/coremill | grep -c hears` = 2; do sleep 0.1; done
+  {end}
+fi
+sleep 120 & wait
+"""
+
+
 @pytest.mark.parametrize(("kind", "code"), [("trainjob", 78), ("job", 70)])
 def test_what_would_give_the_same_again_ends_the_job(tmp_path: Path, kind: str, code: int) -> None:
-    script = (
-        f"trap 'exit 75' TERM; test $PET_NODE_RANK = 0 || {{ echo the cause is here; exit {code}; }}; sleep 60 & wait"
-    )
+    script = FAILS.format(index=1, end=f"echo the cause is here; exit {code}")
     file = manifests(tmp_path, script, kind=kind)
     done = rehearse(file)
     assert done.code == 1, done
@@ -150,12 +161,29 @@ def test_what_would_give_the_same_again_ends_the_job(tmp_path: Path, kind: str, 
     assert "the cause is here" in done.err and "rules[0]" in done.summary["faults"][0]["where"]
 
 
+def test_a_job_set_that_may_restart_starts_all_pods_anew(tmp_path: Path) -> None:
+    def restart(objects: list[dict[str, Any]]) -> None:
+        of_kind(objects, "JobSet")["spec"]["failurePolicy"] = {"maxRestarts": 1}
+        for spec in job_spec_of(objects):
+            del spec["template"]["spec"]["initContainers"]  # then the volume itself is the pods'
+
+    script = FAILS.format(index=0, end="touch /fsx/coremill/again; exit 78")
+    script = f"mkdir -p /fsx/coremill; test -e /fsx/coremill/again && exit 0; {script}"
+    done = rehearse(manifests(tmp_path, script, restart, kind="jobset"))
+    assert done.code == 0, done
+    summary = done.summary
+    assert (summary["job_set_restarts"], summary["restarts"]) == (1, 2)
+    lives = [(one["pod"], one["exit_code"]) for one in summary["pods"]]
+    assert sorted(lives) == [(0, 0), (0, 78), (1, 0), (1, 75)]
+    assert "the JobSet starts anew" in done.err and "spec.failurePolicy.maxRestarts" in done.err
+
+
 def test_a_crash_loop_ends_with_its_cause(tmp_path: Path) -> None:
     def once(objects: list[dict[str, Any]]) -> None:
         for spec in job_spec_of(objects):
             spec["backoffLimit"] = 1
 
-    script = "trap 'exit 75' TERM; if test $PET_NODE_RANK = 0; then echo boom $HF_TOKEN; exit 1; fi; sleep 60 & wait"
+    script = FAILS.format(index=0, end="echo boom $HF_TOKEN; exit 1")
     file = manifests(tmp_path, script, once)
     done = rehearse(file, HF_TOKEN=TOKEN)
     assert done.code == 1, done
@@ -163,21 +191,6 @@ def test_a_crash_loop_ends_with_its_cause(tmp_path: Path) -> None:
     (line,) = lines_of(file, ["backoffLimit: 1"])
     assert done.summary["faults"][0]["where"] == f"{file}:{line}: Job/coremill/tiny spec.backoffLimit"
     assert "boom ***" in done.err and TOKEN not in done.err + done.out
-
-
-def assert_nothing_left(before: Kept) -> None:
-    assert wait_until(lambda: _left(before) == {}, 25), _left(before)
-
-
-def _left(before: Kept) -> dict[str, Any]:
-    now = kept()
-    found = {
-        name: sorted(getattr(now, name) - getattr(before, name))
-        for name in ("networks", "mount_namespaces", "groups", "links", "processes")
-    }
-    return {name: one for name, one in found.items() if one} | (
-        {"mounts": now.mounts} if now.mounts > before.mounts else {}
-    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -188,7 +201,6 @@ def test_nothing_is_left_however_it_ends_and_no_token_is_seen(tmp_path: Path, nu
 
     script = "test -n \"$HF_TOKEN\" && touch /fsx/coremill/up-$HOSTNAME; trap '' TERM; sleep 300 & wait"
     file = manifests(tmp_path, script, hold_a_secret)
-    before = kept()
     folder = tmp_path / "out"
     process = subprocess.Popen(
         command(file, "-o", str(folder)),
@@ -201,8 +213,9 @@ def test_nothing_is_left_however_it_ends_and_no_token_is_seen(tmp_path: Path, nu
     try:
         up = folder / "volumes/coremill/coremill"
         assert wait_until(lambda: len(list(up.glob("up-*"))) == 2), process.communicate(timeout=1)
-        during = kept()
-        assert len(during.networks - before.networks) == 3  # the machine's own, and one for each pod
+        made = made_by(process.pid, folder)
+        # The rehearsal's own network and mounts, and of each pod network, mounts, processes and host name.
+        assert len(made.namespaces) >= 2 + 2 * 4 and len(made.processes) >= 1 + 2 * 3
         assert not [words for words in all_command_lines() if TOKEN in words]
         time.sleep(0.2)
         process.send_signal(number)
@@ -211,7 +224,7 @@ def test_nothing_is_left_however_it_ends_and_no_token_is_seen(tmp_path: Path, nu
         if process.poll() is None:
             process.kill()
     assert process.returncode == (-9 if number == signal.SIGKILL else 130), text
-    assert_nothing_left(before)
+    assert wait_until(lambda: made.left() == {}, 25), made.left()
     for path in folder.rglob("*"):
         assert not path.is_file() or TOKEN.encode() not in path.read_bytes(), path
     assert TOKEN not in text

@@ -18,7 +18,7 @@ from coremill.k8s.rehearse.disruptions import parse_disruption, reclaim_times
 from coremill.k8s.rehearse.job_controller import BY_LIMIT, BY_POLICY, JobController, SetController
 from coremill.k8s.rehearse.pods import Pod, Secrets, make_pod
 from coremill.k8s.rehearse.policy import nft_rules, selects
-from coremill.k8s.rehearse.provisions import provisions_for, put_on_volume
+from coremill.k8s.rehearse.provisions import provisions_for, put_on_volume, readable_mounts
 from coremill.k8s.rehearse.run_in_pods import PodRunFile, RunEvents, run_file_of, with_fewer_threads
 from coremill.k8s.rehearse.written import WrittenObjects
 from coremill.k8s.render import render_objects, to_yaml
@@ -220,6 +220,11 @@ def test_what_pods_find_here(tmp_path: Path) -> None:
     found = provisions_for(PodRunFile(path="/etc/coremill/run.yaml", values=values), pod.container, tmp_path)
     assert found.mounts == ((str((tmp_path / "text").resolve()), "/etc/coremill/text"),)
     assert found.hub == ("models--owner--name",) and "a cluster has none" in found.notes[0]
+    assert readable_mounts(found, tmp_path / "provided") == list(found.mounts)
+    (tmp_path / "text/a.jsonl").chmod(0o600)
+    ((copy, _),) = readable_mounts(found, tmp_path / "provided")
+    assert Path(copy, "a.jsonl").stat().st_mode & 0o777 == 0o644 and Path(copy).is_relative_to(tmp_path / "provided")
+    assert (tmp_path / "text/a.jsonl").stat().st_mode & 0o777 == 0o600
     values = {"data": {"sources": [{"source": str(tmp_path / "text/a.jsonl")}, {"source": "hf://a/b:c@d"}]}}
     found = provisions_for(PodRunFile(path="/etc/coremill/run.yaml", values=values), pod.container, None)
     assert found.mounts == ((str((tmp_path / "text/a.jsonl").resolve()), str(tmp_path / "text/a.jsonl")),)

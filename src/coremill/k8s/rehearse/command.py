@@ -27,7 +27,7 @@ from coremill.k8s.rehearse.images import find_image
 from coremill.k8s.rehearse.judging import Judgement, judge
 from coremill.k8s.rehearse.machine import Machine, become_root, require_rights
 from coremill.k8s.rehearse.pods import HUB_TOKEN, Pod, Secrets, make_pod
-from coremill.k8s.rehearse.provisions import provisions_for, put_on_volume
+from coremill.k8s.rehearse.provisions import provisions_for, put_on_volume, readable_mounts
 from coremill.k8s.rehearse.rehearsal import Rehearsal, Seen
 from coremill.k8s.rehearse.run_in_pods import RunEvents, on_this_machine, run_file_of
 from coremill.k8s.rehearse.written import WrittenObjects
@@ -79,7 +79,8 @@ def rehearse(request: Request) -> int:
         threads, words = _threads(planned, sample)
         # Without a way out the hub is not asked in vain.
         environ = {"HF_HUB_OFFLINE": "1"} if provisions.hub else {}
-        with Machine(folder, volumes, provisions.mounts, image, environ) as machine:
+        mounts = readable_mounts(provisions, folder / "provided")
+        with Machine(folder, volumes, mounts, image, environ) as machine:
             notes += [*words, *_of_the_machine(machine, planned, sample, given.objects)]
             for note in notes:
                 print_line(screen, note, style="yellow" if note.startswith("warning:") else "")
@@ -155,7 +156,7 @@ def _owned(folder: Path) -> Iterator[None]:
             f"a rehearsal is under way in {folder}", where="-o", do="wait for it, or name another"
         ) from error
     try:
-        for name in ("volumes", "logs", "manifests", "temporary"):
+        for name in ("volumes", "logs", "manifests", "temporary", "provided"):
             shutil.rmtree(folder / name, ignore_errors=True)
         yield
     finally:

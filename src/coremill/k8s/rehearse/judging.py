@@ -45,6 +45,7 @@ def judge(seen: Seen, planned: PlannedSet, run_file: PodRunFile | None) -> Judge
     faults += (
         Fault(f"--{one.kind} {one.text}", "it never came to it: the job had ended before", "name an earlier time")
         for one in seen.never_due
+        if seen.state == "complete"
     )
     report = seen.events.report()
     lost = sum(steps for _, steps in seen.events.lost())

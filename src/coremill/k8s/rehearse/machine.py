@@ -112,7 +112,8 @@ class Machine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.groups.close()
-        shutil.rmtree(self.folder / "temporary", ignore_errors=True)
+        for name in ("temporary", "provided"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         _unmount(self._inside)
         with contextlib.suppress(OSError):
             self._inside.rmdir()

@@ -92,16 +92,44 @@ def put_on_volume(provisions: Provisions, container: Container, volumes: Path) -
         _give(rates, container, volumes)
 
 
-def _copy(source: Path, target: Path, container: Container) -> None:
-    """Files by hard links where the disk is the same: models are large."""
+def readable_mounts(provisions: Provisions, folder: Path) -> list[tuple[str, str]]:
+    """The mounts, with a copy in `folder` of what only its owner may read: pods are another user."""
+    found = []
+    for place, (source, target) in enumerate(provisions.mounts):
+        path = Path(source)
+        files = [path] if path.is_file() else [one for one in path.rglob("*") if one.exists()]
+        if not all(_is_readable(one) for one in (path, *files)):
+            copy = folder / str(place) / path.name
+            copy.parent.mkdir(parents=True)
+            if path.is_dir():
+                shutil.copytree(path, copy, copy_function=_link)
+            else:
+                _link(str(path), str(copy))
+            for one in (copy, *(each for each in copy.rglob("*") if each.is_dir())):
+                one.chmod(0o755 if one.is_dir() else 0o644)
+            path = copy
+        found.append((str(path), target))
+    return found
 
-    def link(one: str, other: str) -> str:
+
+def _is_readable(path: Path) -> bool:
+    needed = 0o5 if path.is_dir() else 0o4
+    return path.stat().st_mode & needed == needed
+
+
+def _link(source: str, target: str) -> str:
+    """Hard links where the disk is the same, as models are large; a copy where others may not read it."""
+    if _is_readable(Path(source)):
         with contextlib.suppress(OSError):
-            os.link(one, other)
-            return other
-        return str(shutil.copy2(one, other))
+            os.link(source, target)
+            return target
+    shutil.copy2(source, target)
+    Path(target).chmod(0o644)
+    return target
 
-    shutil.copytree(source, target, symlinks=True, copy_function=link)
+
+def _copy(source: Path, target: Path, container: Container) -> None:
+    shutil.copytree(source, target, symlinks=True, copy_function=_link)
     for folder in (target, *(path for path in target.rglob("*") if path.is_dir() and not path.is_symlink())):
         os.chown(folder, container.user, container.group)
 
