@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from coremill import __version__
+from coremill.cli_import import FileOrCommand, config_import
 from coremill.cli_k8s import k8s_app
 from coremill.cli_launch import launch
 from coremill.command_group import Commands
@@ -29,7 +30,9 @@ app = typer.Typer(
     add_completion=False,
 )
 config_app = typer.Typer(
-    cls=Commands, help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
+    cls=Commands,
+    help="Run files: from other tools' settings, what one resolves to, what may stand in it.",
+    no_args_is_help=True,
 )
 app.add_typer(config_app, name="config")
 data_app = typer.Typer(
@@ -271,14 +274,14 @@ def export(
         Literal["fp32", "bf16"] | None, typer.Option(help="of the weights; left out: the run's", show_default=False)
     ] = None,
     merged: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            "--merged/--adapter",
-            help="of a run with adapters: the whole model with them added in, or the adapter folder that peft loads;"
-            " left out: as lora.merge says",
-            show_default=False,
+            "--merged", help="of a run with adapters: the whole model with them added in; left out: as lora.merge says"
         ),
-    ] = None,
+    ] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="of a run with adapters: the adapter folder that peft loads")
+    ] = False,
     push: Annotated[
         str | None,
         typer.Option(
@@ -299,7 +302,7 @@ def export(
     """
     from coremill.run.export_command import Wanted, export_run
 
-    export_run(run, destination, Wanted(step, dtype, push, private, merged), Console())
+    export_run(run, destination, Wanted(step, dtype, push, private, merged, adapter), Console())
 
 
 @data_app.command("show")
@@ -345,7 +348,10 @@ def config_show(
     if as_json:
         print(json.dumps(loaded.config.model_dump(mode="json"), indent=2))
     else:
-        print(*(f"# {note}" for note in loaded.places.notes), show(loaded), sep="\n")
+        print(*(f"# {note}" for note in (*loaded.open_questions, *loaded.places.notes)), show(loaded), sep="\n")
+
+
+config_app.command("import", cls=FileOrCommand)(config_import)
 
 
 @config_app.command("schema")

@@ -69,7 +69,7 @@ COMMANDS = {
     "coremill stop": ["RUN"],
     "coremill instances": ["--efa", "--family", "--json", "--live"],
     "coremill report": ["--html", "--json", "--port", "--serve", "RUN"],
-    "coremill export": ["--dtype", "--merged/--adapter", "--private", "--push", "--step", "DESTINATION", "RUN"],
+    "coremill export": ["--adapter", "--dtype", "--merged", "--private", "--push", "--step", "DESTINATION", "RUN"],
     "coremill data": [],
     "coremill data show": ["--data", "--evaluation", "--json", "--model", "--rows", "--set", "CONFIG"],
     "coremill k8s": [],
@@ -77,6 +77,7 @@ COMMANDS = {
     "coremill k8s check": ["--json", "--release", "--schemas", "FILES"],
     "coremill k8s rehearse": ["--image", "--json", "--kill", "--output/-o", "--reclaim", "--set", "CONFIG"],
     "coremill config": [],
+    "coremill config import": ["--json", "WORDS"],
     "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],
     "coremill config schema": [],
 }

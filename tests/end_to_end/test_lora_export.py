@@ -24,7 +24,7 @@ from coremill.checkpoint.manifest import open_checkpoint
 from coremill.hosts.fingerprint import digest_of_files
 from coremill.model.lora_base import digest_of_model
 from coremill.model.source import ModelFolder
-from coremill.plan.card import read_config
+from coremill.plan.config_file import read_config
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Scene
 from end_to_end.stand_in_upload_hub import TOKEN, serve_upload_hub
 
@@ -186,7 +186,10 @@ def test_another_base_is_refused(scene: Scene, best: Ended) -> None:
         for command in (["train", "run.yaml", *settings], ["export", "best", "never", "--merged"]):
             refused = scene.coremill(*command)
             assert refused.code == 78 and not refused.left, str(refused)
-            assert "adapters beside another model than" in refused.err and "bring those weights back" in refused.err
+            assert (
+                "adapters that were trained beside another model than" in refused.err
+                and "bring those weights back" in refused.err
+            )
     finally:
         file.write_bytes(kept)
     assert not scene.path("never").exists()

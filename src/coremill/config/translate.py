@@ -6,6 +6,7 @@ the cure, or None where the value does not say enough. The table of names that u
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,20 +15,25 @@ from typing import Any
 from pydantic import ValidationError
 
 from coremill.config.schema import AUTO, RunConfig
+from coremill.config.task_rules import ENCODERS
 
 Given = Mapping[str, Any]
 _FILE = re.compile(r"(^[./~])|[*?]|\.(txt|jsonl?|parquet|csv|tsv)(\.gz|\.zst)?$")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _LISTED = ("json", "text", "csv", "parquet")  # builders of datasets: what they read is named elsewhere
 
-ROWS = "per_device_train_batch_size train_micro_batch_size_per_gpu micro_batch_size local_batch_size batch_size"
+ROWS = (
+    "per_device_train_batch_size per_gpu_train_batch_size train_micro_batch_size_per_gpu micro_batch_size"
+    " local_batch_size batch_size"
+)
 ACCUMULATION = "gradient_accumulation_steps grad_accum_steps"
 GLOBAL_ROWS = "train_batch_size global_batch_size total_batch_size"
 LENGTH = (
     "max_length max_seq_length max_seq_len seq_length seq_len sequence_len cutoff_len block_size context_length"
     " model_max_length"
 )
-DEVICES = "num_processes nproc_per_node nproc world_size num_gpus gpus devices"
+ALL_DEVICES = "num_processes world_size"
+DEVICES = "nproc_per_node nprocs_per_node nproc num_gpus gpus devices num_accelerators"  # of a machine
 LOWEST_RATE = ", with train.minimum_learning_rate for its lowest rate"
 CONFIGS = "dataset_config_name dataset_config subset"
 
@@ -92,49 +98,6 @@ def switch(target: str, on: Any, off: Any = None, note: str = "") -> Translate:
     return translate
 
 
-USUAL_RANK = 16  # of adapters, where none is named beside the setting that wants them
-
-
-def with_rank(target: str, *, as_list: bool = False) -> Translate:
-    """A setting of adapters under our name, and the rank without which there are none."""
-
-    def translate(value: Any, given: Given) -> Cure | None:
-        if as_list and isinstance(value, str):
-            value = [word.strip() for word in value.split(",")]
-        if value is None or not accepts(target, value):
-            return None
-        return Cure({**_rank_beside(given), target: value})
-
-    return translate
-
-
-def lora_targets(value: Any, given: Given) -> Cure | None:
-    """`all` and its like mean what leaving it out means here."""
-    if str(value).lower() in ("all", "all-linear", "['all']"):
-        return Cure(_rank_beside(given), note="; left out, lora.target_modules means every linear map of the layers")
-    return with_rank("lora.target_modules", as_list=True)(value, given)
-
-
-def adapter_kind(value: Any, given: Given) -> Cure | None:
-    """`adapter: lora`; values that say there is none."""
-    if value in ("full", "", "none", "no", False, None):
-        return Cure(why="without lora.rank all weights are trained")
-    if value == "freeze":  # LLaMA-Factory's finetuning_type
-        why = "what is not trained is named, by patterns over parameter names; all else is trained"
-        return Cure(note="; set train.freeze to patterns, for instance ['model.embed_tokens.*']", why=why)
-    if str(value).lower() in ("lora", "true") or isinstance(value, Mapping):
-        rank = value.get("r") if isinstance(value, Mapping) else None
-        return Cure({"lora.rank": rank} if rank else _rank_beside(given) or {})
-    return None
-
-
-def _rank_beside(given: Given) -> dict[str, Any]:
-    """Nothing where a rank is named too: that setting has an answer of its own."""
-    named = any(name in given for name in ("lora_r", "lora_rank", "peft_lora_r", "rank"))
-    named = named or any(isinstance(given.get(name), Mapping) for name in ("peft", "peft_config", "lora_config"))
-    return {} if named else {"lora.rank": USUAL_RANK}
-
-
 def save_interval(value: Any, _: Given) -> Cure | None:
     """`save_steps: 500`; the words of save_strategy say no number."""
     if isinstance(value, int) and value > 0:
@@ -158,24 +121,43 @@ def steps_or_none(value: Any, given: Given) -> Cure | None:
 
 
 def tokens_per_step(_: Any, given: Given) -> Cure | None:
-    """Rows x accumulation x tokens of a row, of one device, and of all where their number is given."""
+    """Rows x accumulation x tokens of a row, of one device, and of all where their number is given.
+
+    Tasks that count a step in rows (`task` among what is given) have no tokens in it.
+    """
     length = _number(given, LENGTH, "sequence_length") or RunConfig().data.sequence_length
     of_all = _number(given, GLOBAL_ROWS)
     rows = of_all or _number(given, ROWS)
     if rows is None:
         return None
-    factors = [f"{rows} rows"]
+    factors = {f"{rows} rows": rows}
     passes = None if of_all else _number(given, ACCUMULATION)
-    devices = None if of_all else _number(given, DEVICES)
+    devices = None if of_all else _devices(given)
     if passes is not None:
-        factors.append(f"{passes} accumulation steps")
+        factors[f"{passes} accumulation steps"] = passes
     if devices is not None:
-        factors.append(f"{devices} devices")
-    total = rows * (passes or 1) * (devices or 1) * length
-    note = f" ({' x '.join([*factors, f'{length} tokens of a row'])})"
+        factors[f"{devices} devices"] = devices
+    counts_rows = pads_rows(given)
+    if not counts_rows:
+        factors[f"{length} tokens of a row"] = length
+    note = f" ({' x '.join(factors)})" if len(factors) > 1 else ""
     if of_all is None and devices is None:
         note += ", times the number of devices you had"
-    return Cure({"train.tokens_per_step": total}, note)
+    key = "train.samples_per_step" if counts_rows else "train.tokens_per_step"
+    why = "a step is counted in rows over all ranks, so that it stays the same when the machines change"
+    return Cure({key: math.prod(factors.values())}, note, why if counts_rows else None)
+
+
+def pads_rows(given: Given) -> bool:
+    """Whether the task beside it is one whose steps are counted in rows."""
+    return str(given.get("task")).replace("_", "-") in ENCODERS
+
+
+def _devices(given: Given) -> int | None:
+    """On all machines together."""
+    of_a_machine = _number(given, DEVICES)
+    machines = _number(given, "num_machines nnodes num_nodes") or 1
+    return _number(given, ALL_DEVICES) or (of_a_machine * machines if of_a_machine else None)
 
 
 def warmup_ratio(value: Any, given: Given) -> Cure | None:

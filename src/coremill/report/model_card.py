@@ -18,6 +18,7 @@ from coremill.remote_code import is_folder
 from coremill.report.metrics import format_metric, in_words, loading_lines, model_class_of
 from coremill.report.step_figures import StepFigures
 from coremill.report.terminal import format_loss
+from coremill.tasks.base import evaluated_rows, make_task
 
 HUB_DATASET = re.compile(r"hf://(?P<name>[^:@]+)")
 # What the hub calls what a model is for, by the class of transformers that loads it.
@@ -96,24 +97,25 @@ def _rows(summary: Mapping[str, Any], config: RunConfig, exported: StepFigures |
         frozen = subject["parameters"] - trained if config.train.freeze and trained is not None else 0
         yield "parameters", f"{subject['parameters']:,}" + (f", {frozen:,} of them frozen" if frozen else "")
     if config.lora.rank is not None:
-        yield "adapters", _adapters(subject, config.lora)
+        yield "adapters", _adapters(subject, config.lora, model_class_of(summary))
     yield "task", config.task
     yield "data", ", ".join(_named(source) for source in _sources(config))
     if exported is not None and exported.step == summary["steps"]:
         exported = None
     yield from _training(summary, config, exported)
-    yield from _numbers(summary, config.evaluation.rows, exported)
+    yield from _numbers(summary, evaluated_rows(config), exported)
     yield from _machines(summary, is_last=exported is None)
     yield "coremill", __version__
     if subject.get("command"):
         yield "command", f"`{_without_paths(str(subject['command']))}`"
 
 
-def _adapters(subject: Mapping[str, Any], lora: LoraSection) -> str:
+def _adapters(subject: Mapping[str, Any], lora: LoraSection, model_class: str) -> str:
     where = "every linear map of the layers" if lora.target_modules is None else ", ".join(lora.target_modules)
     trained = subject.get("trainable_parameters")
     words = f"LoRA of rank {lora.rank}, alpha {alpha_of(lora):g}, dropout {lora.dropout:g}, beside {where}"
-    words += f"; {', '.join(lora.modules_to_save)} trained whole" if lora.modules_to_save else ""
+    whole = [*lora.modules_to_save, *([] if model_class == "AutoModelForCausalLM" else ["the head"])]
+    words += f"; {', '.join(whole)} trained whole" if whole else ""
     return words + (f"; {trained:,} numbers trained" if trained else "")
 
 
@@ -126,11 +128,17 @@ def _training(summary: Mapping[str, Any], config: RunConfig, exported: StepFigur
     train = config.train
     yield "learning rate", f"{train.learning_rate:g}, {train.schedule}"
     yield "optimizer", f"{train.optimizer}, weight decay {train.weight_decay:g}"
-    yield "tokens per step", f"{train.tokens_per_step:,}, rows of {config.data.sequence_length:,}"
+    length = config.data.sequence_length
+    if make_task(config).step_counts().rows_differ:
+        yield "samples per step", f"{train.samples_per_step:,}, of at most {length:,} tokens"
+    else:
+        yield "tokens per step", f"{train.tokens_per_step:,}, rows of {length:,}"
     yield "seed", f"{train.seed}"
 
 
-def _numbers(summary: Mapping[str, Any], most_rows: int, exported: StepFigures | None) -> Iterator[tuple[str, str]]:
+def _numbers(
+    summary: Mapping[str, Any], most_rows: int | None, exported: StepFigures | None
+) -> Iterator[tuple[str, str]]:
     """The training loss, and what the evaluation of the exported step found."""
     loss, which = (summary["loss_last"], "the last") if exported is None else (exported.loss, f"step {exported.step:,}")
     if summary["loss_first"] is not None and loss is not None:
@@ -140,7 +148,7 @@ def _numbers(summary: Mapping[str, Any], most_rows: int, exported: StepFigures |
     if found is None:
         return
     rows = (summary.get("data") or {}).get("evaluation_rows")
-    on = f" on {min(rows, most_rows):,} held-out rows" if rows else " on held-out rows"
+    on = f" on {min(rows, most_rows or rows):,} held-out rows" if rows else " on held-out rows"
     for name in found:
         if name not in ("step", "tokens", "seconds", "best_step"):
             yield f"{in_words(name)} after step {found['step']:,}", f"{format_metric(found[name])}{on}"
