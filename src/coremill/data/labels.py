@@ -249,12 +249,12 @@ def folded_index(index: Mapping[str, int]) -> dict[str, int]:
 
 def _other_names(asked: Labels, setting: str, named: ClassNames) -> InputError:
     cures = {
-        "model.labels": "write them there as the dataset does, in the order you want",
+        "model.labels": "write them there as the dataset does, in the order of the model's classes; a new head takes any",
         OF_HEAD: "name the classes in model.labels as the dataset does, in the order of the head's",
     }
     return InputError(
         f"the dataset's names of classes are not those of {setting}",
-        where="data.label_column",
+        where="model.labels" if setting == "model.labels" else "data.label_column",
         why=f"the dataset's are {listed(named.names)} ({named.setting}); the others are {listed(asked.names)}",
         do=cures.get(setting, "give the classes the same names in both"),
     )
