@@ -249,7 +249,7 @@ def folded_index(index: Mapping[str, int]) -> dict[str, int]:
 
 def _other_names(asked: Labels, setting: str, named: ClassNames) -> InputError:
     cures = {
-        "model.labels": "write them there as the dataset does, in the order of the model's classes; a new head takes any",
+        "model.labels": "write them there as the dataset does, in the order of the head (any, if it is new)",
         OF_HEAD: "name the classes in model.labels as the dataset does, in the order of the head's",
     }
     return InputError(
