@@ -17,7 +17,7 @@ from typing import Literal
 from coremill.errors import InputError
 from coremill.hardware.facts import NodeFacts
 from coremill.hosts.forwarding import shown
-from coremill.plan.layout import Layout
+from coremill.plan.layout import Layout, hardware_threads
 from coremill.plan.types import Choice
 from coremill.supervise.rank_environment import KEEP_MEMORY, Setting, unless_set_by_user
 from coremill.world.sockets import flows_of, interface_for_flows, interface_towards
@@ -85,6 +85,30 @@ def script_settings(
     if interface is not None:
         wanted.append(Setting("GLOO_SOCKET_IFNAME", interface.value, interface.reason))
     return tuple(unless_set_by_user(setting, environ) for setting in wanted)
+
+
+def asked_threads(option: int | None, environ: Mapping[str, str]) -> int | None:
+    """The user's word on threads, by option or variable; --threads is the louder one."""
+    if option is not None:
+        return option
+    text = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a list is for nested regions
+    return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+def threads_warning(node: NodeFacts, ranks: int, threads: int | None, own: int) -> str | None:
+    """What it costs where the user's threads are more than this host has for its ranks; None where they are not.
+
+    `ranks` share what `node` has; `own` is what coremill would have taken.
+    """
+    there = hardware_threads(node)
+    if threads is None or threads * ranks <= there:
+        return None
+    each = "threads" if ranks == 1 else f"threads for each of {ranks} ranks"
+    share = "1 hardware thread" if there == 1 else f"{there} hardware threads"
+    return (
+        f"warning: {threads} {each} share {share} on {node.hostname}: they take turns and wait for each other;"
+        f" it stays as you set it, coremill would take {own} (OMP_NUM_THREADS, --threads)"
+    )
 
 
 def choose_interface(asked: str | None, master: str | None, hosts: int) -> Choice[str] | None:
