@@ -23,7 +23,11 @@ BUILT_IN: Mapping[Group, Mapping[str, str]] = {
         "replicate": "coremill.engines.replicate:Replicate",
         "shard": "coremill.engines.shard:Shard",
     },
-    "coremill.tasks": {"causal-lm": "coremill.tasks.causal_lm:CausalLm"},
+    "coremill.tasks": {
+        "causal-lm": "coremill.tasks.causal_lm:CausalLm",
+        "question-answering": "coremill.tasks.question_answering:QuestionAnswering",
+        "sequence-classification": "coremill.tasks.sequence_classification:SequenceClassification",
+    },
 }
 
 

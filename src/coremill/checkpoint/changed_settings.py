@@ -19,6 +19,7 @@ from coremill.train.schedule import learning_rate_at
 
 # Where a run lies is said by the line that it goes on; the config in its folder has the paths written out.
 NOT_WORTH_SAYING = ("run.folder", "checkpoint.folder")
+WRITTEN_OUT_ROWS = 64  # the default of evaluation.rows that coremill 0.1.0 wrote into runs; left out means the same
 _MEANS = {"evaluation.rows": ": evaluations so far are not compared with later ones"}
 
 
@@ -44,6 +45,8 @@ def changes_of(earlier: Mapping[str, Any], config: RunConfig) -> list[Change]:
     `data.special_tokens` had none: whether its value now changes what such a run reads is for its data to say.
     """
     had = _with_defaults(earlier, RunConfig().model_dump(mode="json"))
+    if had["evaluation"]["rows"] == WRITTEN_OUT_ROWS and config.evaluation.rows is None and had["task"] == "causal-lm":
+        had["evaluation"] = {**had["evaluation"], "rows": None}
     if is_without_special_tokens(dict(earlier)):
         had["data"] = {**had["data"], "special_tokens": config.data.special_tokens}
     return list(_differing(had, config.model_dump(mode="json")))

@@ -17,7 +17,7 @@ from coremill.config.load import LoadedConfig
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.model.lora_base import Base
-from coremill.tasks.base import Rows, deciding_metric
+from coremill.tasks.base import Rows, deciding_metric, evaluated_rows
 from coremill.train.scores import Scores
 
 
@@ -130,7 +130,7 @@ def words_of_changes(config: RunConfig, checkpoint: Checkpoint, steps: int) -> l
 
 def scores_of(config: RunConfig, checkpoint: Checkpoint) -> Scores:
     """The evaluations up to a checkpoint, compared as the run file says now; none where it is of an older coremill."""
-    scores = Scores(deciding_metric(config), config.evaluation)
+    scores = Scores(deciding_metric(config), config.evaluation, rows=evaluated_rows(config))
     with contextlib.suppress(Unusable, ValueError):  # the ranks will pass it over by name
         scores.restore(checkpoint.state().get("evaluations", {}), checkpoint.step)
     return scores

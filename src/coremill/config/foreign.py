@@ -23,7 +23,6 @@ _QUANTISED = "weights are trained in fp32 (masters) and computed with in fp32 or
 LATER_KEYS = {
     "compile": _COMPILE,
     "parallel.deepspeed": "this engine comes in a later release; engine: shard keeps 1/N of the model on each rank too",
-    "train.samples_per_step": "it belongs to question answering and classification, which come in a later release",
 }
 
 _SHARD = "parallel.engine: shard, which keeps 1/N of the model on each rank too"
@@ -31,10 +30,8 @@ LATER_VALUES = {
     **{("device", name): ("GPUs come in a later release; this one computes on CPUs", "device: cpu")
        for name in ("cuda", "cuda:0", "gpu", "mps", "xpu", "tpu", "npu", "rocm")},
     **{("task", name): (_TASKS, "task: causal-lm")
-       for name in ("question-answering", "question_answering", "qa", "extractive-qa", "sequence-classification",
-                    "classification", "text-classification", "sequence_classification", "text_classification",
-                    "seq_cls", "cls", "regression", "token-classification", "ner", "masked-lm", "mlm", "seq2seq",
-                    "summarization", "translation", "dpo", "kto", "orpo", "ppo", "rm", "reward", "rlhf", "grpo")},
+       for name in ("token-classification", "ner", "masked-lm", "mlm", "seq2seq", "summarization", "translation",
+                    "dpo", "kto", "orpo", "ppo", "rm", "reward", "rlhf", "grpo")},
     **{("task", name): ("it is causal-lm on conversations, which are known by their columns", "task: causal-lm")
        for name in ("sft", "chat", "instruct", "instruction", "instruction-tuning", "conversational")},
     ("parallel.engine", "deepspeed"): ("this engine comes in a later release", _SHARD),
@@ -76,7 +73,13 @@ FOREIGN_VALUES: Mapping[str, Mapping[str, str]] = {
     "train.activation_checkpointing": words("full -> true", "selective -> auto", "none -> false"),
     "model.attention": words("flash_attention_2 flash_attention_3 flash fa2 xformers flex_attention auto -> sdpa"),
     "model.weights": words("scratch none init from_scratch -> random"),
-    "task": words("causal_lm clm lm text-generation language-modeling pretrain pretraining pt full -> causal-lm"),
+    "task": words(
+        "causal_lm clm lm text-generation language-modeling pretrain pretraining pt full -> causal-lm",
+        "question_answering qa extractive-qa extractive_qa squad -> question-answering",
+        "classification text-classification sequence_classification text_classification seq_cls cls glue"
+        " -> sequence-classification",
+        "regression -> sequence-classification",
+    ),
     "checkpoint.every": words("no off -> never", "epoch best -> 10m", "steps -> 100steps"),
     "data.on_bad_rows": words("ignore drop -> skip", "error fail raise -> stop"),
     "data.special_tokens": words("true -> auto", "false -> none"),

@@ -15,11 +15,12 @@ from coremill.config.kubernetes_rules import KUBERNETES_RULES
 from coremill.config.rule import Breach, Check, Rule
 from coremill.config.schedule_rules import SCHEDULE_RULES
 from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.config.task_rules import ENCODERS, TASK_RULES
 from coremill.remote_code import pin_problem
 
 SHARE_TOLERANCE = 0.01  # 0.33 three times is meant as thirds
 
-RULES: list[Rule] = [*SCHEDULE_RULES, *CHAT_RULES, *KUBERNETES_RULES]
+RULES: list[Rule] = [*SCHEDULE_RULES, *CHAT_RULES, *TASK_RULES, *KUBERNETES_RULES]
 
 
 def _rule(*reads: str) -> Callable[[Check], Check]:
@@ -38,11 +39,11 @@ def breaches_of(config: RunConfig, doubtful: Set[str]) -> Iterator[Breach]:
             yield breach
 
 
-@_rule("train.tokens_per_step", "data.sequence_length")
+@_rule("task", "train.tokens_per_step", "data.sequence_length")
 def _step_holds_a_row(config: RunConfig) -> Breach | None:
     """`train.tokens_per_step` is at least `data.sequence_length`: a step holds one row or more."""
     tokens, length = config.train.tokens_per_step, config.data.sequence_length
-    if tokens >= length:
+    if tokens >= length or config.task in ENCODERS:
         return None
     return Breach(
         "train.tokens_per_step",

@@ -6,26 +6,29 @@ The descriptions below are the documentation: `coremill config schema` and the g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from coremill.config.data_section import DataSection as DataSection
 from coremill.config.durations import DURATION_PATTERN, INTERVAL_PATTERN, LIMIT_PATTERN, WAIT_PATTERN
 from coremill.config.kubernetes_section import KubernetesSection
 from coremill.config.section import AUTO as AUTO
+from coremill.config.section import BUILT_IN as BUILT_IN
 from coremill.config.section import AutoOrPositiveInt, NonNegativeInt, PositiveInt, Section
+from coremill.config.train_section import LoraSection as LoraSection
+from coremill.config.train_section import TrainSection as TrainSection
 from coremill.registry import names
 
-BUILT_IN: Final = "built-in"
-
-NamePattern = Annotated[str, Field(min_length=1)]
-PATTERNS_FORM: Final = "a list of name patterns, each a text (* any text, ? any character, [0-3] one of these)"
 if TYPE_CHECKING:
     EngineName = str
     TaskName = str
 else:
     EngineName = Literal["auto", *names("coremill.engines")]  # other packages may bring their own
     TaskName = Literal[names("coremill.tasks")]
+
+
+LabelName = Annotated[str, Field(min_length=1)]
 
 
 class ModelSection(Section):
@@ -54,168 +57,24 @@ class ModelSection(Section):
         None, description="a Hugging Face config (model_type, hidden_size, ...) to start from scratch without a folder"
     )
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="attention implementation in transformers")
+    labels: (
+        Literal["regression"] | Annotated[int, Field(ge=2)] | Annotated[list[LabelName], Field(min_length=2)] | None
+    ) = Field(
+        None,
+        json_schema_extra={"x-form": "a list of class names, each a text: [negative, positive]"},
+        description="of sequence-classification: class names in their order, how many classes there are, or"
+        " regression (labels are numbers to come close to); left out: as the model's head or the data has them",
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="of hidden states and heads, in place of what the model's config has; left out: as it has it"
+    )
+    attention_dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="of attention, likewise; 0 lets attention take its fast path, in less memory"
+    )
     fused: bool = Field(
         True,
         description="false: compute as transformers wrote it (whole logits, no fused norms and MLPs), slower and with"
         " more memory; to find out whether one of coremill's own forms is at fault",
-    )
-
-
-class SourceSection(Section):
-    """One of several sources."""
-
-    source: str = Field(min_length=1, description="in the form of data.source")
-    share: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None,
-        description="part of the rows of a run; all sources have one, together 1, or none has: then their sizes decide",
-    )
-    column: str | None = Field(None, description="left out: data.column")
-    split: str | None = Field(None, description="of an hf:// source; left out: data.split")
-
-
-def _source_only(value: Any) -> Any:
-    """`sources: [a.txt, b.csv]` is short for `sources: [{source: a.txt}, {source: b.csv}]`."""
-    return {"source": value} if isinstance(value, str) else value
-
-
-ListedSource = Annotated[SourceSection, BeforeValidator(_source_only, json_schema_input_type=str | SourceSection)]
-
-
-class DataSection(Section):
-    """Which text to train on, and how it becomes rows."""
-
-    source: str = Field(
-        BUILT_IN,
-        min_length=1,
-        description="hf://[owner/]name[:config][@revision], a path, glob or folder of .txt, .jsonl, .json, .csv, .tsv"
-        " or .parquet files (also .gz, .zst), or built-in",
-    )
-    sources: Annotated[list[ListedSource], Field(min_length=1)] | None = Field(
-        None, description="several sources instead of one, mixed by their shares: [{source: a.csv, share: 0.7}, ...]"
-    )
-    column: str = Field("text", description="the column (all files but txt, and hf) that holds the text")
-    messages_column: str | None = Field(None, description="the column of conversations; left out: known by its name")
-    prompt_column: str | None = Field(None, description="the column that holds prompts; goes with answer_column")
-    answer_column: str | None = Field(None, description="the column that holds the answers to them")
-    chat_template: str | None = Field(
-        None, description="a file with a Jinja chat template, which the export gets too; left out: the tokenizer's own"
-    )
-    learn: Literal["answers", "last-answer", "all"] = Field(
-        "answers", description="what the loss of a conversation is on: answers with their end tokens, the last one, all"
-    )
-    split: str = Field("train", description="the split of an hf:// source to train on")
-    evaluation_source: str | None = Field(None, description="files to evaluate on, in the form of source")
-    evaluation_split: str | None = Field(None, description="the split of an hf:// source to evaluate on")
-    evaluation_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0,
-        description="share of the text held out for evaluation where no evaluation source or split is named: whole"
-        " documents, chosen by train.seed; where none come near the share, the tail of one",
-    )
-    sequence_length: PositiveInt = Field(512, description="tokens per row")
-    on_bad_rows: Literal["stop", "skip"] = Field(
-        "stop",
-        description="stop: end with 78 at the first row that cannot be used (not UTF-8, broken JSON, no text);"
-        " skip: leave such rows out, count and list them",
-    )
-    special_tokens: Literal["auto", "none"] = Field(
-        AUTO,
-        description="auto: around each document what its tokenizer puts around a text (Llama-3, Gemma, Mistral: BOS in"
-        " front), once; none: no such tokens; the end token between documents is there either way",
-    )
-    attention_across_documents: bool = Field(
-        True,
-        description="false: a token attends only to its own document, at some cost in speed; refused (78) for families"
-        " that do not keep documents apart (docs/families.md). Conversations are kept apart wherever the family can",
-    )
-
-
-class TrainSection(Section):
-    """How long and how fast to learn."""
-
-    steps: PositiveInt | None = Field(None, description="optimizer steps; give this or epochs")
-    epochs: Annotated[float, Field(gt=0)] | None = Field(None, description="passes over the data; give this or steps")
-    optimizer: Literal["adamw"] = Field("adamw", description="what moves the weights, in fp32")
-    learning_rate: Annotated[float, Field(gt=0)] = Field(2.0e-5, description="peak learning rate")
-    minimum_learning_rate: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="the rate that the decay ends at; the last step is just above it"
-    )
-    schedule: Literal["linear", "cosine", "constant", "warmup-stable-decay"] = Field(
-        "linear",
-        description="what comes after the warm-up: linear and cosine decay to the end of the run; constant stays;"
-        " warmup-stable-decay (WSD) stays, then decays linearly over train.decay_share of the run",
-    )
-    warmup_steps: NonNegativeInt = Field(0, description="steps over which the learning rate rises from zero")
-    warmup_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="the warm-up as a share of the run's steps (0.03), instead of warmup_steps"
-    )
-    decay_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None,
-        description="warmup-stable-decay: the last share of the run's steps, in which the rate falls; left out: 0.2",
-    )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="AdamW weight decay; norms, biases and other vectors are left out"
-    )
-    no_decay: list[NamePattern] = Field(
-        [],
-        json_schema_extra={"x-form": PATTERNS_FORM},
-        description="parameters that weight decay leaves out besides norms, biases and other vectors, by name:"
-        " [model.embed_tokens.*]; a pattern that matches nothing is refused",
-    )
-    freeze: list[NamePattern] = Field(
-        [],
-        json_schema_extra={"x-form": PATTERNS_FORM},
-        description="parameters that are not trained, by name: ['model.layers.[0-3].*', model.embed_tokens.weight];"
-        " they have no gradient and no optimizer state; a pattern that matches nothing is refused",
-    )
-    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="AdamW first moment decay")
-    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="AdamW second moment decay")
-    adam_epsilon: Annotated[float, Field(gt=0)] = Field(1e-8, description="AdamW epsilon")
-    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
-        1.0, description="clip gradients to this global norm; null: do not"
-    )
-    tokens_per_step: PositiveInt = Field(
-        16384,
-        description="tokens per optimizer step over all ranks; the plan splits them into ranks, rows and accumulation",
-    )
-    micro_batch_rows: AutoOrPositiveInt = Field(AUTO, description="rows per forward pass on one rank")
-    activation_checkpointing: Literal["auto"] | bool = Field(
-        AUTO, description="recompute activations in backward: less memory, about a third more arithmetic"
-    )
-    seed: NonNegativeInt = Field(7, description="order of the data, random initialisation")
-
-
-class LoraSection(Section):
-    """Adapters: two narrow matrices beside each linear map are trained, the model itself stays as it is (LoRA)."""
-
-    rank: PositiveInt | None = Field(
-        None, description="width of the adapters, 8 to 64 as a rule; left out: no adapters, the weights are trained"
-    )
-    alpha: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="an adapter's output counts alpha/rank times; left out: twice the rank"
-    )
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="share of what goes into adapters that is dropped in training"
-    )
-    target_modules: Annotated[list[NamePattern], Field(min_length=1)] | None = Field(
-        None,
-        json_schema_extra={"x-form": "a list of module names, each a text: [q_proj, v_proj]"},
-        description="which linear maps get one: the end of their name (q_proj), all of it, or a pattern with *; left"
-        " out: every linear map of the layers",
-    )
-    modules_to_save: list[NamePattern] = Field(
-        [],
-        json_schema_extra={"x-form": "a list of module names, each a text: [lm_head]"},
-        description="modules that are trained whole beside the adapters and saved with them, named in the same way",
-    )
-    start_from: str | None = Field(
-        None,
-        min_length=1,
-        description="an adapter folder (adapter_config.json) or hub id to begin with instead of a new adapter",
-    )
-    merge: bool = Field(
-        False,
-        description="true: export the whole model with the adapters added in, not the adapter folder; coremill export"
-        " makes either of any kept step",
     )
 
 
@@ -330,27 +189,46 @@ class EvaluationSection(Section):
     every_steps: PositiveInt | None = Field(
         None, description="how many steps between evaluations; left out: only at the end"
     )
-    rows: PositiveInt = Field(64, description="how many rows to evaluate on, at most")
+    rows: PositiveInt | None = Field(
+        None,
+        description="how many rows to evaluate on, at most, of question-answering those of whole questions; left out:"
+        " 64 of causal-lm, all of the other tasks",
+    )
     keep_best: bool | Annotated[str, Field(min_length=1)] = Field(
         False,
         json_schema_extra={"x-form": "the name of a metric"},
-        description="true: the best evaluated step, by the main metric of the task (causal-lm: perplexity), is kept"
-        " beside the newest checkpoint.keep and exported instead of the last; or the name of the metric that decides"
-        " (loss is always one). Each evaluation that is better than all before costs a save, whatever checkpoint.every"
-        " says",
+        description="true: the best evaluated step, by the main metric of the task (causal-lm: perplexity;"
+        " question-answering: f1; sequence-classification: accuracy, of regression pearson), is kept beside the newest"
+        " checkpoint.keep and exported instead of the last; or the name of the metric that decides (loss is always"
+        " one). Each evaluation that is better than all before costs a save, whatever checkpoint.every says",
     )
     stop_after: PositiveInt | None = Field(
         None,
         description="end the run, as finished, after this many evaluations in a row without a better one, continuations"
         " included; the metric is that of keep_best; left out: train to the last step",
     )
+    n_best: PositiveInt = Field(
+        20, description="question-answering: how many of the best starts and ends of an answer are looked at"
+    )
+    max_answer_tokens: PositiveInt = Field(30, description="question-answering: the longest answer that is given")
+    null_threshold: float = Field(
+        0.0,
+        description="question-answering with questions that have no answer: none is given where its score is above the"
+        " best answer's by more than this",
+    )
 
 
 class SampleSection(Section):
-    """A completion to show at the end of the run."""
+    """Something to show of the trained model at the end of the run."""
 
-    prompt: str | None = Field(None, description="left out: no sample")
-    tokens: PositiveInt = Field(48, description="how many tokens to add")
+    prompt: str | None = Field(
+        None,
+        description="a text to continue (causal-lm), to classify, or a question to answer; left out: no sample",
+    )
+    context: str | None = Field(
+        None, min_length=1, description="where the answer to the question is; of pairs of texts the second one"
+    )
+    tokens: PositiveInt = Field(48, description="how many tokens to add (causal-lm)")
 
 
 class RunSection(Section):

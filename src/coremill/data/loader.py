@@ -157,7 +157,14 @@ class EvaluationBatches(Generic[BatchT]):
     """
 
     def __init__(
-        self, maker: BatchMaker[BatchT], *, rows: int, max_rows: int, rank: int, world_size: int, micro_batch_rows: int
+        self,
+        maker: BatchMaker[BatchT],
+        *,
+        rows: int,
+        max_rows: int | None,  # None: all
+        rank: int,
+        world_size: int,
+        micro_batch_rows: int,
     ) -> None:
         row_ids = evaluation_row_ids(rows, max_rows)
         count = len(row_ids)
@@ -177,9 +184,9 @@ class EvaluationBatches(Generic[BatchT]):
             yield self._maker.batch(self._mine[first : first + self._batch_rows], self._batch_rows)
 
 
-def evaluation_row_ids(rows: int, max_rows: int) -> Positions:
-    """At most `max_rows` of so many rows, spread evenly."""
-    count = min(max_rows, rows)
+def evaluation_row_ids(rows: int, max_rows: int | None) -> Positions:
+    """At most `max_rows` of so many rows, spread evenly; all where that is None."""
+    count = rows if max_rows is None else min(max_rows, rows)
     return np.arange(count, dtype=np.int64) * rows // max(1, count)
 
 

@@ -129,7 +129,7 @@ def evaluation_batches(
     rank: int,
     world_size: int,
     micro_batch_rows: int,
-    max_rows: int,
+    max_rows: int | None,
     attention_across_documents: bool = True,
 ) -> EvaluationBatches[Batch]:
     """One rank's share of the evaluation split, of which there may be nothing."""

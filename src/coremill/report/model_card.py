@@ -18,6 +18,7 @@ from coremill.remote_code import is_folder
 from coremill.report.metrics import format_metric, in_words, loading_lines, model_class_of
 from coremill.report.step_figures import StepFigures
 from coremill.report.terminal import format_loss
+from coremill.tasks.base import evaluated_rows
 
 HUB_DATASET = re.compile(r"hf://(?P<name>[^:@]+)")
 # What the hub calls what a model is for, by the class of transformers that loads it.
@@ -102,7 +103,7 @@ def _rows(summary: Mapping[str, Any], config: RunConfig, exported: StepFigures |
     if exported is not None and exported.step == summary["steps"]:
         exported = None
     yield from _training(summary, config, exported)
-    yield from _numbers(summary, config.evaluation.rows, exported)
+    yield from _numbers(summary, evaluated_rows(config), exported)
     yield from _machines(summary, is_last=exported is None)
     yield "coremill", __version__
     if subject.get("command"):
@@ -130,7 +131,9 @@ def _training(summary: Mapping[str, Any], config: RunConfig, exported: StepFigur
     yield "seed", f"{train.seed}"
 
 
-def _numbers(summary: Mapping[str, Any], most_rows: int, exported: StepFigures | None) -> Iterator[tuple[str, str]]:
+def _numbers(
+    summary: Mapping[str, Any], most_rows: int | None, exported: StepFigures | None
+) -> Iterator[tuple[str, str]]:
     """The training loss, and what the evaluation of the exported step found."""
     loss, which = (summary["loss_last"], "the last") if exported is None else (exported.loss, f"step {exported.step:,}")
     if summary["loss_first"] is not None and loss is not None:
@@ -140,7 +143,7 @@ def _numbers(summary: Mapping[str, Any], most_rows: int, exported: StepFigures |
     if found is None:
         return
     rows = (summary.get("data") or {}).get("evaluation_rows")
-    on = f" on {min(rows, most_rows):,} held-out rows" if rows else " on held-out rows"
+    on = f" on {min(rows, most_rows or rows):,} held-out rows" if rows else " on held-out rows"
     for name in found:
         if name not in ("step", "tokens", "seconds", "best_step"):
             yield f"{in_words(name)} after step {found['step']:,}", f"{format_metric(found[name])}{on}"

@@ -43,7 +43,7 @@ from coremill.run.opening import (
 from coremill.run.orders import load_together, orders_of_launcher, prepare_together
 from coremill.run.prepare import Orders, prepare_run
 from coremill.run.rank import failures_as_events, set_threads, without_launcher
-from coremill.tasks.base import TrainingTask, deciding_metric, make_task
+from coremill.tasks.base import TrainingTask, deciding_metric, evaluated_rows, make_task
 from coremill.world.group import World, join_world
 from coremill.world.identity import HEAD, NodeIdentity, RankIdentity
 from coremill.world.run_lock import OWNED
@@ -246,7 +246,7 @@ def resume(
     )
     guard = NumericsGuard(config.numerics, world, run.events)
     steps = run.orders.steps if run.orders.data.evaluation_rows else 0
-    scores = Scores(deciding_metric(config), config.evaluation, steps=steps)
+    scores = Scores(deciding_metric(config), config.evaluation, rows=evaluated_rows(config), steps=steps)
     training = Training(engine, model, loader, guard, scores, run.orders.base)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
     return training
@@ -307,7 +307,7 @@ def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, ste
         started = time.perf_counter()
         held_out = task.evaluation_batches(
             run.orders.data,
-            max_rows=run.config.evaluation.rows,
+            max_rows=evaluated_rows(run.config),
             micro_batch_rows=run.orders.plan.micro_batch_rows.value,
             rank=run.world.rank,
             world_size=run.world.size,

@@ -112,6 +112,7 @@ class Task(Protocol[RowsT]):
 
     model_class: ClassVar[str]  # the auto class of transformers that makes its models
     metrics: ClassVar[tuple[Metric, ...]]  # of an evaluation, beside the loss; the first is the main one
+    evaluated_rows: ClassVar[int | None] = 64  # at most, where the run file does not say; None: all there are
     training_modules: ClassVar[tuple[str, ...]]  # what `training` imports: ranks are forked with these in memory
 
     def step_counts(self) -> StepCounts:
@@ -213,7 +214,7 @@ class TrainingTask(Protocol[RowsT_contra, BatchT]):
         """The steps of one rank."""
 
     def evaluation_batches(
-        self, rows: RowsT_contra, *, max_rows: int, micro_batch_rows: int, rank: int, world_size: int
+        self, rows: RowsT_contra, *, max_rows: int | None, micro_batch_rows: int, rank: int, world_size: int
     ) -> EvaluationBatches[BatchT]:
         """One rank's share of an evaluation."""
 
@@ -238,6 +239,12 @@ def deciding_metric(config: RunConfig) -> Metric:
             do=f"set evaluation.keep_best to {' or '.join(known)}, or to true, which is {next(iter(known))}",
         )
     return known[named]
+
+
+def evaluated_rows(config: RunConfig) -> int | None:
+    """How many rows an evaluation takes at most: as the run file says, else as its task does; None: all."""
+    named = config.evaluation.rows
+    return make_task(config).evaluated_rows if named is None else named
 
 
 def rows_from_json(task: str, document: Mapping[str, Any]) -> Rows:

@@ -23,15 +23,16 @@ class Scores:
         metric: Metric = LOSS,
         settings: EvaluationSection | None = None,
         *,
+        rows: int | None = 64,  # of an evaluation, at most; None: all there are
         steps: int = 0,  # the last one is always evaluated; 0: nothing is
     ) -> None:
         settings = settings or EvaluationSection()
         self.metric, self._steps = metric, steps
         self._every_steps, self._stop_after = settings.every_steps, settings.stop_after
         self.keeps_best = bool(settings.keep_best)
-        self._rows = settings.rows
+        self._rows = rows if settings.rows is None else settings.rows
         self._by_step: dict[int, dict[str, float | None]] = {}
-        self._rows_of: dict[int, int] = {}  # how many rows each was measured on: other rows are not compared
+        self._rows_of: dict[int, int | None] = {}  # how many rows each was measured on: other rows are not compared
         self.best_step: int | None = None  # None before the first evaluation with a value
         self._since_best = 0  # evaluations
         self._missing: int | None = None  # a step that was saved, but asked to stop before it was evaluated
@@ -68,7 +69,7 @@ class Scores:
         self._since_best = sum(self._is_comparable(step) and (best is None or step > best) for step in self._by_step)
 
     def _is_comparable(self, step: int) -> bool:
-        return self._rows_of.get(step) == self._rows
+        return step in self._rows_of and self._rows_of[step] == self._rows
 
     def best_kept(self, steps: Iterable[int]) -> int | None:
         """Of these checkpoints: which stays whatever is newer; None: none has to."""
@@ -108,6 +109,6 @@ class Scores:
     def restore(self, state: Mapping[str, Any], step: int) -> None:
         """What a checkpoint of this step has; one of an older coremill has nothing."""
         self._by_step = {int(each["step"]): dict(each["metrics"]) for each in state.get("scores", ())}
-        self._rows_of = {int(each["step"]): int(each.get("rows", self._rows)) for each in state.get("scores", ())}
+        self._rows_of = {int(each["step"]): each.get("rows", self._rows) for each in state.get("scores", ())}
         self._missing = step if state.get("is_due") else None
         self._compare()

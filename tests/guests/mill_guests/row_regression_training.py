@@ -100,7 +100,7 @@ class RowRegressionTraining(TrainingTask[RegressionRows, RegressionBatch]):
         )
 
     def evaluation_batches(
-        self, rows: RegressionRows, *, max_rows: int, micro_batch_rows: int, rank: int, world_size: int
+        self, rows: RegressionRows, *, max_rows: int | None, micro_batch_rows: int, rank: int, world_size: int
     ) -> EvaluationBatches[RegressionBatch]:
         """One rank's share of the last rows."""
         return EvaluationBatches(

@@ -1,27 +1,18 @@
-"""Whether transformers knows a model as a causal language model, told without importing it.
-
-The answer is needed before any rank starts, and importing transformers' models costs torch, seconds and 400 MB. Its
-tables of names are plain literals in one file; they are read from there (60 ms). Should that file look different one
-day, nothing is refused here and a rank says it later.
-"""
+"""Whether transformers knows a model as a causal language model, told without importing it (tasks/model_tables.py)."""
 
 from __future__ import annotations
 
-import ast
-import functools
-import importlib.util
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
 from coremill.remote_code import TRUST_ADVICE
+from coremill.tasks.model_tables import families_of
 
 MODEL_CLASS = "AutoModelForCausalLM"
 ADVICE = "use a model that predicts the next token: Llama, Qwen, Mistral, Gemma, GPT-2, Phi and the like"
-_CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
-_MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
+_CAUSAL, _MASKED = "causal", "masked"
 
 # What makes a family causal that transformers lists as such whatever its config says.
 _CAUSAL_BY: dict[str, dict[str, Any]] = {
@@ -88,22 +79,7 @@ def _why_not_own(trusted: bool) -> str:
     return f"its auto_map names no {MODEL_CLASS}" if trusted else "its own code would have to be run"
 
 
-@functools.cache
-def _tables() -> dict[str, dict[str, str]]:
+def _tables() -> dict[str, Mapping[str, str]]:
     """Class names by model_type, for both kinds; empty where they cannot be found."""
-    package = importlib.util.find_spec("transformers")
-    if package is None or package.origin is None:
-        return {}
-    try:
-        source = (Path(package.origin).parent / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
-        found = {
-            statement.targets[0].id: dict(ast.literal_eval(statement.value.args[0]))
-            for statement in ast.parse(source).body
-            if isinstance(statement, ast.Assign)
-            and isinstance(statement.targets[0], ast.Name)
-            and statement.targets[0].id in (_CAUSAL, _MASKED)
-            and isinstance(statement.value, ast.Call)
-        }
-    except (OSError, SyntaxError, ValueError, TypeError, IndexError):
-        return {}
-    return found if {_CAUSAL, _MASKED} == set(found) else {}
+    found = {_CAUSAL: families_of(MODEL_CLASS), _MASKED: families_of("AutoModelForMaskedLM")}
+    return found if all(found.values()) else {}

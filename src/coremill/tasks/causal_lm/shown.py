@@ -8,14 +8,14 @@ from coremill.config.schema import RunConfig
 from coremill.data.loader import evaluation_row_ids
 from coremill.data.packed import LEARNED, STARTS, PackedData
 from coremill.data.packed_rows import PackedRows, document_starts, learned_tokens, order_of
-from coremill.tasks.base import ShownRow
+from coremill.tasks.base import ShownRow, evaluated_rows
 
 
 def packed_rows_shown(config: RunConfig, data: PackedData, *, count: int, evaluation: bool) -> list[ShownRow]:
     """The first `count` rows that a run takes."""
     rows = PackedRows(data, "evaluation" if evaluation else "train")
     if evaluation:
-        row_ids = evaluation_row_ids(rows.count, config.evaluation.rows)[:count]
+        row_ids = evaluation_row_ids(rows.count, evaluated_rows(config))[:count]
     else:
         row_ids = order_of(data, config.train.seed).rows(0, min(count, rows.count))
     ids = rows.tokens(row_ids)

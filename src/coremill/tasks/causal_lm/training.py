@@ -126,7 +126,7 @@ class CausalLmTraining(TrainingTask[PackedData, Batch]):
         )
 
     def evaluation_batches(
-        self, rows: PackedData, *, max_rows: int, micro_batch_rows: int, rank: int, world_size: int
+        self, rows: PackedData, *, max_rows: int | None, micro_batch_rows: int, rank: int, world_size: int
     ) -> EvaluationBatches[Batch]:
         return evaluation_batches(
             rows,
