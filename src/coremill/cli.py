@@ -29,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
 )
 config_app = typer.Typer(
-    cls=Commands, help="Look at a run file: what it resolves to, and what may stand in it.", no_args_is_help=True
+    cls=Commands, help="Make a run file, or look at one: what it resolves to, and what may stand in it.", no_args_is_help=True
 )
 app.add_typer(config_app, name="config")
 data_app = typer.Typer(
@@ -346,6 +346,32 @@ def config_show(
         print(json.dumps(loaded.config.model_dump(mode="json"), indent=2))
     else:
         print(*(f"# {note}" for note in loaded.places.notes), show(loaded), sep="\n")
+
+
+@config_app.command("init")
+def config_init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="to write; refused where it is there already")] = Path(
+        "run.yaml"
+    ),
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="ask nothing: take every suggestion")] = False,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--answer",
+            metavar="KEY=VALUE",
+            help="answer a question, or set any other key of the run file; repeat as needed",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write a run file: looks at this machine and folder, asks what is left, plans, and says what to type next.
+
+    Each question is a key of the run file, with a suggestion and its reason: Enter takes it, ? tells more. Models and
+    data are looked at as they are typed. Ctrl-C leaves nothing. In a script: --yes, and --answer for what you know.
+    """
+    from coremill.run.init.command import init_run_file
+
+    init_run_file(file, answer or [], yes=yes, is_terminal=sys.stdin.isatty(), console=Console())
 
 
 @config_app.command("schema")

@@ -47,7 +47,9 @@ class Commands(typer.core.TyperGroup):
                 from coremill.config.foreign_options import refuse_words_of_other_tools
 
                 path = f"coremill {name}" if ctx.parent is None else f"coremill {ctx.info_name} {name}"
-                refuse_words_of_other_tools(path, words, options, to_script=not command.allow_interspersed_args)
+                # What comes after a script is the script's own: --use_cpu, --mixed_precision bf16.
+                to_script = not command.context_settings.get("allow_interspersed_args", True)
+                refuse_words_of_other_tools(path, words, options, to_script=to_script)
         return name, command, words
 
 
