@@ -11,43 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from coremill.config.document import read_document
-from coremill.config.foreign import foreign_keys
+from coremill.config.foreign import find_foreign
 from coremill.config.keys import keys
+from coremill.config.other_tools import flags, launcher_words
 from coremill.config.translate import as_written
 from coremill.config.unknown_keys import explain_unknown_key, plain_name
 from coremill.errors import ConfigError, InputError
 
-# Of launchers; {} is the value that was given.
-_RANKS = {
-    **dict.fromkeys(("nproc_per_node", "num_processes", "n", "np", "num_gpus", "gpus"), "--nproc {}"),
-    "num_cpu_threads_per_process": "--threads {}",
-    **dict.fromkeys(("num_machines", "num_nodes"), "--nnodes {}"),
-    "machine_rank": "--node-rank {}",
-    **dict.fromkeys(("master_addr", "main_process_ip", "rdzv_endpoint"), "--master {}"),
-    **dict.fromkeys(("master_port", "main_process_port"), "--master ADDR:{}"),
-}
 _RUN_FILE = ("config", "config_file", "config_path", "c", "f", "yaml", "recipe")
-_NOT_NEEDED = (
-    *("standalone", "rdzv_backend", "rdzv_id", "max_restarts", "monitor_interval", "tee", "redirects", "role"),
-    *("no_python", "multi_cpu", "multi_gpu", "cpu", "use_cpu", "ipex", "mixed_precision", "dynamo_backend"),
-    *("use_deepspeed", "use_fsdp", "same_network"),
-)
-_FLAGS = (  # options after which a value may be missing
-    *("standalone", "no_python", "multi_cpu", "multi_gpu", "cpu", "use_cpu", "no_cuda", "ipex", "use_ipex", "use_peft"),
-    *(
-        "use_deepspeed",
-        "use_fsdp",
-        "same_network",
-        "bf16",
-        "fp16",
-        "tf32",
-        "do_train",
-        "do_eval",
-        "packing",
-        "use_lora",
-    ),
-    *("gradient_checkpointing", "load_in_4bit", "load_in_8bit", "torch_compile", "overwrite_output_dir", "plot_loss"),
-)
 _COMMANDS = {
     **dict.fromkeys(("run", "finetune", "fine-tune", "fit", "sft", "pretrain", "pt", "resume", "start"), "train"),
     **dict.fromkeys(("env", "info", "check", "test"), "doctor"),
@@ -111,7 +82,7 @@ def _unknown_words(words: Sequence[str], options: Mapping[str, bool], *, to_scri
             continue
         name = plain_name(text.lstrip("-"))
         has_value = following is not None and not _is_option(following)
-        if name in _FLAGS and str(following).lower() not in ("true", "false", "yes", "no", "1", "0"):
+        if name in flags() and str(following).lower() not in ("true", "false", "yes", "no", "1", "0"):
             has_value = False
         found.append(Word(text, name, value if equals else following if has_value else None))
         position += has_value and not equals
@@ -130,12 +101,13 @@ def _explain(word: Word, given: Mapping[str, Any], command: str, options: Mappin
     is_option = word.text.startswith("-")
     what = f"{command} has no option {word.text}" if is_option else f"{word.text} is not an argument of {command}"
     where = f"command line ({word.text}{f' {word.value}' if is_option and word.value is not None else ''})"
-    own, of_launchers = f"--{word.name.replace('_', '-')}", _RANKS.get(word.name, "")
+    of_launchers = launcher_words().get(word.name)
+    own, becomes = f"--{word.name.replace('_', '-')}", of_launchers.becomes if of_launchers else ""
     if is_option and own in options:
         value = f" {word.value}" if word.value is not None and options[own] else ""
         return InputError(what, where=where, why="options are written with hyphens here", do=f"write {own}{value}")
-    if of_launchers and of_launchers.partition(" ")[0] in options:
-        do = f"write {of_launchers.format(word.value or 'N')}"
+    if becomes.partition(" ")[0] in options:
+        do = f"write {becomes.format(word.value or 'N')}"
         return InputError(what, where=where, why="the same option has another name here", do=do)
     if "--set" in options and word.name in _RUN_FILE:
         do = f"name it without an option: {command} {word.value or 'FILE'}"
@@ -143,8 +115,9 @@ def _explain(word: Word, given: Mapping[str, Any], command: str, options: Mappin
     if "--set" in options and (cure := _as_setting(word, given)) is not None:
         why, do = cure
         return InputError(what, where=where, why=why, do=do)
-    if word.name in _NOT_NEEDED:
-        return InputError(what, where=where, why="coremill finds it out by itself", do="remove it")
+    if of_launchers is not None and len(word.name) > 1:
+        do = "remove it" + (f"; instead: {becomes.format(word.value or 'N')}" if becomes else "")
+        return InputError(what, where=where, why=of_launchers.why, do=do)
     return None
 
 
@@ -154,7 +127,7 @@ def _as_setting(word: Word, given: Mapping[str, Any]) -> tuple[str, str] | None:
     if at_home:
         value = "VALUE" if word.value is None else word.value
         return "every key of the run file is set with --set", f"write --set {at_home[0]}={value}"
-    if word.name not in foreign_keys():
+    if find_foreign((word.name,)) is None:
         return None
     unknown = explain_unknown_key("", word.name, _value_of(word), given)
     if not unknown.settings:

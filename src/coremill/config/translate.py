@@ -6,6 +6,7 @@ the cure, or None where the value does not say enough. The table of names that u
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,14 +21,18 @@ _FILE = re.compile(r"(^[./~])|[*?]|\.(txt|jsonl?|parquet|csv|tsv)(\.gz|\.zst)?$"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _LISTED = ("json", "text", "csv", "parquet")  # builders of datasets: what they read is named elsewhere
 
-ROWS = "per_device_train_batch_size train_micro_batch_size_per_gpu micro_batch_size local_batch_size batch_size"
+ROWS = (
+    "per_device_train_batch_size per_gpu_train_batch_size train_micro_batch_size_per_gpu micro_batch_size"
+    " local_batch_size batch_size"
+)
 ACCUMULATION = "gradient_accumulation_steps grad_accum_steps"
 GLOBAL_ROWS = "train_batch_size global_batch_size total_batch_size"
 LENGTH = (
     "max_length max_seq_length max_seq_len seq_length seq_len sequence_len cutoff_len block_size context_length"
     " model_max_length"
 )
-DEVICES = "num_processes nproc_per_node nproc world_size num_gpus gpus devices"
+ALL_DEVICES = "num_processes world_size"
+DEVICES = "nproc_per_node nprocs_per_node nproc num_gpus gpus devices num_accelerators"  # of a machine
 LOWEST_RATE = ", with train.minimum_learning_rate for its lowest rate"
 CONFIGS = "dataset_config_name dataset_config subset"
 
@@ -158,24 +163,37 @@ def steps_or_none(value: Any, given: Given) -> Cure | None:
 
 
 def tokens_per_step(_: Any, given: Given) -> Cure | None:
-    """Rows x accumulation x tokens of a row, of one device, and of all where their number is given."""
+    """Rows x accumulation x tokens of a row, of one device, and of all where their number is given.
+
+    Tasks that count a step in rows (`task` among what is given) have no tokens in it.
+    """
     length = _number(given, LENGTH, "sequence_length") or RunConfig().data.sequence_length
     of_all = _number(given, GLOBAL_ROWS)
     rows = of_all or _number(given, ROWS)
     if rows is None:
         return None
-    factors = [f"{rows} rows"]
+    factors = {f"{rows} rows": rows}
     passes = None if of_all else _number(given, ACCUMULATION)
-    devices = None if of_all else _number(given, DEVICES)
+    devices = None if of_all else _devices(given)
     if passes is not None:
-        factors.append(f"{passes} accumulation steps")
+        factors[f"{passes} accumulation steps"] = passes
     if devices is not None:
-        factors.append(f"{devices} devices")
-    total = rows * (passes or 1) * (devices or 1) * length
-    note = f" ({' x '.join([*factors, f'{length} tokens of a row'])})"
+        factors[f"{devices} devices"] = devices
+    counts_rows = given.get("task") in ("question-answering", "sequence-classification")
+    if not counts_rows:
+        factors[f"{length} tokens of a row"] = length
+    note = f" ({' x '.join(factors)})"
     if of_all is None and devices is None:
         note += ", times the number of devices you had"
-    return Cure({"train.tokens_per_step": total}, note)
+    key = "train.samples_per_step" if counts_rows else "train.tokens_per_step"
+    return Cure({key: math.prod(factors.values())}, note)
+
+
+def _devices(given: Given) -> int | None:
+    """On all machines together."""
+    of_a_machine = _number(given, DEVICES)
+    machines = _number(given, "num_machines nnodes num_nodes") or 1
+    return _number(given, ALL_DEVICES) or (of_a_machine * machines if of_a_machine else None)
 
 
 def warmup_ratio(value: Any, given: Given) -> Cure | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coremill.config.foreign import FOREIGN_VALUES, LATER_KEYS, foreign_keys
+from coremill.config.foreign import FOREIGN_VALUES, LATER_KEYS, find_foreign
 from coremill.config.keys import TOP, Key, keys, names_in, sections
 from coremill.config.translate import accepts, as_written
 from coremill.nearby import nearest
@@ -95,7 +95,7 @@ def unknown_section(dotted: str) -> UnknownKey:
 def is_known_elsewhere(name: str, *, ours: bool) -> bool:
     """Whether a name says what was meant, whatever section it stands in; `ours`: also where it is one of our own."""
     word = plain_name(name)
-    return word in foreign_keys() or (ours and any(key.name == word for key in keys().values()))
+    return find_foreign((word,)) is not None or (ours and any(key.name == word for key in keys().values()))
 
 
 def plain_name(name: object) -> str:
@@ -143,7 +143,8 @@ def _of_a_later_release(section: str, dotted: str, word: str) -> UnknownKey | No
 
 
 def _of_another_tool(dotted: str, word: str, value: Any, given: Mapping[str, Any]) -> UnknownKey | None:
-    foreign = foreign_keys().get(word)
+    around = [part for part in map(plain_name, dotted.split(".")[:-1]) if part not in sections()]
+    foreign = find_foreign((*around, word)) if around else find_foreign((word,))
     if foreign is None:
         return None
     cure = None if value is None or foreign.translate is None else foreign.translate(value, given)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from coremill.config.foreign import find_foreign
+from coremill.config.other_tools import variable, variables
 from coremill.errors import InputError
 from coremill.hardware.facts import NodeFacts
 from coremill.hosts.forwarding import shown
@@ -212,25 +214,20 @@ def setting_lines(settings: tuple[Setting, ...], where: str = "") -> list[str]:
     ]
 
 
-_RETIRED = "coremill starts ranks on gloo: oneCCL's bindings for PyTorch and IPEX are archived upstream"
-
-
 def notes_on(environ: Mapping[str, str], arguments: tuple[str, ...], openmp: OpenMp) -> list[str]:
     """One line for each setting of another stack that does nothing here or means something else."""
     notes = []
-    retired = sorted(name for name in environ if name.startswith(("CCL_", "IPEX_", "ONECCL_")) or name == "LOGICAL_CCL")
-    if retired:
-        notes.append(f"{', '.join(retired)}: no effect; {_RETIRED}")
-    if environ.get("ACCELERATE_USE_IPEX", "").lower() in ("1", "true", "yes"):
-        notes.append("ACCELERATE_USE_IPEX: no effect; accelerate dropped IPEX in 1.13")
-    intel = sorted(name for name in environ if name.startswith("KMP_"))
-    if intel and openmp.runtime == "libgomp":
-        notes.append(f"{', '.join(intel)}: no effect; torch loads libgomp here, and Intel's OpenMP alone reads them")
-    pins = sorted(name for name in environ if name.startswith("I_MPI_PIN"))
-    if pins:
-        notes.append(f"{', '.join(pins)}: Intel MPI's own pinning is off; coremill gives each rank its cores")
-    if "--use_ipex" in arguments:
-        notes.append("--use_ipex: transformers 5.1 and later refuse it; leave it out, stock PyTorch has those kernels")
+    for row in variables():
+        found = sorted(name for name in environ if variable(name) is row)
+        if row.only_if_on:
+            found = [name for name in found if environ[name].lower() in ("1", "true", "yes")]
+        if found and row.in_launch and row.with_openmp in (None, openmp.runtime):
+            notes.append(f"{', '.join(found)}: {row.in_launch}")
+    for word in dict.fromkeys(arguments):
+        row_of_flag = find_foreign((word.partition("=")[0].lstrip("-"),)) if word.startswith("--") else None
+        if row_of_flag is not None and row_of_flag.in_launch:
+            notes.append(f"{word}: {row_of_flag.in_launch}")
     if "--ddp_backend=ccl" in arguments or ("--ddp_backend", "ccl") in zip(arguments, arguments[1:], strict=False):
-        notes.append(f"--ddp_backend ccl: use gloo; {_RETIRED}")
+        retired = variable("CCL_WORKER_COUNT")
+        notes.append(f"--ddp_backend ccl: use gloo; {retired.why if retired else ''}")
     return notes

@@ -1,0 +1,117 @@
+"""More values of other tools -> ours (see translate.py): how ranks are started and share the work, example scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coremill.config.other_tools import table
+from coremill.config.translate import Cure, Given, Translate, accepts
+
+_OF_DEVICES = "it names GPUs or other devices; on CPUs the plan chooses how ranks share the work"
+_SHARDED = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "true", "false", "1", "2", "auto_wrap")
+
+
+def unless(off: Sequence[Any], why: str, on: Translate | None) -> Translate:
+    """Values that only say a thing is off, or left to the tool, have nothing to set; for others, `on`."""
+    words = {str(value).lower() for value in off}
+
+    def translate(value: Any, given: Given) -> Cure | None:
+        if str(value).lower() in words:
+            return Cure(why=why or None)
+        return on(value, given) if on is not None else None
+
+    return translate
+
+
+def whole_number(value: Any) -> int | None:
+    """Also in quotes, as command lines and YAML have it."""
+    if isinstance(value, bool):
+        return None
+    text = str(value).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def machines(given: Given) -> int:
+    """How many machines the settings beside say there are."""
+    found = (whole_number(given.get(name)) for name in ("num_machines", "nnodes", "num_nodes"))
+    return next((number for number in found if number), 1)
+
+
+def ranks_of_all(value: Any, given: Given) -> Cure | None:
+    """`num_processes: 16` with `num_machines: 4` is 4 on each."""
+    total, hosts = whole_number(value), machines(given)
+    if str(value).strip() == "-1":
+        return Cure(why="-1 leaves it to accelerate; left out, there is one rank per NUMA node")
+    if not total or total % hosts:
+        return None
+    ranks = {"parallel.ranks_per_node": total // hosts}
+    return Cure(ranks, f" ({total} ranks over {hosts} machines)" if hosts > 1 else "")
+
+
+def distributed_type(value: Any, given: Given) -> Cure | None:
+    """Every DistributedType of accelerate, and words of other tools for the same."""
+    word = str(value).lower().removeprefix("distributedtype.")
+    if word in ("no", "none", "false"):
+        return Cure(why="no setting is needed for one rank; parallel.ranks_per_node says how many there are")
+    if word in ("fsdp", "fsdp2", "full_shard", "zero", "zero1", "zero2", "zero3", "hybrid_shard"):
+        return Cure({"parallel.engine": "shard"})
+    if word == "deepspeed":
+        return _by_stage(given)
+    if word in ("multi_cpu", "ddp", "data_parallel", "zero_0", "no_shard"):
+        return Cure({"parallel.engine": "replicate"})
+    if word.startswith("multi_"):
+        return Cure({"parallel.engine": "replicate"}, why=_OF_DEVICES)
+    if accepts("parallel.engine", word):
+        return Cure({"parallel.engine": word})
+    return Cure(why=_OF_DEVICES) if word in ("xla", "tpu", "mps", "megatron_lm") else None
+
+
+def _by_stage(given: Given) -> Cure:
+    """accelerate's file has the stage, or names a DeepSpeed file that does."""
+    stage = given.get("zero_stage", given.get("stage"))
+    why = "the deepspeed engine comes in a later release; shard keeps 1/N of the model on each rank too"
+    return Cure({"parallel.engine": "replicate" if whole_number(stage) == 0 else "shard"}, why=why)
+
+
+def zero_stage(value: Any, _: Given) -> Cure | None:
+    stage = whole_number(value)
+    if stage is None or stage > 3:
+        return None
+    return Cure({"parallel.engine": "shard" if stage else "replicate"})
+
+
+def sharding(value: Any, _: Given) -> Cure | None:
+    """Strategies of FSDP; what the section says of its details has rows of its own."""
+    if value in ("", False, None) or value == [] or value == {}:
+        return Cure()
+    words = str(value).lower().split() if isinstance(value, str) else []
+    if "no_shard" in words or value == 3:
+        return Cure({"parallel.engine": "replicate"})
+    known = isinstance(value, Mapping | bool | int | list) or any(word in _SHARDED for word in words)
+    return Cure({"parallel.engine": "shard"}) if known else None
+
+
+def betas(value: Any, _: Given) -> Cure | None:
+    """DeepSpeed's list of two."""
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    both = dict(zip(("train.adam_beta1", "train.adam_beta2"), value, strict=True))
+    return Cure(both) if all(accepts(key, one) for key, one in both.items()) else None
+
+
+def glue_task(value: Any, _: Given) -> Cure | None:
+    """A task of GLUE is a config of the dataset, with columns of its own."""
+    name = str(value).lower()
+    columns = table()["glue"].get(name)
+    return None if columns is None else Cure({"data.source": f"hf://nyu-mll/glue:{name}", "data.text_columns": columns})
+
+
+def column_list(value: Any, _: Given) -> Cure | None:
+    """`sentence1,sentence2`."""
+    columns = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    return Cure({"data.text_columns": columns}) if accepts("data.text_columns", columns) else None
+
+
+def folder_of_name(value: Any, _: Given) -> Cure | None:
+    return Cure({"run.folder": f"runs/{value}"}) if isinstance(value, str) and value else None
