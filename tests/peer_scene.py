@@ -1,4 +1,4 @@
-"""What the peers' scripts of tests/launched find where they are started: models, data and settings, made on the spot."""
+"""What the scripts of tests/launched find where they are started: models, data and settings, made on the spot."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 from tiny_models import make_model, make_tokenizer
 
 LAUNCHED = Path(__file__).resolve().parent / "launched"
-WORDS = ("the a river runs past every house and old town where people build boats of wood in winter while "
-         "their children learn to read books about stars maps trade winds and distant green islands").split()  # fmt: skip
+_TEXT = """the a river runs past every house and old town where people build boats of wood in winter while their
+children learn to read books about stars maps trade winds and distant green islands"""
+WORDS = _TEXT.split()
 QA_ARGUMENTS = (
     *("--model_name_or_path", "bert-large-uncased", "--train_file", "squad.json", "--do_train", "--do_eval"),
     *("--per_device_train_batch_size", "4", "--learning_rate", "3e-3", "--num_train_epochs", "1"),

@@ -185,7 +185,7 @@ def _look_at_data(config: RunConfig) -> str:
 
 
 def _missing_columns(config: RunConfig, task: str, columns: Sequence[str]) -> list[str]:
-    """Keys that name columns which the task reads, and the data does not have; those without a default may be absent."""
+    """Keys that name columns which the task reads and the data does not have; those without a default may be absent."""
     missing = []
     for key, readers in READ_BY.items():
         section, _, name = key.partition(".")
@@ -219,7 +219,9 @@ def _length(interview: Interview) -> None:
         steps = load_config(None).config.train.steps
         interview.ask("train.steps", Choice(str(steps), "as the built-in example has it"))
     else:
-        interview.ask("train.epochs", Choice("1", "fine-tuning takes one to three passes; the plan says how long it is"))
+        interview.ask(
+            "train.epochs", Choice("1", "fine-tuning takes one to three passes; the plan says how long it is")
+        )
 
 
 def _evaluation(interview: Interview) -> None:
