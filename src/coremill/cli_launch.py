@@ -29,6 +29,14 @@ def launch(
     master: Annotated[
         str | None, typer.Option(metavar="ADDR[:PORT]", help="where rank 0 is found", show_default=False)
     ] = None,
+    accelerate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="take ranks, hosts, mixed precision and compilation from a file of accelerate config",
+            show_default=False,
+        ),
+    ] = None,
     interface: Annotated[str | None, typer.Option(help="network device for gloo; left out: found")] = None,
     threads: Annotated[int | None, typer.Option(help="per rank; left out: its physical cores")] = None,
     allocator: Annotated[
@@ -71,6 +79,7 @@ def launch(
         nnodes=nnodes,
         node_rank=node_rank,
         master=master,
+        accelerate=accelerate,
         interface=interface,
         threads=threads,
         allocator=allocator,

@@ -28,6 +28,7 @@ from coremill.hosts.mpirun import find_mpirun, hostfile_text, mpirun_command, mp
 from coremill.hosts.preflight import HostAnswer, Questions, check_hosts
 from coremill.hosts.ssh import Host, Remote, ssh_program
 from coremill.hosts.torchrun import torchrun_command
+from coremill.launch.accelerate import with_accelerate_file
 from coremill.launch.dry_run import show_hosts, show_local
 from coremill.launch.node_command import node_commands
 from coremill.launch.rank_shim import SHIM, ShimOrder, is_bound_by_parent, run_rank, start_of_rank
@@ -40,6 +41,7 @@ from coremill.launch.request import (
     ports_to_try,
     via_of,
 )
+from coremill.launch.script_notes import notes_on_script, text_of_script
 from coremill.launch.settings import (
     asked_threads,
     choose_interface,
@@ -59,8 +61,14 @@ from coremill.world.identity import RankIdentity, identify
 
 def launch_script(request: Request, environ: Mapping[str, str]) -> int:
     """Start the script as asked and wait for it; returns the exit code."""
-    check_request(request)
     identity = identify(environ)
+    if request.accelerate is not None:
+        taken = with_accelerate_file(request, request.accelerate, environ, is_rank=identity is not None)
+        request, environ = taken.request, taken.environ
+        if not request.quiet and (identity is None or identity.rank == 0):
+            for note in taken.notes:
+                say(note)
+    check_request(request)
     if identity is not None:
         return _become_rank(request, identity, environ)
     node = probe_node(busy_seconds=0)
@@ -68,11 +76,21 @@ def launch_script(request: Request, environ: Mapping[str, str]) -> int:
     hosts = hosts_of(request, node)
     via = via_of(request, hosts)
     if not request.quiet:
-        for note in notes_on(environ, request.arguments, find_openmp(node, find_torch_folder(), environ)):
+        for note in _notes(request, node, environ):
             say(note)
     if request.by_hand or via == "local":
         return _run_here(request, node, hosts[0], environ)
     return _run_across(request, node, hosts, environ)
+
+
+def _notes(request: Request, node: NodeFacts, environ: Mapping[str, str]) -> list[str]:
+    """What of the environment, the arguments and the script means nothing here, or will not work."""
+    text = "" if request.is_module else text_of_script(request.script)
+    openmp = find_openmp(node, find_torch_folder(), environ)
+    notes = notes_on(environ, request.arguments, openmp, script_text=text)
+    said = {note.partition(":")[0] for note in notes}
+    of_script = notes_on_script(request.script, request.arguments, text)
+    return [*notes, *(note for note in of_script if note.partition(":")[0] not in said)]
 
 
 def say(text: str) -> None:

@@ -214,8 +214,13 @@ def setting_lines(settings: tuple[Setting, ...], where: str = "") -> list[str]:
     ]
 
 
-def notes_on(environ: Mapping[str, str], arguments: tuple[str, ...], openmp: OpenMp) -> list[str]:
-    """One line for each setting of another stack that does nothing here or means something else."""
+def notes_on(
+    environ: Mapping[str, str], arguments: tuple[str, ...], openmp: OpenMp, *, script_text: str = ""
+) -> list[str]:
+    """One line for each setting of another stack that does nothing here or means something else.
+
+    An argument that the script's own text names is the script's own, whatever it is called elsewhere.
+    """
     notes = []
     for row in variables():
         found = sorted(name for name in environ if variable(name) is row)
@@ -224,8 +229,9 @@ def notes_on(environ: Mapping[str, str], arguments: tuple[str, ...], openmp: Ope
         if found and row.in_launch and row.with_openmp in (None, openmp.runtime):
             notes.append(f"{', '.join(found)}: {row.in_launch}")
     for word in dict.fromkeys(arguments):
-        row_of_flag = find_foreign((word.partition("=")[0].lstrip("-"),)) if word.startswith("--") else None
-        if row_of_flag is not None and row_of_flag.in_launch:
+        name = word.partition("=")[0].lstrip("-")
+        row_of_flag = find_foreign((name,)) if word.startswith("--") else None
+        if row_of_flag is not None and row_of_flag.in_launch and name not in script_text:
             notes.append(f"{word}: {row_of_flag.in_launch}")
     if "--ddp_backend=ccl" in arguments or ("--ddp_backend", "ccl") in zip(arguments, arguments[1:], strict=False):
         retired = variable("CCL_WORKER_COUNT")
