@@ -26,7 +26,7 @@ from coremill.plan.card import ModelCard
 from coremill.plan.types import Choice, Plan
 from coremill.report.plan_screen import render_plan_short
 from coremill.report.terminal import format_bytes, format_count, print_line
-from coremill.run.init.findings import Findings, columns_of, look_around
+from coremill.run.init.findings import Findings, columns_of, likely_column, look_around
 from coremill.run.init.interview import Interview, answers_given
 from coremill.run.init.run_file import run_file_text
 from coremill.run.plan_command import plan_and_card
@@ -52,8 +52,9 @@ def _hold(interview: Interview, path: Path) -> None:
     print_line(console, Text("this machine", style="bold"))
     for words in found.machine:
         print_line(console, f"  {words}", style="dim")
-    _model_and_task(interview, found)
+    card = _model_and_task(interview, found)
     _data(interview, found)
+    _row_length(interview, card)
     _length(interview)
     _evaluation(interview)
     _machines(interview, found)
@@ -89,22 +90,26 @@ def _require_new(path: Path) -> None:
 # --- which model, for what
 
 
-def _model_and_task(interview: Interview, found: Findings) -> None:
-    """The model first: it says which tasks there can be; one alone is not asked for."""
-    able: list[str] = []
+def _model_and_task(interview: Interview, found: Findings) -> ModelCard | None:
+    """The model first: it says which tasks there can be; one alone is not asked for. None: it is not known here."""
+    cards: dict[str, ModelCard] = {}
     if "model.config" not in interview.answers:
         wanted = [interview.given["task"]] if "task" in interview.given else list(keys()["task"].choices)
 
         def check(loaded: LoadedConfig) -> str:
-            cards = _cards_by_task(loaded, wanted)
-            able[:] = cards
+            cards.clear()
+            cards.update(_cards_by_task(loaded, wanted))
             card = next(iter(cards.values()))
             size = f"{format_count(card.parameters)} parameters in {card.layers} layers"
             return f"{card.family}, {size}"
 
         interview.ask("model.name", found.model, check)
-    if "task" in interview.given or not able:
-        return
+    if "task" not in interview.given and cards:
+        _task(interview, found, list(cards))
+    return cards.get(interview.load().config.task)
+
+
+def _task(interview: Interview, found: Findings, able: list[str]) -> None:
     default = keys()["task"].default
     if len(able) == 1:
         if able[0] != default:
@@ -138,7 +143,9 @@ def _cards_by_task(loaded: LoadedConfig, names: Sequence[str]) -> dict[str, Mode
 
 def _of_these(value: str, able: Sequence[str], what: str) -> str:
     if value not in able:
-        raise InputError(f"{what} {value} will not do", why=f"there are {', '.join(able)}", do=f"name one: {able[0]}")
+        near = nearest(value, able)
+        do = f"did you mean {near}?" if near else "name one of them"
+        raise InputError(f"there is no {what} {value} to choose", why=f"there are {', '.join(able)}", do=do)
     return ""
 
 
@@ -169,7 +176,7 @@ def _data(interview: Interview, found: Findings) -> None:
         if key in interview.answers:
             continue
         usual = keys()[key].default
-        likely = nearest(str(usual), columns) or columns[0]
+        likely = likely_column(_listed(usual), columns)
         text = f"[{likely}]" if isinstance(usual, list) else likely
         reason = f"there is no column {_listed(usual)}; there are {', '.join(columns)}"
         interview.ask(key, Choice(text, reason), lambda loaded, key=key: _is_column(loaded.config, key, columns))  # type: ignore[misc]
@@ -206,6 +213,20 @@ def _is_column(config: RunConfig, key: str, columns: Sequence[str]) -> str:
 
 def _listed(value: object) -> str:
     return " and ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _row_length(interview: Interview, card: ModelCard | None) -> None:
+    """Asked where the model has no place for rows of the usual length."""
+    key, most = "data.sequence_length", None if card is None else card.max_positions
+    if most is None or key in interview.given or interview.load().config.data.sequence_length <= most:
+        return
+
+    def check(loaded: LoadedConfig) -> str:
+        if loaded.config.data.sequence_length > most:
+            raise InputError(f"the model has {most} positions", do=f"say {most}, or less")
+        return ""
+
+    interview.ask(key, Choice(str(most), f"the model has {most} positions, rows have {keys()[key].default}"), check)
 
 
 # --- how long, on what

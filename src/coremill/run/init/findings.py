@@ -16,6 +16,7 @@ from coremill.data.sources import TextSource
 from coremill.errors import InputError
 from coremill.hardware.facts import NodeFacts
 from coremill.hardware.hostfile import read_hostfile
+from coremill.nearby import nearest
 from coremill.plan.layout import lay_out
 from coremill.plan.types import Choice
 from coremill.report.terminal import format_bytes
@@ -23,6 +24,7 @@ from coremill.report.terminal import format_bytes
 _ENTRIES_READ = 400  # of a folder: someone's home may have any number
 _HOSTFILES = ("hostfile", "hosts", "hostfile.txt", "hosts.txt", "machinefile")
 _NOT_DATA = ("requirements", "readme", "license", "licence", "notes", "todo", "constraints")  # .txt of other purposes
+_LIKELY_TEXT = ("content", "body", "article", "document", "passage", "sentence", "abstract", "code", "story")
 _NOT_HERE = "nothing like it is in this folder; the built-in example needs no download"
 
 
@@ -60,6 +62,12 @@ def columns_of(source: str) -> list[str]:
         found = TextSource(name=source, setting="data.source", kind=kind, column="", files=files)
         return [] if kind == "txt" else first_columns(found)
     return []
+
+
+def likely_column(usual: str, columns: list[str]) -> str:
+    """Which of them is meant where the usual one is missing."""
+    near = nearest(usual, columns)
+    return near or next((name for name in _LIKELY_TEXT if name in columns), columns[0])
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -109,7 +117,7 @@ def _hosts(here: Path) -> tuple[str | None, Choice[int] | None]:
             with contextlib.suppress(InputError):
                 count = len(read_hostfile(here / name))
                 if count:
-                    return name, Choice(count, f"{name} names so many")
+                    return name, Choice(count, f"the file {name} here names {count}")
     return None, None
 
 

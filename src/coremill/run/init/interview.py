@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from coremill.config.keys import keys, sections
@@ -17,6 +18,7 @@ from coremill.config.load import LoadedConfig, load_config
 from coremill.config.show import scalar_text
 from coremill.errors import ConfigError, InputError, Interrupted
 from coremill.plan.types import Choice
+from coremill.report.terminal import print_line
 
 Check = Callable[[LoadedConfig], str]  # what was found of an answer, in words; raises InputError
 
@@ -131,7 +133,7 @@ class Interview:
     def _show_question(self, key: str, suggestion: Choice[str]) -> None:
         self.console.print()
         title = Text(key.removesuffix(".name"), style="bold")
-        title.append(f"  {keys()[key].description}", style="not bold")
+        title.append(f"  {keys()[key].description.partition(';')[0]}", style="not bold")
         self.console.print(title)
         self._say(suggestion.reason, "dim")
 
@@ -139,6 +141,7 @@ class Interview:
         known = keys()[key]
         section = f" {sections()[known.section]}" if known.section else ""
         near = ", ".join(other.dotted for other in keys().values() if other.section == known.section != "" != key)
+        self._say(f"{known.description}", "cyan")
         self._say(f"takes {known.takes}; a run file that leaves it out has {scalar_text(known.default)}", "cyan")
         if near:
             self._say(f"section {known.section}:{section}", "cyan")
@@ -153,10 +156,13 @@ class Interview:
                 self._say(f"{label}: {text}", "red" if label == "why" else "not dim")
 
     def _say(self, text: str, style: str) -> None:
-        self.console.print(Text(f"  {text}", style=style), soft_wrap=not self.console.is_terminal)
+        if self.console.is_terminal:
+            self.console.print(Padding(Text(text, style=style), (0, 0, 0, 2)))
+        else:  # one finding, one line
+            print_line(self.console, f"  {text}")
 
     def _read(self, suggested: str) -> str:
-        prompt = Text("  [", style="dim").append(suggested, style="bold cyan").append("] ? for more: ", style="dim")
+        prompt = Text("  [").append(suggested, style="bold cyan").append("] ").append("? for more: ", style="dim")
         try:
             return self.console.input(prompt).strip() or suggested
         except EOFError:
