@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from coremill.cli_import import FileOrCommand, config_import
 from coremill.command_group import Commands
 
 config_app = typer.Typer(
     cls=Commands,
-    help="Make a run file, or look at one: what it resolves to, and what may stand in it.",
+    help="Run files: by a few questions or from other tools' settings; what one resolves to; what may stand in it.",
     no_args_is_help=True,
 )
 
@@ -62,7 +63,7 @@ def config_show(
     if as_json:
         print(json.dumps(loaded.config.model_dump(mode="json"), indent=2))
     else:
-        print(*(f"# {note}" for note in loaded.places.notes), show(loaded), sep="\n")
+        print(*(f"# {note}" for note in (*loaded.open_questions, *loaded.places.notes)), show(loaded), sep="\n")
 
 
 @config_app.command("init")
@@ -89,6 +90,9 @@ def config_init(
     from coremill.run.init.command import init_run_file
 
     init_run_file(file, answer or [], yes=yes, is_terminal=sys.stdin.isatty(), console=Console())
+
+
+config_app.command("import", cls=FileOrCommand)(config_import)
 
 
 @config_app.command("schema")

@@ -48,7 +48,10 @@ class Commands(typer.core.TyperGroup):
 
                 path = f"coremill {name}" if ctx.parent is None else f"coremill {ctx.info_name} {name}"
                 # What comes after a script is the script's own: --use_cpu, --mixed_precision bf16.
-                to_script = not command.context_settings.get("allow_interspersed_args", True)
+                mixed = command.allow_interspersed_args and command.context_settings.get(
+                    "allow_interspersed_args", True
+                )
+                to_script = not mixed
                 refuse_words_of_other_tools(path, words, options, to_script=to_script)
         return name, command, words
 

@@ -22,6 +22,7 @@ from coremill.config.document import Flaw, dotted_key, read_document
 from coremill.config.first_try import Named, add_named, name_of_try, takes_example, words_of_try
 from coremill.config.keys import keys
 from coremill.config.layers import DEFAULT, Origin, Problem, Settings, said, within
+from coremill.config.open_questions import questions_left
 from coremill.config.places import Places, find_places, meant_beside, relative_paths, with_paths
 from coremill.config.rule import Breach
 from coremill.config.rules import breaches_of
@@ -61,6 +62,11 @@ class LoadedConfig:
     def located(self) -> RunConfig:
         """The config for those who open models and data: paths as they were found, not as they were written."""
         return with_paths(self.config, self.places.paths)
+
+    @property
+    def open_questions(self) -> list[str]:
+        """In words: questions of an imported run file that nobody has answered yet."""
+        return questions_left(self.text, self.origins)
 
     def where(self, key: str) -> str:
         """The place of a key, for the message of an error found later."""

@@ -115,7 +115,7 @@ def say_basis(loaded: LoadedConfig, console: Console, folder: RunFolder | None =
     """Where there is no run file: what the values start from; with one: what was taken from it, and which paths."""
     if loaded.without_file is not None:
         say(console, f"{loaded.without_file}; coremill config show prints it, with the same options")
-    for note in (*loaded.notes, *loaded.places.notes):
+    for note in (*loaded.notes, *loaded.open_questions, *loaded.places.notes):
         say(console, note)
     if folder is not None and loaded.path is None:
         say(console, f"the run folder is {folder.path}; --set run.folder=... takes another one")

@@ -1,6 +1,6 @@
 """A file of settings that another tool wrote, YAML or JSON -> plain values that remember their line.
 
-Nothing in it is run: a pickle is refused by its first bytes, and no more than a few MB are ever read.
+Nothing in it is run: a pickle is refused by its first bytes, and no more than half a MB is ever read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coremill.config.document import KeyPath, read_document
 from coremill.errors import InputError
 from coremill.nearby import nearest
 
-LARGEST_BYTES = 4 << 20  # no tool writes settings near this
+LARGEST_BYTES = 512 << 10  # no tool writes settings near this, and YAML of this size takes seconds to read
 _KINDS = "a file of accelerate, a DeepSpeed JSON, or TrainingArguments as JSON or YAML"
 _VERSION_KEYS = ("version", "config_version", "schema_version", "format_version", "file_version")
 _UNPICKLE = "python -c \"import torch; print(torch.load('{}', weights_only=False).to_json_string())\" > args.json"
@@ -59,7 +59,7 @@ def read_text_file(path: Path) -> str:
             do=f"if you trust it, write its settings out first, and import these: {_UNPICKLE.format(path.name)}",
         )
     if len(content) > LARGEST_BYTES:
-        why = f"it has more than {LARGEST_BYTES >> 20} MB, which settings never have"
+        why = f"it has more than {LARGEST_BYTES >> 10} KB, which settings never have"
         raise InputError(f"{path} is no file of settings", where=where, why=why, do=f"name {_KINDS}")
     try:
         text = content.decode("utf-8-sig")

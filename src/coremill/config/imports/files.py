@@ -1,0 +1,118 @@
+"""`coremill config import FILE`: which tool wrote a file, and what becomes of its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from coremill.config.foreign import find_foreign
+from coremill.config.imports.accelerate_file import AccelerateFile, as_accelerate
+from coremill.config.imports.fates import Brought, by_name, fate_of, settings_in
+from coremill.config.imports.run_file import Composed, compose
+from coremill.config.imports.settings_file import SettingsFile
+from coremill.config.keys import keys, sections
+from coremill.config.unknown_keys import plain_name
+from coremill.errors import InputError
+
+TOOLS = {
+    "accelerate": "accelerate's file",
+    "deepspeed": "DeepSpeed's settings",
+    "trainer": "TrainingArguments",
+    "axolotl": "Axolotl's file",
+    "llama-factory": "LLaMA-Factory's file",
+    "trl": "TRL's arguments",
+    "peft": "peft's adapter config",
+}
+# Files that are often beside those, by keys that tell them.
+_OTHERS = (
+    (("architectures", "model_type"), "a model's config", "name its folder as the model: --set model=FOLDER"),
+    (("log_history", "global_step"), "the Trainer's state", "import that run's TrainingArguments instead"),
+    (("added_tokens", "normalizer", "model"), "a tokenizer", "name its folder: --set tokenizer=FOLDER"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ImportedFile:
+    """A file of another tool, and the run file that it makes."""
+
+    tool: str
+    composed: Composed
+    notes: tuple[str, ...]
+    accelerate: AccelerateFile | None = None
+
+
+def import_settings(file: SettingsFile) -> ImportedFile:
+    """Every setting of the file with its fate; InputError where it is none that can be imported."""
+    accelerate = as_accelerate(file)
+    tool = "accelerate" if accelerate is not None else tool_of(file)
+    brought = list(settings_in(file.values if accelerate is None else accelerate.values, tool))
+    given = by_name(brought)
+    notes = []
+    if accelerate is not None:
+        if accelerate.mended:
+            which = " and ".join(accelerate.mended)
+            notes.append(f"The file had lost its indentation: keys were put back into {which}.")
+        notes += _on_several_hosts(accelerate)
+    fates = [fate_of(each, given) for each in brought]
+    if accelerate is not None and accelerate.hostfile:
+        command = f"--hostfile {accelerate.hostfile}"
+        hosts = [each.brought.path[-1] in ("mpirun_hostfile", "deepspeed_hostfile") for each in fates]
+        fates = [
+            replace(each, kind="mapped", command=command) if named else each
+            for each, named in zip(fates, hosts, strict=True)
+        ]
+    composed = compose(fates)
+    return ImportedFile(tool, composed, tuple(notes), accelerate)
+
+
+def settings_of_deepspeed(file: SettingsFile) -> list[Brought]:
+    """Of a file that a command line names."""
+    return list(settings_in(file.values, "deepspeed"))
+
+
+def tool_of(file: SettingsFile) -> str:
+    """The tool most of whose names are in the file."""
+    names = [plain_name(name) for name in file.values]
+    for telling, kind, do in _OTHERS:
+        if all(name in names for name in telling):
+            raise InputError(f"{file.path} is {kind}, not settings of a training", where=str(file.path), do=do)
+    ours = [name for name in names if name in sections() or name in keys()]
+    if len(ours) == len(names) and not any(_is_theirs(name, file.values) for name in file.values):
+        do = f"use it as it is: coremill train {file.path}"
+        raise InputError(f"{file.path} is a run file of coremill already", where=str(file.path), do=do)
+    votes = dict.fromkeys(TOOLS, 0)
+    for name in names:
+        row = find_foreign((name,)) or find_foreign((name, "*"))
+        for tool in row.tools if row is not None else ():
+            votes[tool] = votes.get(tool, 0) + 1
+    known = {tool: count for tool, count in votes.items() if count and tool in TOOLS}
+    if not known:
+        why = f"none of its names ({', '.join(names[:6])}) is one of accelerate, DeepSpeed or transformers"
+        raise InputError(f"{file.path} has no settings that are known here", where=str(file.path), why=why,
+                         do="name another file; `coremill config schema` has all keys of a run file")  # fmt: skip
+    return max(known, key=lambda tool: known[tool])
+
+
+def _is_theirs(name: str, values: Mapping[str, Any]) -> bool:
+    """`optimizer: {type: AdamW}`, `compile: {...}`: a section where we have a single value, or none."""
+    return isinstance(values[name], Mapping) and plain_name(name) not in sections()
+
+
+def _on_several_hosts(file: AccelerateFile) -> list[str]:
+    hostfile, ranks = file.hostfile, file.processes_per_machine
+    launch = f"coremill launch --accelerate {file.path} SCRIPT"
+    if file.machines == 1 and hostfile is None:
+        return ["A script as it is, started as accelerate launch would with this file:", f"  {launch}"]
+    ppn = f" --ppn {ranks}" if ranks else ""
+    train = f"coremill train run.yaml --hostfile {hostfile or 'HOSTFILE'}{ppn}"
+    return ["On all hosts, one a line in the hostfile:", f"  {train}", "A script as it is:", f"  {launch}"]
+
+
+def named_file(path: str, beside: Path | None = None) -> Path | None:
+    """A file that a command line names, where it is here."""
+    for folder in (Path(), beside):
+        if folder is not None and (folder / path).expanduser().is_file():
+            return (folder / path).expanduser()
+    return None

@@ -1,0 +1,67 @@
+"""Text as it is pasted from a tutorial or a shell script -> the command that starts a training, with its variables.
+
+Nothing is run and nothing is expanded: `$HOSTS` stays as it is written.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coremill.errors import InputError
+
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_SUBSTITUTED = re.compile(r"^\s*(export\s+)?\w+=\$?[(`]")  # path=$(python -c ...)
+
+
+@dataclass(frozen=True)
+class ShellCommand:
+    """One command with what was exported before it."""
+
+    words: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+def command_in(text: str, is_start: re.Pattern[str], where: str) -> ShellCommand:
+    """The first command whose program starts trainings; InputError where there is none."""
+    variables: dict[str, str] = {}
+    for line in _logical_lines(text):
+        if _SUBSTITUTED.match(line):
+            continue
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise InputError(
+                "the command cannot be taken apart", where=where, why=f"{str(error).lower()}, at: {line.strip()[:80]}",
+                do="close the quote that was opened",
+            ) from None  # fmt: skip
+        words = words[1:] if words[:1] == ["export"] else words
+        words = words[1:] if words[:1] == ["$"] else words
+        own = _leading(words)
+        rest = words[len(own) :]
+        if not rest:
+            variables |= dict(own)
+        elif is_start.search(rest[0]):
+            return ShellCommand(tuple(rest), tuple((variables | dict(own)).items()))
+    why = "no line starts with torchrun, accelerate launch, mpirun, deepspeed, ipexrun or python"
+    raise InputError("there is no command that starts a training", where=where, why=why,
+                     do="name a file, or a command after --: -- torchrun train.py")  # fmt: skip
+
+
+def _leading(words: Sequence[str]) -> list[tuple[str, str]]:
+    """The assignments in front of a command."""
+    found = []
+    for word in words:
+        if not ASSIGNMENT.fullmatch(word):
+            break
+        name, _, value = word.partition("=")
+        found.append((name, value))
+    return found
+
+
+def _logical_lines(text: str) -> list[str]:
+    """Lines joined where a backslash says so; `;` and `&&` begin a new one outside of quotes."""
+    joined = re.sub(r"\\[ \t]*\r?\n", " ", text)
+    return [part for line in joined.splitlines() for part in re.split(r"\s(?:;|&&)\s|;\s*$", line) if part.strip()]
