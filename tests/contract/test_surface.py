@@ -43,6 +43,7 @@ COMMANDS = {
     "coremill plan": ["--compare", "--data", "--fleet", "--json", "--learn", "--live", "--model", "--set", "CONFIG"],
     "coremill doctor": ["--json", "--self-test/--no-self-test"],
     "coremill launch": [
+        "--accelerate",
         "--allocator",
         "--bind-threads",
         "--check/--no-check",
@@ -76,6 +77,7 @@ COMMANDS = {
     "coremill k8s render": ["--output/-o", "--set", "CONFIG"],
     "coremill k8s check": ["--json", "--release", "--schemas", "FILES"],
     "coremill config": [],
+    "coremill config init": ["--answer", "--yes/-y", "FILE"],
     "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],
     "coremill config schema": [],
 }
