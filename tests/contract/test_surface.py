@@ -78,6 +78,7 @@ COMMANDS = {
     "coremill k8s check": ["--json", "--release", "--schemas", "FILES"],
     "coremill config": [],
     "coremill config init": ["--answer", "--yes/-y", "FILE"],
+    "coremill config import": ["--json", "WORDS"],
     "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],
     "coremill config schema": [],
 }

@@ -99,6 +99,8 @@ TINY = "examples/tiny-from-scratch.yaml"
         ("train", "--help"),
         ("config", "show", TINY),
         ("config", "schema"),
+        ("config", "import", "tests/golden/brought/cpu-ds.json"),
+        ("config", "import", "--", "mpirun", "-n", "2", "python", "run_qa.py", "--bf16"),
         ("instances", "--efa"),
         ("plan", TINY, "--fleet", "2xc7i.8xlarge"),
         ("plan", TINY, "--fleet", "2xc7i.8xlarge", "--fleet", "1xc7i.4xlarge", "--json"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,29 @@ def test_other_families_and_modules_that_are_trained_whole(inputs, family, setti
     lora = {"rank": 4, "modules_to_save": WHOLE.get(family, [])}
     reference = _reference(inputs, family, lora=lora, steps=6)
     _assert_same(_run(inputs, family, 2, lora=lora, steps=6, micro_batch_rows=4, **settings), reference)
+
+
+def train_on_unlike_hosts(identity: Any, **settings: Any) -> dict[str, Any]:
+    """The first two ranks as those of one host, the third alone on another."""
+    from coremill.world.group import join_world
+
+    local_rank, local_size, node_rank = [(0, 2, 0), (1, 2, 0), (0, 1, 1)][identity.rank]
+    placed = dataclasses.replace(identity, local_rank=local_rank, local_size=local_size, node_rank=node_rank)
+    with join_world(placed, timeout_seconds=60) as world:
+        return {**train_here(world, **settings), "hosts": world.nodes}
+
+
+@pytest.mark.parametrize("engine", ["replicate", "shard"])
+def test_hosts_may_have_unlike_numbers_of_ranks(inputs, engine):
+    """All take part where any two ranks meet to have one copy in common, also one that is alone on its host."""
+    settings = {"lora": {"rank": 4}, "learning_rate": RATE, "steps": 3, "rows_per_step": 6}
+    reference = _reference(inputs, "llama", **settings)
+    shared = {"model_folder": str(inputs["folder"] / "llama"), "data": inputs["data"], "micro_batch_rows": 2}
+    results = ranks.run_ranks(
+        train_on_unlike_hosts, 3, timeout_seconds=90, join=False, engine=engine, **settings, **shared
+    )
+    assert [result["hosts"] for result in results] == [2, 2, 2]
+    _assert_same(results, reference)
 
 
 def test_in_bf16_masters_of_adapters_are_fp32_and_ranks_agree(inputs):

@@ -109,8 +109,7 @@ def refuse_other_base(checkpoint: Checkpoint, base: Base | None, *, anew: str) -
         return
     revision = f" at {earlier['revision']}" if earlier.get("revision") else ""
     raise InputError(
-        f"step {checkpoint.step} in {checkpoint.folder.parent} is of adapters beside another model than {base.name} is"
-        " now",
+        f"step {checkpoint.step} holds adapters that were trained beside another model than {base.name} is now",
         where="model",
         why=f"they were trained beside {earlier.get('name')}{revision}, whose weights had the hash"
         f" {earlier.get('digest')}; here it is {base.digest}",

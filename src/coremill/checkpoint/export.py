@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,7 @@ def export_model(
     *,
     world: World,
     dtype: torch.dtype = torch.float32,
+    end_ids: Sequence[int] = (),
 ) -> ExportReport:
     """Write the model to a folder; every rank takes part, and the folder is there only once it is whole."""
     started = time.perf_counter()
@@ -67,7 +68,7 @@ def export_model(
     blueprint = make_blueprint(source)
     tensors = tensors_to_write(model, blueprint)
     weights = Weights(tensors, lambda name: _rows(tensors[name], world), writes=world.rank == 0)
-    writer = model_writer(source, tokenizer_folder, blueprint, weights, dtype)
+    writer = model_writer(source, tokenizer_folder, blueprint, weights, dtype, end_ids=end_ids)
     _write(writer, destination, world)
     return ExportReport(destination, writer.total_bytes, time.perf_counter() - started, tuple(writer.files))
 
@@ -82,6 +83,7 @@ def export_trained(
     destination: Path,
     *,
     world: World,
+    end_ids: Sequence[int] = (),
 ) -> ExportReport:
     """The same of a run with adapters: what was trained beside the model, or both in one."""
     started = time.perf_counter()
@@ -92,7 +94,7 @@ def export_trained(
 
     tensors = parameters_by_shape({name: piece.shape for name, piece in pieces.items()})
     trained = Weights({**tensors, **buffers}, rows, writes=world.rank == 0)
-    writer, form = adapter_export_writer(wanted, source, tokenizer_folder, trained, None)
+    writer, form = adapter_export_writer(wanted, source, tokenizer_folder, trained, None, end_ids=end_ids)
     _write(writer, destination, world)
     seconds = time.perf_counter() - started
     return ExportReport(destination, writer.total_bytes, seconds, tuple(writer.files), form=form)

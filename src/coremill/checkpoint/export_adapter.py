@@ -7,7 +7,7 @@ fp32, and is rounded once. Nobody ever holds the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +25,7 @@ from coremill.checkpoint.export_folder import (
     copy_tokenizer,
     model_writer,
     tensors_to_write,
+    write_end_ids,
     write_json,
 )
 from coremill.config.schema import LoraSection, RunConfig
@@ -71,10 +72,13 @@ def adapter_export_writer(
     tokenizer_folder: Path | None,
     trained: Weights,
     dtype: torch.dtype | None,
+    *,
+    end_ids: Sequence[int] = (),
 ) -> tuple[FolderWriter, Choice[Form]]:
     """What writes it, and in which form; `trained` are the parameters that were, by their names in the module.
 
-    Without a `dtype` an adapter is as it was trained, fp32, and a merged model as the files of its base.
+    Without a `dtype` an adapter is as it was trained, fp32, and a merged model as the files of its base. `end_ids`
+    are the tokens that answers end with.
     """
     base = BaseRows(source, seed=wanted.seed)
     parameters = named_parameters(base.blueprint)
@@ -83,7 +87,7 @@ def adapter_export_writer(
     form = _form_of(wanted, source, sorted(base.drawn - whole))
     if form.value == "merged":
         refuse_changed_base(wanted.base, source)
-        return _merged_writer(wanted, base, adapted, source, tokenizer_folder, trained, dtype), form
+        return _merged_writer(wanted, base, adapted, source, tokenizer_folder, trained, dtype, end_ids), form
     config = peft_config(adapted, modules_of(parameters), wanted.lora, wanted.base)
     config.task_type = TASK_TYPES.get(source.model_class)
     config.fan_in_fan_out = all(isinstance(base.blueprint.get_submodule(name), Conv1D) for name in adapted.names)
@@ -91,6 +95,7 @@ def adapter_export_writer(
     def write_beside(folder: Path) -> None:
         plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
         write_json(folder / ADAPTER_CONFIG, plain)
+        write_end_ids(folder, source, base.blueprint, end_ids)
         copy_code(folder, source)
         copy_tokenizer(folder, tokenizer_folder, source)
 
@@ -129,6 +134,7 @@ def _merged_writer(
     tokenizer_folder: Path | None,
     trained: Weights,
     dtype: torch.dtype | None,
+    end_ids: Sequence[int],
 ) -> FolderWriter:
     tensors = tensors_to_write(base.blueprint, base.blueprint)
     tied = {name: names for names in aliases_of(named_tensors(base.blueprint)) for name in names}
@@ -153,9 +159,10 @@ def _merged_writer(
             yield rows.reshape(-1)
 
     weights = Weights(tensors, pieces, writes=trained.writes)
+    to_write = (source, tokenizer_folder, base.blueprint, weights)
     if dtype is not None:
-        return model_writer(source, tokenizer_folder, base.blueprint, weights, dtype)
-    return model_writer(source, tokenizer_folder, base.blueprint, weights, base.main_dtype, base.dtypes)
+        return model_writer(*to_write, dtype, end_ids=end_ids)
+    return model_writer(*to_write, base.main_dtype, base.dtypes, end_ids=end_ids)
 
 
 def _whole(trained: Weights, target: str, which: str) -> torch.Tensor | None:

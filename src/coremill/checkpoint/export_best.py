@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def export_chosen(
     dtype: torch.dtype,
     events: EventSink,
     adapters: AdapterExport | None = None,
+    end_ids: Sequence[int] = (),
 ) -> tuple[ExportReport, str | None]:
     """After step `done`; every rank takes part. With the report comes the reason for the step in words, None where
     nothing was chosen. Of a run with `adapters` these, in fp32, or merged in the dtype of the base's files."""
@@ -54,11 +56,11 @@ def export_chosen(
     best = _find_best(origin, done, scores, world, events) if scores.keeps_best else None
     places = (source, tokenizer_folder, destination)
     if best is not None:
-        report = _export(best, *places, world=world, dtype=dtype, adapters=adapters)
+        report = _export(best, *places, world=world, dtype=dtype, adapters=adapters, end_ids=end_ids)
     elif adapters is not None:
-        report = export_trained(training.engine, training.model, adapters, *places, world=world)
+        report = export_trained(training.engine, training.model, adapters, *places, world=world, end_ids=end_ids)
     else:
-        report = export_model(training.model, *places, world=world, dtype=dtype)
+        report = export_model(training.model, *places, world=world, dtype=dtype, end_ids=end_ids)
     if adapters is not None:
         events.write("choice", name="export", value=report.form.value, reason=report.form.reason)
     step = done if best is None else best.checkpoint.step
@@ -96,11 +98,12 @@ def _export(
     world: World,
     dtype: torch.dtype,
     adapters: AdapterExport | None,
+    end_ids: Sequence[int],
 ) -> ExportReport:
     started = time.perf_counter()
     with CheckpointReader(best.checkpoint) as reader:
         writer, form = writer_of(
-            reader, source, tokenizer, dtype=dtype if adapters is None else None, adapters=adapters
+            reader, source, tokenizer, dtype=dtype if adapters is None else None, adapters=adapters, end_ids=end_ids
         )
         if world.rank == 0:
             with HEARTBEAT.work("exporting", writer.total_bytes):

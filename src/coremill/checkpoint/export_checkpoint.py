@@ -7,7 +7,7 @@ The rows of every parameter are read from whichever files hold them and go strai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -32,12 +32,13 @@ def writer_of(
     *,
     dtype: torch.dtype | None,
     adapters: AdapterExport | None,
+    end_ids: Sequence[int] = (),
 ) -> tuple[FolderWriter, Choice[Form]]:
     """What writes a checkpoint, and in which form; its files are opened as they are read, through `reader`.
 
     Without a `dtype` an adapter is fp32, and a merged model as the files of its base."""
     if adapters is None:
-        writer = _whole_writer(reader, source, tokenizer_folder, dtype or torch.float32)
+        writer = _whole_writer(reader, source, tokenizer_folder, dtype or torch.float32, end_ids)
         return writer, Choice("model", "all weights were trained")
     parameters = parameters_by_shape(reader.checkpoint.manifest.parameters)
     buffers = {
@@ -51,11 +52,16 @@ def writer_of(
             return _buffer(reader, name, buffers[name])
         return _rows(reader, name, tuple(parameters[name].shape))
 
-    return adapter_export_writer(adapters, source, tokenizer_folder, Weights({**parameters, **buffers}, pieces), dtype)
+    weights = Weights({**parameters, **buffers}, pieces)
+    return adapter_export_writer(adapters, source, tokenizer_folder, weights, dtype, end_ids=end_ids)
 
 
 def _whole_writer(
-    reader: CheckpointReader, source: ModelFolder, tokenizer_folder: Path | None, dtype: torch.dtype
+    reader: CheckpointReader,
+    source: ModelFolder,
+    tokenizer_folder: Path | None,
+    dtype: torch.dtype,
+    end_ids: Sequence[int],
 ) -> FolderWriter:
     blueprint = make_blueprint(source)
     stored = _stored_names(blueprint, reader.checkpoint)
@@ -66,7 +72,7 @@ def _whole_writer(
             return _rows(reader, stored[name], tuple(tensors[name].shape))
         return _buffer(reader, name, tensors[name])
 
-    return model_writer(source, tokenizer_folder, blueprint, Weights(tensors, pieces), dtype)
+    return model_writer(source, tokenizer_folder, blueprint, Weights(tensors, pieces), dtype, end_ids=end_ids)
 
 
 def _stored_names(blueprint: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, str]:

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from coremill.checkpoint.generation_config import GENERATION_CONFIG, with_end_ids
 from coremill.checkpoint.store import FirstFailure, SteadyFile
 from coremill.data.tokenizer_files import files_of_tokenizer, write_chat_templates
 from coremill.errors import StorageError
@@ -154,8 +155,12 @@ def model_writer(
     weights: Weights,
     dtype: torch.dtype,
     dtypes: Mapping[str, torch.dtype] | None = None,
+    *,
+    end_ids: Sequence[int] = (),
 ) -> FolderWriter:
-    """What writes a whole model, in the form of the files it came from; `dtypes` are those of single parameters."""
+    """What writes a whole model, in the form of the files it came from; `dtypes` are those of single parameters.
+
+    `end_ids` are the tokens that answers end with, where it learned conversations: generation ends there too."""
     groups = _plan_groups(blueprint, weights.tensors, dtype, dtypes or {})
     files = _plan_files(groups)
 
@@ -169,13 +174,20 @@ def model_writer(
             weight_map = {entry.name: file for entry, file in listed}
             total_bytes = sum(group.bytes for group in groups)
             write_json(folder / INDEX_FILE, {"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
-        generation = source.folder / "generation_config.json"
-        if generation.is_file():
-            _copy(generation, folder)
+        if not write_end_ids(folder, source, blueprint, end_ids) and (source.folder / GENERATION_CONFIG).is_file():
+            _copy(source.folder / GENERATION_CONFIG, folder)
         copy_code(folder, source)
         copy_tokenizer(folder, tokenizer_folder, source)
 
     return FolderWriter(files, weights, blueprint, write_beside)
+
+
+def write_end_ids(folder: Path, source: ModelFolder, blueprint: PreTrainedModel, end_ids: Sequence[int]) -> bool:
+    """A generation config with them, where the model's own lacks one; whether it was written."""
+    document = with_end_ids(source.folder, blueprint, end_ids)
+    if document is not None:
+        write_json(folder / GENERATION_CONFIG, document)
+    return document is not None
 
 
 def copy_code(folder: Path, source: ModelFolder) -> None:

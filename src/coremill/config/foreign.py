@@ -122,7 +122,14 @@ _TRANSLATIONS: Mapping[str, Translate] = {
         *(translate.roles_learned, translate.save_interval, translate.scheduler_kwargs, translate.shares),
         *(translate.steps_or_none, translate.tokens_per_step, translate.trackers, translate.warmup_ratio),
         *(translate.decay_share, starts.ranks_of_all, starts.distributed_type, starts.sharding, starts.zero_stage),
-        *(starts.betas, starts.glue_task, starts.column_list, starts.folder_of_name, starts.evaluated),
+        *(
+            starts.betas,
+            starts.glue_task,
+            starts.column_list,
+            starts.folder_of_name,
+            starts.evaluated,
+            starts.row_length,
+        ),
     )
 }
 

@@ -10,6 +10,9 @@ from coremill.config.rule import Breach, Rule
 from coremill.config.schema import RunConfig
 
 _SIZE_STEP_GIB = 2400  # of FSx for Lustre; the smallest is half of it
+# A volume there would hide what is in the image, or stand where a pod has another one.
+_TAKEN_PATHS = ("/bin", "/etc", "/etc/coremill", "/lib", "/lib64", "/opt", "/run", "/sbin", "/tmp", "/usr", "/var")
+_TAKEN_ROOTS = ("/dev", "/proc", "/sys")
 
 
 def _image_is_named(config: RunConfig) -> Breach | None:
@@ -148,6 +151,20 @@ def _cpus_are_whole_cores(config: RunConfig) -> Breach | None:
     )
 
 
+def _volume_has_a_place(config: RunConfig) -> Breach | None:
+    """`kubernetes.mount_path` is a folder of the volume's own."""
+    path = config.kubernetes.mount_path
+    is_taken = path in _TAKEN_PATHS or any(path == root or path.startswith(f"{root}/") for root in _TAKEN_ROOTS)
+    if config.kubernetes.image is None or not (is_taken or {".", ".."} & set(path.split("/"))):
+        return None
+    return Breach(
+        "kubernetes.mount_path",
+        f"kubernetes.mount_path is {path}",
+        "pods have other files there, which the volume would hide" if is_taken else "a pod takes no path with dots",
+        "give the volume a folder of its own, for instance /fsx",
+    )
+
+
 def _default(name: str) -> object:
     return KubernetesSection.model_fields[name].default
 
@@ -173,4 +190,5 @@ KUBERNETES_RULES = (
     Rule(("kubernetes.image", "kubernetes.placement_group", "kubernetes.karpenter"), _placement_groups_are_known),
     Rule(("kubernetes.image", "kubernetes.instances", "fleet.instance"), _planned_type_is_listed),
     Rule(("kubernetes.image", "kubernetes.cpus"), _cpus_are_whole_cores),
+    Rule(("kubernetes.image", "kubernetes.mount_path"), _volume_has_a_place),
 )

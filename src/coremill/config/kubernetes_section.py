@@ -119,7 +119,10 @@ class KubernetesSection(Section):
     )
     user_id: Annotated[int, Field(ge=1000, lt=2**31)] = Field(10001, description="user and group that pods run as")
     queue: str | None = Field(
-        None, min_length=1, description="Kueue: the LocalQueue of the job, rendered with a quota of its size"
+        None, min_length=1, description="Kueue: the LocalQueue of the job, made with a quota of its size (make_queue)"
+    )
+    make_queue: bool = Field(
+        True, description="false: the queue is there; set it where other runs, or administrators, have made it"
     )
     efa: bool = Field(
         False, description="ask for Elastic Fabric Adapters where the type has them; coremill's own traffic uses TCP"

@@ -33,6 +33,7 @@ LENGTH = (
 )
 ALL_DEVICES = "num_processes world_size"
 DEVICES = "nproc_per_node nprocs_per_node nproc num_gpus gpus devices num_accelerators"  # of a machine
+PADDED_TASKS = ("question-answering", "sequence-classification")
 LOWEST_RATE = ", with train.minimum_learning_rate for its lowest rate"
 CONFIGS = "dataset_config_name dataset_config subset"
 
@@ -179,14 +180,15 @@ def tokens_per_step(_: Any, given: Given) -> Cure | None:
         factors[f"{passes} accumulation steps"] = passes
     if devices is not None:
         factors[f"{devices} devices"] = devices
-    counts_rows = given.get("task") in ("question-answering", "sequence-classification")
+    counts_rows = given.get("task") in PADDED_TASKS
     if not counts_rows:
         factors[f"{length} tokens of a row"] = length
     note = f" ({' x '.join(factors)})"
     if of_all is None and devices is None:
         note += ", times the number of devices you had"
     key = "train.samples_per_step" if counts_rows else "train.tokens_per_step"
-    return Cure({key: math.prod(factors.values())}, note)
+    why = "a step is counted in rows over all ranks, so that it stays the same when the machines change"
+    return Cure({key: math.prod(factors.values())}, note, why if counts_rows else None)
 
 
 def _devices(given: Given) -> int | None:

@@ -10,8 +10,8 @@ from coremill.config.load import LoadedConfig
 from coremill.config.schema import AUTO, RunConfig
 from coremill.errors import InputError
 from coremill.hardware.pods import PodSize, instances_of, pod_size, room_for_a_pod
-from coremill.k8s.names import POOL_PREFIX, job_name, require_names
-from coremill.k8s.run_file import RunFile, make_run_file, paths_pods_do_not_see, volume_folder
+from coremill.k8s.names import LONGEST_LABEL, cluster_wide, job_name, require_names
+from coremill.k8s.run_file import RunFile, folders_of_others, make_run_file, paths_pods_do_not_see, volume_folder
 from coremill.k8s.times import Times, times_of
 from coremill.plan.layout import lay_out
 from coremill.plan.planner import make_plan
@@ -54,8 +54,8 @@ class Job:
 
     @property
     def pool(self) -> str:
-        """Name of NodePool and EC2NodeClass."""
-        return f"{POOL_PREFIX}{self.name}"
+        """Name of NodePool and EC2NodeClass, which belong to the whole cluster; nodes have it as a label."""
+        return cluster_wide(self.namespace, self.name, LONGEST_LABEL)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -91,7 +91,7 @@ def make_job(loaded: LoadedConfig) -> Job:
     times = times_of(config, plan)
     # Paths stay as they are written: what this machine found beside the run file is not in the pod.
     run_file = make_run_file(loaded.config, name.value, ranks, threads, times)
-    warnings = paths_pods_do_not_see(loaded.config, loaded.places)
+    warnings = paths_pods_do_not_see(loaded.config, loaded.places) + folders_of_others(loaded.config)
     if plan is not None and plan.save is not None:
         warnings += [f"warning: {words}" for words in plan.save.warnings]
     else:
@@ -217,10 +217,10 @@ def _hints(config: RunConfig) -> list[str]:
         hints.append(
             "W&B stays offline in pods without a login: name a Secret with WANDB_API_KEY in kubernetes.secrets"
         )
-    if section.queue is not None:
+    if section.queue is not None and section.make_queue:
         hints.append(
-            f"the queue {section.queue} is rendered with a quota of this job's size: leave it out of what you apply"
-            " where your queues are made by others"
+            f"the queue {section.queue} is made with a quota of this job's size; where it is there, by administrators"
+            " or for another run, set kubernetes.make_queue: false"
         )
     if section.storage == "claim":
         hints.append(f"the claim {section.claim} has to be there, in the namespace {section.namespace}")

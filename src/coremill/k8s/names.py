@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 from coremill.config.load import LoadedConfig
@@ -11,8 +12,8 @@ from coremill.plan.types import Choice
 
 LONGEST_LABEL = 63  # of a part of a DNS name, and of the value of a label
 LONGEST_NAME = 253  # of most objects
-POOL_PREFIX = "coremill-"
 REPLICATED_JOB = "node"  # what Kubeflow Trainer calls it too
+_DIGEST = 8  # characters
 _RANDOM_SUFFIX = 6  # -x7k2p, which a Job adds to the names of its pods
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035: begins with a letter, as Services and TrainJobs need it
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -51,8 +52,19 @@ def job_name(loaded: LoadedConfig) -> Choice[str]:
 
 def longest_job_name(config: RunConfig) -> int:
     """So that names of pods, their host names and labels stay within DNS limits."""
-    by_pods = LONGEST_LABEL - len(_pod_ending(config)) - _RANDOM_SUFFIX
-    return min(by_pods, LONGEST_LABEL - len(POOL_PREFIX))
+    return LONGEST_LABEL - len(_pod_ending(config)) - _RANDOM_SUFFIX
+
+
+def cluster_wide(namespace: str, name: str, longest: int = LONGEST_NAME) -> str:
+    """The name of an object that is in no namespace: two namespaces may each have a `name`, and never share it.
+
+    No namespace has a dot, so that no two pairs give the same; what is too long ends with a digest of the whole.
+    """
+    whole = f"{namespace}.{name}"
+    if len(whole) <= longest:
+        return whole
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:_DIGEST]
+    return f"{whole[: longest - _DIGEST - 1].rstrip('-.')}-{digest}"
 
 
 def require_names(config: RunConfig) -> None:

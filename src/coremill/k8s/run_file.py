@@ -78,6 +78,18 @@ def paths_pods_do_not_see(config: RunConfig, places: Places) -> list[str]:
     return found
 
 
+def folders_of_others(config: RunConfig) -> list[str]:
+    """A warning for each folder that pods write to, is on the volume, and nobody gives to their user."""
+    folder, mount = volume_folder(config), config.kubernetes.mount_path
+    named = {"run.folder": config.run.folder, "checkpoint.folder": config.checkpoint.folder}
+    return [
+        f"warning: {key}: {value} is outside of {folder}, which pods own: it has to be there, and belong to user"
+        f" {config.kubernetes.user_id}"
+        for key, value in named.items()
+        if value is not None and _is_below(value, mount) and not _is_below(value, folder)
+    ]
+
+
 def _folders(config: RunConfig, name: str) -> list[Change]:
     mount = config.kubernetes.mount_path
     changes = []

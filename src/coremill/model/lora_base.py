@@ -85,7 +85,7 @@ def refuse_changed_base(base: Base, model: ModelFolder) -> None:
             f"the files of {base.name} have changed while the run went on: adapters cannot be merged into them",
             where=str(model.folder),
             why="they were trained beside other weights",
-            do="bring the files back; until then coremill export RUN DEST --adapter gives the adapters alone",
+            do="bring the files back; then coremill export RUN DEST --merged merges the last checkpoint",
         )
 
 

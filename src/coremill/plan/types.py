@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Generic, Literal, TypeVar
 
 from coremill.plan.traffic import GradientForm, gradient_form, sent_bytes
@@ -105,7 +105,7 @@ class MemoryPart:
 
     @property
     def total(self) -> int:
-        return sum(asdict(self).values())
+        return sum(getattr(self, part.name) for part in fields(self))  # asked for often: no copies
 
 
 @dataclass(frozen=True, kw_only=True)

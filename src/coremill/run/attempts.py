@@ -179,6 +179,7 @@ class _Watched:
         self._steps_done = 0  # in any attempt
         self._notice: str | None = None
         self._first_rank = run.node_rank * board.ranks
+        self._report_before = run.folder.report_stamp()
         self._hang_detector = self._new_hang_detector()
         self.since = time.time()
 
@@ -199,6 +200,18 @@ class _Watched:
     def run(self, number: int) -> Outcome:
         """One attempt."""
         OWNED.check_now()
+        if number > 0 and self._is_finished_by_others():
+            self._run.readers.note("the run was finished by the other nodes meanwhile: nothing is left to do here")
+            return Outcome(
+                exit_code=0,
+                failed_rank=None,
+                signal=None,
+                message="",
+                exit_codes=(),
+                log_tail="",
+                log_file=None,
+                settings=self._settings,
+            )
         self._attempt = number
         self._hang_detector = self._new_hang_detector()
         self.since = time.time()
@@ -220,6 +233,14 @@ class _Watched:
         )
         self._tick()
         return self._with_memory(outcome)
+
+    def _is_finished_by_others(self) -> bool:
+        """A node that was lost between its last step and its end has a successor whom nobody waits for.
+
+        A report that was there before is of a shorter run, which this one goes on with.
+        """
+        folder = self._run.folder
+        return not self._run.leads and folder.is_finished() and folder.report_stamp() != self._report_before
 
     def on_notice(self, text: str) -> None:
         """This machine will be taken away; the request to stop that follows is said in these words."""

@@ -114,6 +114,7 @@ class Sources:
     tokenizer: Path
     dtype: str  # that the run computed in
     base: Base | None  # of adapters, as it is now
+    end_ids: tuple[int, ...] = ()  # of answers
 
 
 def _sources(config: RunConfig, folder: RunFolder, console: Console) -> Sources:
@@ -126,13 +127,14 @@ def _sources(config: RunConfig, folder: RunFolder, console: Console) -> Sources:
         base = base_of(config, orders.model)
         if base is not None and orders.base is not None:  # where it lay is known only to who began the run
             base = replace(base, name=orders.base.name, revision=orders.base.revision)
-        return Sources(orders.model, orders.tokenizer, orders.plan.dtype.value, base)
+        return Sources(orders.model, orders.tokenizer, orders.plan.dtype.value, base, orders.answer_end_ids)
     cache = cache_folder(environment_snapshot())
     model = resolve_model(config.model, make_task(config), cache=cache, progress=lambda text: say(console, text))
     tokenizer = resolve_tokenizer(config, model, cache=cache)
     named = config.parallel.dtype if config.parallel.dtype in ("fp32", "bf16") else "fp32"
     dtype = named if orders is None else orders.plan.dtype.value
-    return Sources(model, tokenizer, dtype, base_of(config, model))
+    end_ids = () if orders is None else orders.answer_end_ids
+    return Sources(model, tokenizer, dtype, base_of(config, model), end_ids)
 
 
 def _candidates(config: RunConfig, folder: RunFolder, step: str | None) -> list[Checkpoint]:
@@ -197,6 +199,7 @@ def _export(
             sources.tokenizer,
             dtype=None if dtype is None else DTYPES[dtype],
             adapters=adapters,
+            end_ids=sources.end_ids,
         )
         _make_parents(destination)
         with _bar("exporting", writer.total_bytes, console) as on_bytes:

@@ -62,6 +62,14 @@ class RunFolder:
         """Whether the run in it came to its end."""
         return bool(self._reported("state") == "finished")
 
+    def report_stamp(self) -> tuple[int, int] | None:
+        """Changes when a report is written; None: there is none."""
+        try:
+            status = self.report.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
     def is_ended_early(self) -> bool:
         """Whether that was before its last step, by its evaluations."""
         return self._reported("early_stop") is not None

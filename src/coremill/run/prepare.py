@@ -18,6 +18,7 @@ from rich.console import Console
 
 from coremill.config.load import LoadedConfig
 from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.data.packed import PackedData
 from coremill.data.tokenizer_files import tokenizer_identity
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
@@ -95,6 +96,12 @@ class Orders:
             "base": None if self.base is None else self.base.to_json(),
             "start_from": None if self.start_from is None else str(self.start_from),
         }
+
+    @property
+    def answer_end_ids(self) -> tuple[int, ...]:
+        """The tokens that answers end with, where the data are conversations; generation ends there too."""
+        conversations = self.data.conversations if isinstance(self.data, PackedData) else None
+        return () if conversations is None else conversations.end_ids
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Orders:

@@ -27,6 +27,7 @@ from coremill.run.attempts import NodeRun, watch_ranks
 from coremill.run.closing import close_launcher, close_rank
 from coremill.run.early_imports import EarlyImports
 from coremill.run.folder import RunFolder
+from coremill.run.late_report import leave_late_report
 from coremill.run.opening import (
     Options,
     already_finished,
@@ -78,6 +79,8 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
         nodes = 1 if node is None else node.nodes
         if already_finished(loaded.config, folder, options, console, nodes=nodes, leads=leads):
             return 0
+        if (late := leave_late_report(loaded.config, folder, options, console, node)) is not None:
+            return late
 
         with contextlib.nullcontext() if options.dry_run else folder.writable(loaded.where("run.folder")):
             if leads and not options.dry_run:
@@ -333,7 +336,16 @@ def export(run: RankRun, training: Training, origin: ResumePoint, done: int) -> 
     with phase(run.events, "export"):
         dtype, sources = DTYPES[orders.plan.dtype.value], (orders.model, orders.tokenizer)
         made, reason = export_chosen(
-            training, origin, done, *sources, folder, world=world, dtype=dtype, events=run.events, adapters=adapters
+            training,
+            origin,
+            done,
+            *sources,
+            folder,
+            world=world,
+            dtype=dtype,
+            events=run.events,
+            adapters=adapters,
+            end_ids=orders.answer_end_ids,
         )
     if world.rank == 0:
         about = {"form": made.form.value, "base": None if orders.base is None else orders.base.name}

@@ -13,7 +13,7 @@ import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, pipeline
 
 from coremill.checkpoint.export import ExportReport, export_trained
 from coremill.checkpoint.export_adapter import AdapterExport, asked_of
@@ -59,11 +59,14 @@ class Run:
     source: ModelFolder
     config: RunConfig
 
-    def export(self, folder: Path, tokenizer: Path | None = None, **changes: Any) -> ExportReport:
+    def export(
+        self, folder: Path, tokenizer: Path | None = None, *, end_ids: tuple[int, ...] = (), **changes: Any
+    ) -> ExportReport:
         asked = asked_of(self.config, base_of(self.config, self.source))
         assert isinstance(asked, AdapterExport)
         wanted = dataclasses.replace(asked, **changes)
-        return export_trained(Trained(self.model), self.model, wanted, self.source, tokenizer, folder, world=Alone())
+        places = (self.source, tokenizer, folder)
+        return export_trained(Trained(self.model), self.model, wanted, *places, world=Alone(), end_ids=end_ids)
 
 
 def trained_run(folder: Path, weights: str = "pretrained", **lora: Any) -> Run:
@@ -193,3 +196,27 @@ def test_a_base_that_nobody_could_load_is_merged(tmp_path: Path) -> None:
     assert (logits(AutoModelForCausalLM.from_pretrained(made.folder)) - logits(run.model)).abs().max() < 1e-5
     trained_head = trained_run(headless, modules_to_save=["lm_head"])
     assert trained_head.export(tmp_path / "adapter").form.value == "adapter"
+
+
+@pytest.mark.parametrize("own", [None, 2, [2, 5]], ids=["no file", "one token", "has it"])
+def test_generation_ends_where_answers_do(tmp_path, own):
+    """The end of a turn joins the model's own end tokens, in both forms; a file that has it is left as it is."""
+    folder = tmp_path / "base"
+    make_model(folder, "llama")
+    file = folder / "generation_config.json"
+    file.unlink(missing_ok=True)
+    if own is not None:
+        file.write_text(json.dumps({"_from_model_config": True, "eos_token_id": own, "temperature": 0.7}))
+    from_config = json.loads((folder / "config.json").read_text())["eos_token_id"]
+    run = trained_run(folder)
+    for merged in (True, False):
+        run.export(tmp_path / f"{merged}", end_ids=(5,), merged=merged)
+        written = tmp_path / f"{merged}" / "generation_config.json"
+        if own == [2, 5]:
+            assert written.exists() == merged and (not merged or written.read_bytes() == file.read_bytes())
+            continue
+        ends = GenerationConfig.from_pretrained(written.parent).eos_token_id
+        assert ends == [from_config if own is None else own, 5]
+        assert own is None or json.loads(written.read_text())["temperature"] == 0.7
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "True")
+    assert 5 in loaded.generation_config.eos_token_id

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from coremill.config.load import LoadedConfig, load_config
 
+LONG = os.environ.get("COREMILL_LONG_TESTS") == "1"  # in `make test-long`
 IMAGE = "example.com/coremill:0.1.0"
 # Llama-3-8B as a shape: no hub, no weights.
 LLAMA3_8B = {

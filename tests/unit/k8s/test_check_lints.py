@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from pathlib import Path
 
 import pytest
+from clusters import LONG
 
 from coremill.k8s.check.checking import check
 from coremill.k8s.check.crds import shipped_schemas
@@ -262,8 +264,24 @@ def test_lints_take_whatever_they_get():
             kind = schemas.kind_of(
                 manifest.group, manifest.version, manifest.kind, {"trainer": "2.1" if "v21" in file else "2.3"}
             )
-            for mutation in mutations(manifest.object, dict(kind.schema) if kind else {}, 60, seed=22):
+            for mutation in mutations(manifest.object, dict(kind.schema) if kind else {}, 200 if LONG else 40, seed=22):
                 changed = [*manifests[:number], Manifest("f", mutation.object, {}), *manifests[number + 1 :]]
                 check(changed, schemas, {})
                 count += 1
     assert count > 500
+
+
+@pytest.mark.parametrize("field", ["name", "taint", "volume"])
+def test_an_object_where_a_name_belongs(field):
+    """What is looked up by a name is found by none."""
+    nodes, job = (copy.deepcopy(read_manifests([str(MANIFESTS / "good" / f)])) for f in ("nodes.yaml", "jobset.yaml"))
+    of_kind = {each.kind: each.object for each in (*nodes, *job)}
+    if field == "name":
+        of_kind["EC2NodeClass"]["metadata"]["name"] = {"a": "b"}
+    elif field == "taint":
+        of_kind["NodePool"]["spec"]["template"]["spec"]["taints"] = [{"key": {}, "effect": []}, {"key": {}}]
+    else:
+        template = of_kind["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+        template["volumes"] = [{"name": [], "configMap": {"name": {}}}]
+        job.append(Manifest("f", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": []}, "data": {}}, {}))
+    assert check([*nodes, *job], shipped_schemas(), {}).errors

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
+from clusters import LONG
 
 from coremill.k8s.check.checking import check_object
 from coremill.k8s.check.crds import Release, Schemas, shipped_schemas
@@ -253,12 +255,14 @@ def test_the_object_is_left_alone():
     assert body == before
 
 
-def test_core_kinds_are_read_as_others_read_them():
+def test_core_kinds_are_read_as_others_read_them(monkeypatch):
     """By kubernetes-validate, strict, which does not look at the range of integers and stumbles at nulls."""
     asked = 0
+    for name in ("schema_contents", "all_versions"):  # it reads megabytes for each object
+        monkeypatch.setattr(kubernetes_validate.utils, name, cache(getattr(kubernetes_validate.utils, name)))
     for file in ("core.yaml", "indexed-job.yaml"):
         for manifest in read_manifests([str(GOOD / file)]):
-            for mutation in mutations(manifest.object, {}, 60, seed=7):
+            for mutation in mutations(manifest.object, {}, 300 if LONG else 60, seed=7):
                 if mutation.words.startswith("metadata"):
                     continue
                 problems = check_object(Manifest("f", mutation.object, {}), SCHEMAS, {}).problems
@@ -267,7 +271,7 @@ def test_core_kinds_are_read_as_others_read_them():
                     kubernetes_validate.validate(mutation.object, kubernetes_validate.latest_version(), strict=True)
                     assert not ours, (mutation.words, ours)
                 except kubernetes_validate.ValidationError as error:
-                    assert ours or "is valid under each of" in error.message, (mutation.words, error.message)
+                    assert problems or "is valid under each of" in error.message, (mutation.words, error.message)
                 asked += 1
     assert asked > 200
 

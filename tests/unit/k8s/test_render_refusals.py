@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import LLAMA3_8B, loaded, of_kind
+from clusters import LLAMA3_8B, LONG, loaded, of_kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -69,8 +69,14 @@ def test_names_beyond_dns(tmp_path: Path) -> None:
             assert len(pod) <= 63 and all(len(one["metadata"]["name"]) <= 63 for one in objects[1:3])
 
 
+@pytest.mark.parametrize("path", ["/tmp", "/etc", "/etc/coremill", "/usr", "/proc/x", "/dev/shm", "/a/../etc", "/a/."])
+def test_a_volume_where_pods_have_something_else(path: str, tmp_path: Path) -> None:
+    words = str(refused(tmp_path, {"mount_path": path}))
+    assert f"kubernetes.mount_path is {path}\n" in words and "for instance /fsx" in words
+
+
 @given(st.text(min_size=1, max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 if LONG else 50, deadline=None)
 def test_any_file_name_makes_a_name_or_none(text: str) -> None:
     made = as_label(text)
     assert made == "" or (made[0].isalpha() and made[-1].isalnum() and made == made.lower() and made.isascii())

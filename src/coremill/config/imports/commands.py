@@ -24,6 +24,7 @@ from coremill.config.other_tools import Script, flags, launcher_word, scripts, v
 from coremill.config.unknown_keys import plain_name
 
 _HOSTFILE = "hosts.txt"
+_COUNTED = "ranks are counted per machine, and hosts are named in a file"
 _PLACES = ("total", "per_node", "nodes", "hostfile", "hosts", "node_rank", "master", "port", "threads")
 _MANY_BY_DEFAULT = ("mpirun", "deepspeed", "ipexrun")  # the others start one rank unless they are told
 
@@ -221,9 +222,9 @@ def _place_fate(brought: Brought, says: str, places: Places) -> Fate:
     )
     option = "--ppn" if option in ("--nproc", "--nnodes") and places.on_hosts else option
     if option in words:
-        return Fate(brought, "mapped", "", settings, command=f"{option} {words[words.index(option) + 1]}")
+        return Fate(brought, "mapped", _COUNTED, settings, command=f"{option} {words[words.index(option) + 1]}")
     if settings:
-        return Fate(brought, "mapped", "", settings)
+        return Fate(brought, "mapped", _COUNTED, settings)
     if says in ("master", "port", "node_rank", "nodes"):
         why = (
             "rank 0 is on the first host, and a free port is found"

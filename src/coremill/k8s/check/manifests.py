@@ -10,13 +10,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from coremill.errors import InputError
 from coremill.k8s.check.findings import Finding, Problem, joined
 from coremill.nearby import PATH_ADVICE, nearest_path
+
+if TYPE_CHECKING:
+    from coremill.k8s.render import Rendered
 
 STDIN = "-"
 _STDIN_NAME = "stdin"
@@ -171,8 +174,13 @@ def _rendered(file: str) -> list[Manifest]:
     from coremill.config.load import load_config
     from coremill.k8s.render import render_objects
 
-    loaded = load_config(Path(file))
-    section = loaded.config.kubernetes
-    releases = {"trainer": section.trainer, "karpenter": section.karpenter}
-    wanted = {name: version for name, version in releases.items() if version and version != "none"}
-    return [Manifest(file, each, {}, wanted) for each in render_objects(loaded).objects]
+    return manifests_of(render_objects(load_config(Path(file))), file)
+
+
+def manifests_of(rendered: Rendered, file: str) -> list[Manifest]:
+    """What was rendered, to be checked for the releases that its run file names."""
+    section = rendered.job.section
+    releases: dict[str, str] = {"trainer": section.trainer}
+    if section.has_karpenter:
+        releases["karpenter"] = section.karpenter
+    return [Manifest(file, each, {}, releases) for each in rendered.objects]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from coremill.k8s.job import Job
@@ -27,12 +28,14 @@ def run_file_map(job: Job) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": run_file_name(job), "namespace": job.namespace, "labels": job.labels},
+        "immutable": True,
         "data": {RUN_FILE: job.run_file.text},
     }
 
 
 def run_file_name(job: Job) -> str:
-    return f"{job.name}-run"
+    """By its content: where the run is rendered anew, pods of a job that is running still get the file of theirs."""
+    return f"{job.name}-run-{hashlib.sha256(job.run_file.text.encode()).hexdigest()[:8]}"
 
 
 def network_policy(job: Job) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coremill.k8s.job import Job
+from coremill.k8s.names import cluster_wide
 from coremill.k8s.objects.nodes import AMX_TOLERATION, POOL_LABEL
 from coremill.k8s.objects.pods import EFA_RESOURCE
 
@@ -13,11 +14,11 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def queue_objects(job: Job) -> list[dict[str, Any]]:
-    """In apply order; none where no queue is named."""
+    """In apply order; none where no queue is named, or where it is there."""
     queue = job.section.queue
-    if queue is None:
+    if queue is None or not job.section.make_queue:
         return []
-    cluster_queue = f"{job.namespace}-{queue}"
+    cluster_queue = cluster_wide(job.namespace, queue)
     quotas: list[dict[str, Any]] = [
         {"name": "cpu", "nominalQuota": job.nodes * job.pod.cpus},
         {"name": "memory", "nominalQuota": f"{job.nodes * job.pod.memory_gib}Gi"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coremill.k8s.job import Job
+from coremill.k8s.names import cluster_wide
 
 DRIVER = "fsx.csi.aws.com"
 _MOUNT_OPTIONS = ["flock"]  # the locks by which a run folder has one owner
@@ -27,7 +28,7 @@ def volume_objects(job: Job) -> list[dict[str, Any]]:
 
 def _volume_name(job: Job) -> str:
     """Volumes and storage classes belong to the whole cluster."""
-    return f"{job.namespace}-{job.section.claim}"
+    return cluster_wide(job.namespace, job.section.claim)
 
 
 def _static_volume(job: Job) -> dict[str, Any]:

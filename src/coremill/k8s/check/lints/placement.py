@@ -265,9 +265,9 @@ def _grace_problems(pod: Pod, pools: list[Pool], manifests: list[Manifest]) -> I
 
 def _save_seconds(pod: Pod, manifests: list[Manifest]) -> tuple[float, str]:
     """How long a save may take: coremill's run file says it, of other programs we assume it."""
-    maps = {at(each.object, "metadata", "name"): each for each in manifests if each.kind == "ConfigMap"}
+    maps = {text(at(each.object, "metadata", "name")): each for each in manifests if each.kind == "ConfigMap"}
     for volume in objects(pod.spec.get("volumes")):
-        found = maps.get(at(volume, "configMap", "name"))
+        found = maps.get(text(at(volume, "configMap", "name")))
         for content in mapping(found.object.get("data")).values() if found else ():
             written = re.search(
                 r"(?m)^checkpoint:(?:\n +.*)*?\n? *\{?.*?\bgrace: *[\"']?(\d+(?:\.\d+)?)s", text(content)

@@ -83,19 +83,19 @@ class Pod:
         named = (each for each in self.containers if each.name == TRAINER_CONTAINER)
         return next(named, self.containers[0] if self.containers else None)
 
-    @property
+    @cached_property
     def cpu_milli(self) -> int:
         return round(1000 * sum(each.amount("cpu") or 0.0 for each in self.containers))
 
-    @property
+    @cached_property
     def memory_bytes(self) -> int:
         return round(sum(each.amount("memory") or 0.0 for each in self.containers))
 
-    @property
+    @cached_property
     def needs_gpu(self) -> bool:
         return any(each.amount(name) for each in self.containers for name in _GPUS)
 
-    @property
+    @cached_property
     def needs_efa(self) -> bool:
         return any(each.amount(EFA) for each in self.containers)
 

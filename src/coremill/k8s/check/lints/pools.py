@@ -97,7 +97,7 @@ class Pool:
 
 
 def find_pools(manifests: list[Manifest]) -> list[Pool]:
-    classes = {at(each.object, "metadata", "name"): each for each in manifests if each.kind == "EC2NodeClass"}
+    classes = {text(at(each.object, "metadata", "name")): each for each in manifests if each.kind == "EC2NodeClass"}
     pools = []
     for manifest in manifests:
         if manifest.kind == "NodePool" and manifest.group == "karpenter.sh":
@@ -194,7 +194,7 @@ def unknown_value(key: str, value: str, where: str) -> Problem | None:
 def _taint_problems(pool: Pool) -> Iterator[Problem]:
     seen = set()
     for number, taint in enumerate(objects(pool.template.get("taints"))):
-        identity = (taint.get("key"), taint.get("effect"))
+        identity = (text(taint.get("key")), text(taint.get("effect")))
         if identity in seen:
             where = f"spec.template.spec.taints[{number}]"
             words = "the same key and effect as an earlier taint: Karpenter takes no such NodePool"
