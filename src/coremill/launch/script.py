@@ -88,6 +88,9 @@ def _notes(request: Request, node: NodeFacts, environ: Mapping[str, str]) -> lis
     text = "" if request.is_module else text_of_script(request.script)
     openmp = find_openmp(node, find_torch_folder(), environ)
     notes = notes_on(environ, request.arguments, openmp, script_text=text)
+    in_bf16 = "--bf16" in request.arguments or environ.get("ACCELERATE_MIXED_PRECISION") == "bf16"
+    if in_bf16 and request.hostfile is None and not node.has_bf16_units:
+        notes.append("bf16: this CPU has no units for it, and products in it are many times slower than in fp32")
     said = {note.partition(":")[0] for note in notes}
     of_script = notes_on_script(request.script, request.arguments, text)
     return [*notes, *(note for note in of_script if note.partition(":")[0] not in said)]

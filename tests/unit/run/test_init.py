@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ def refused(*answers: str, **options: object) -> CoremillError:
 def test_every_suggestion_taken_is_the_built_in_example() -> None:
     said = init()
     assert "wrote run.yaml" in said and "memory: " in said
+    assert re.search(r"^  model.name: built-in \(.+\)$", said, re.MULTILINE)
     config, example = load_config(Path("run.yaml")).config, load_config(None).config
     assert (config.model, config.train.steps, config.train.learning_rate) == (
         example.model,
@@ -107,6 +109,11 @@ def test_nobody_to_ask() -> None:
     init("model=built-in", "data.source=built-in", "train.steps=5", "data.evaluation_fraction=0", "fleet.nodes=1",
          yes=False)  # fmt: skip
     assert load_config(Path("run.yaml")).config.train.steps == 5
+
+
+def test_data_of_other_machines_is_a_warning() -> None:
+    said = init("model=built-in", "data.source=/fsx/books/*.txt", "train.steps=5")
+    assert "warning: no file matches (data.source: /fsx/books/*.txt)" in said and "wrote run.yaml" in said
 
 
 @pytest.mark.parametrize(

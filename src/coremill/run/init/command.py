@@ -162,10 +162,13 @@ def _data(interview: Interview, found: Findings) -> None:
         columns[:] = columns_of(config.data.source)
         try:
             return _look_at_data(config)
-        except InputError:
+        except InputError as problem:
             if _missing_columns(config, config.task, columns):
                 return f"columns: {', '.join(columns)}"  # which of them, is asked next
-            raise
+            if interview.asks or "data.source" not in interview.given:
+                raise
+            interview.warn(f"{problem.what} ({problem.where}); is it on the machines that train?")  # as plan does
+            return ""
 
     interview.ask("data.source", found.data, check)
     config = interview.load().located

@@ -66,6 +66,7 @@ class Interview:
                     why=f"coremill would suggest {suggestion.value}: {suggestion.reason}",
                     do=f"add --answer {key}=VALUE, or --yes to take every suggestion",
                 )
+            self._say(f"{key}: {suggestion.value} ({suggestion.reason})", "dim")
             self._settle(key, suggestion.value, check)
             self.asked.append(key)
             return
@@ -154,6 +155,10 @@ class Interview:
         for label, text in (("why", first.why), ("do", first.do)):
             if text:
                 self._say(f"{label}: {text}", "red" if label == "why" else "not dim")
+
+    def warn(self, text: str) -> None:
+        """Of what will not keep the file from being written."""
+        self._say(f"warning: {text}", "yellow")
 
     def _say(self, text: str, style: str) -> None:
         if self.console.is_terminal:
