@@ -90,6 +90,18 @@ def test_what_lies_around_is_suggested() -> None:
     assert "next: coremill train run.yaml --hostfile hosts" in said
 
 
+def test_the_task_is_suggested_by_model_and_columns() -> None:
+    """An encoder can be trained for more than one; the built-in model and a Llama are not asked about."""
+    bert = {"model_type": "bert", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 99}
+    Path("bert").mkdir()
+    Path("bert", "config.json").write_text(json.dumps({**bert, "num_attention_heads": 2}))
+    Path("reviews.csv").write_text("text,label\nfine,1\npoor,0\n")
+    said = init("model.weights=random", "train.steps=2", "tokenizer=built-in")
+    config = load_config(Path("run.yaml")).config
+    assert (config.model.name, config.task, config.data.source) == ("bert", "sequence-classification", "reviews.csv")
+    assert "nearest to those of the data: text, label" in said
+
+
 def test_adapters_where_all_weights_are_too_many() -> None:
     """70 B parameters on a machine of tests."""
     if not os.environ.get("COREMILL_LONG_TESTS"):

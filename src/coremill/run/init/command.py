@@ -116,10 +116,11 @@ def _task(interview: Interview, found: Findings, able: list[str]) -> None:
             interview.answers["task"] = able[0]
         return
     columns = columns_of(interview.given.get("data.source", found.data.value))
-    fitting = [name for name in able if columns and not _missing_columns(interview.load().config, name, columns)]
-    best = next(iter([*fitting, *able]))
-    if best in fitting and fitting != able:
-        reason = f"the columns of the data say so: {', '.join(columns)}"
+    config = interview.load().config
+    missing = {name: len(_missing_columns(config, name, columns)) for name in able}
+    best = min(able, key=lambda name: missing[name])
+    if len(set(missing.values())) > 1:
+        reason = f"of {' and '.join(able)}, its columns are nearest to those of the data: {', '.join(columns)}"
     else:
         reason = f"this model can be trained for {' and '.join(able)}"
     interview.ask("task", Choice(best, reason), lambda loaded: _of_these(loaded.config.task, able, "task"))
