@@ -12,7 +12,7 @@ from pathlib import Path
 from coremill.config.foreign import foreign_keys
 from coremill.config.imports.fates import Fate
 from coremill.config.imports.imported import Imported, import_words, quoted
-from coremill.config.other_tools import launcher_words, variables
+from coremill.config.other_tools import launchers, variables
 from coremill.config.show import scalar_text
 
 BROUGHT = Path(__file__).parent.parent / "tests" / "golden" / "brought"
@@ -25,8 +25,9 @@ a tutorial. Each becomes a run file on stdout, every line with the setting it ca
 behind with the reason. Nothing is started, no pickle is opened, no torch is imported.
 
 ```sh
-coremill config import default_config.yaml > run.yaml
-coremill config import ds_config.json > run.yaml
+coremill config import tests/golden/brought/four_machines.yaml
+coremill config import tests/golden/brought/cpu-ds.json
+coremill config import tests/golden/brought/mpirun_qa_two.sh
 coremill config import -- torchrun --nproc_per_node=4 train.py
 ```
 
@@ -103,9 +104,10 @@ def _everything() -> Iterator[str]:
                 becomes = ", ".join(f"`{key}`" for key in row.targets) or ("retired" if row.retired else "")
                 yield f"| {' '.join(f'`{name}`' for name in row.names)} | {becomes} | {_cell(row.why)} |"
         yield ""
-    yield "### Launchers\n\n| option | `coremill launch` | why |\n|---|---|---|"
-    for word in dict.fromkeys(launcher_words().values()):
-        yield f"| {' '.join(f'`{name}`' for name in word.names)} | {_code(word.becomes)} | {_cell(word.why)} |"
+    yield "### Launchers\n\n| option | of | `coremill launch` | why |\n|---|---|---|---|"
+    for word in launchers():
+        names, tools = " ".join(f"`{name}`" for name in word.names), ", ".join(word.tools)
+        yield f"| {names} | {tools} | {_code(word.becomes)} | {_cell(word.why)} |"
     yield "\n### Variables\n\n| variable | `coremill launch` | why |\n|---|---|---|"
     for word in variables():
         yield f"| {' '.join(f'`{name}`' for name in word.names)} | {_code(word.becomes)} | {_cell(word.why)} |"

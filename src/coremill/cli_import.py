@@ -28,7 +28,7 @@ def config_import(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE | -- COMMAND ...",
+            metavar="FILE | -- COMMAND",
             help="a file of accelerate, DeepSpeed or TrainingArguments (YAML, JSON), a shell script; or a command",
             show_default=False,
         ),

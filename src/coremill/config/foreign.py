@@ -18,6 +18,7 @@ from coremill.config import translate_starts as starts
 from coremill.config.other_tools import table
 from coremill.config.translate import DTYPES, Translate, by_words, same, switch, words
 
+RENAMED = "the same setting has another name here"
 _COMPILE = "compilation comes in a later release; this one runs the model as it is"
 _TASKS = "this task comes in a later release"
 
@@ -170,7 +171,7 @@ def _row(row: Mapping[str, Any]) -> Foreign:
     return Foreign(
         names=tuple(row["names"].split()),
         tools=tuple(row["of"].split()),
-        why=row.get("why", "the same setting has another name here"),
+        why=row.get("why", RENAMED),
         do=row.get("do") or (f"set {targets[0]}" if targets else "remove it"),
         targets=targets,
         translate=_translation(row, targets),

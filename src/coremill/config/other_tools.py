@@ -53,18 +53,19 @@ class Script:
 
 
 @functools.cache
+def launchers() -> tuple[Word, ...]:
+    return tuple(_word(row) for row in table()["launchers"])
+
+
+@functools.cache
 def launcher_words() -> Mapping[str, Word]:
     """By name, in lower case with underscores but for single letters; the first of several tools' that share one."""
-    found: dict[str, Word] = {}
-    for row in reversed(table()["launchers"]):
-        word = _word(row)
-        found |= dict.fromkeys(word.names, word)
-    return found
+    return {name: word for word in reversed(launchers()) for name in word.names}
 
 
 def launcher_word(tool: str, name: str) -> Word | None:
     """An option of one launcher; by another's row where its own have none, since they borrow from each other."""
-    rows = [_word(row) for row in table()["launchers"] if name in row["names"].split()]
+    rows = [word for word in launchers() if name in word.names]
     return next((word for word in rows if tool in word.tools), rows[0] if rows and len(name) > 1 else None)
 
 

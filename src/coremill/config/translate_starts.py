@@ -12,6 +12,11 @@ _OF_DEVICES = "it names GPUs or other devices; on CPUs the plan chooses how rank
 _SHARDED = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "true", "false", "1", "2", "auto_wrap")
 
 
+def _engine(*, sharded: bool) -> str:
+    """The engine that keeps a part of the model on each rank, or all of it."""
+    return str(table()["engines"]["a part on each rank" if sharded else "all on each rank"])
+
+
 def unless(off: Sequence[Any], why: str, on: Translate | None) -> Translate:
     """Values that only say a thing is off, or left to the tool, have nothing to set; for others, `on`."""
     words = {str(value).lower() for value in off}
@@ -55,13 +60,13 @@ def distributed_type(value: Any, given: Given) -> Cure | None:
     if word in ("no", "none", "false"):
         return Cure(why="no setting is needed for one rank; parallel.ranks_per_node says how many there are")
     if word in ("fsdp", "fsdp2", "full_shard", "zero", "zero1", "zero2", "zero3", "hybrid_shard"):
-        return Cure({"parallel.engine": "shard"})
+        return Cure({"parallel.engine": _engine(sharded=True)})
     if word == "deepspeed":
         return _by_stage(given)
     if word in ("multi_cpu", "ddp", "data_parallel", "zero_0", "no_shard"):
-        return Cure({"parallel.engine": "replicate"})
+        return Cure({"parallel.engine": _engine(sharded=False)})
     if word.startswith("multi_"):
-        return Cure({"parallel.engine": "replicate"}, why=_OF_DEVICES)
+        return Cure({"parallel.engine": _engine(sharded=False)}, why=_OF_DEVICES)
     if accepts("parallel.engine", word):
         return Cure({"parallel.engine": word})
     return Cure(why=_OF_DEVICES) if word in ("xla", "tpu", "mps", "megatron_lm") else None
@@ -71,14 +76,14 @@ def _by_stage(given: Given) -> Cure:
     """accelerate's file has the stage, or names a DeepSpeed file that does."""
     stage = given.get("zero_stage", given.get("stage"))
     why = "the deepspeed engine comes in a later release; shard keeps 1/N of the model on each rank too"
-    return Cure({"parallel.engine": "replicate" if whole_number(stage) == 0 else "shard"}, why=why)
+    return Cure({"parallel.engine": _engine(sharded=whole_number(stage) != 0)}, why=why)
 
 
 def zero_stage(value: Any, _: Given) -> Cure | None:
     stage = whole_number(value)
     if stage is None or stage > 3:
         return None
-    return Cure({"parallel.engine": "shard" if stage else "replicate"})
+    return Cure({"parallel.engine": _engine(sharded=stage > 0)})
 
 
 def sharding(value: Any, _: Given) -> Cure | None:
@@ -87,9 +92,9 @@ def sharding(value: Any, _: Given) -> Cure | None:
         return Cure()
     words = str(value).lower().split() if isinstance(value, str) else []
     if "no_shard" in words or value == 3:
-        return Cure({"parallel.engine": "replicate"})
+        return Cure({"parallel.engine": _engine(sharded=False)})
     known = isinstance(value, Mapping | bool | int | list) or any(word in _SHARDED for word in words)
-    return Cure({"parallel.engine": "shard"}) if known else None
+    return Cure({"parallel.engine": _engine(sharded=True)}) if known else None
 
 
 def row_length(value: Any, given: Given) -> Cure | None:

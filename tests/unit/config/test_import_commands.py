@@ -136,6 +136,8 @@ def test_files_that_a_command_names_are_read(tmp_path, monkeypatch):
     )
     assert (config.parallel.engine, config.train.tokens_per_step) == ("shard", 4 * 16 * 1024)
     assert (config.fleet.nodes, config.parallel.ranks_per_node) == (4, 4)
+    beside = imported(*shlex.split(line.replace("launch", "launch --num_processes 8", 1)), is_command=True).launch
+    assert " ".join(beside).startswith("coremill launch --accelerate four.yaml --hostfile /home/me/hostfile --ppn 2")
 
 
 def test_the_default_file_of_accelerate_is_read(tmp_path):
@@ -168,6 +170,13 @@ def test_a_bad_command_gets_one_message(line):
     with pytest.raises(InputError, match=BAD[line]) as caught:
         imported(*shlex.split(line), is_command=True)
     assert caught.value.do
+
+
+def test_text_of_a_shell():
+    text = "# start\n$ cd src && export A=1; B='x ; y' torchrun --nproc_per_node 2 t.py --say 'a && b' > log.txt 2>&1 & tail log.txt"
+    found = imported(text, is_command=True)
+    assert found.launch == ("A=1", "B=x ; y", "coremill", "launch", "--nproc", "2", "t.py", "--say", "a && b")
+    assert imported("mpirun -n 2 python t.py | tee log", is_command=True).launch[-3:] == ("--nproc", "2", "t.py")
 
 
 def test_text_without_a_command():

@@ -114,7 +114,8 @@ def import_start(start: Start, default_accelerate_file: Path | None = None) -> I
     launch += ["coremill", "launch", *(word for pair in work.options.items() for word in pair if word)]
     if accelerate is not None:
         launch += ["--accelerate", str(accelerate.path)]
-        launch += [word for word in places.launch_words() if start.tools != ["accelerate"] or start.options]
+        beside = start.tools != ["accelerate"] or any(start.fact(says) is not None for says in _PLACES)
+        launch += places.launch_words() if beside else []
     else:
         launch += places.launch_words()
     launch += [*(["-m"] if start.is_module else []), start.script, *today]

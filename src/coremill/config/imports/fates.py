@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from coremill.config.foreign import FOREIGN_VALUES, LATER_VALUES, Foreign, find_foreign
+from coremill.config.foreign import FOREIGN_VALUES, LATER_VALUES, RENAMED, Foreign, find_foreign
 from coremill.config.keys import Key, keys
 from coremill.config.show import scalar_text
 from coremill.config.translate import accepts
@@ -109,15 +109,18 @@ def _fate_by_row(brought: Brought, row: Foreign, given: Mapping[str, Any]) -> Fa
     if cure is None:
         return Fate(brought, gone, _why_and_do(row))
     taken = {key: value for key, value in cure.settings.items() if accepts(key, value)}
-    if not taken:
-        told = _why_and_do(row) if cure.settings or not (cure.why or cure.note) else cure.why or row.why
-        return Fate(brought, gone, told + (cure.note if not cure.settings else ""))
+    if not taken:  # it is off there, or what it asks for is not to be had
+        told = _why_and_do(row) if cure.settings else cure.why or row.why
+        note = "" if cure.settings else cure.note
+        return Fate(brought, gone, note.lstrip(";:, ") or "it is off there" if told == RENAMED else told + note)
     return Fate(brought, "mapped", cure.why or row.why, taken, note=cure.note)
 
 
 def _why_and_do(row: Foreign) -> str:
     """The reason, and what there is besides removing it."""
-    do = row.do.removeprefix("remove it").lstrip(";:, ")
+    do = row.do.removeprefix("remove it").lstrip(";:, ").removeprefix("or ")
+    if row.why == RENAMED and do:
+        return do
     return f"{row.why}; {do}" if do else row.why
 
 

@@ -18,8 +18,8 @@ from coremill.errors import InputError
 
 TOOLS = {
     "accelerate": "accelerate's file",
-    "deepspeed": "DeepSpeed's settings",
     "trainer": "TrainingArguments",
+    "deepspeed": "DeepSpeed's settings",
     "axolotl": "Axolotl's file",
     "llama-factory": "LLaMA-Factory's file",
     "trl": "TRL's arguments",
@@ -82,12 +82,13 @@ def tool_of(file: SettingsFile) -> str:
     if len(ours) == len(names) and not any(_is_theirs(name, file.values) for name in file.values):
         do = f"use it as it is: coremill train {file.path}"
         raise InputError(f"{file.path} is a run file of coremill already", where=str(file.path), do=do)
-    votes = dict.fromkeys(TOOLS, 0)
-    for name in names:
+    votes: dict[str, int] = {}
+    for name, value in zip(names, file.values.values(), strict=True):
         row = find_foreign((name,)) or find_foreign((name, "*"))
         for tool in row.tools if row is not None else ():
-            votes[tool] = votes.get(tool, 0) + 1
-    known = {tool: count for tool, count in votes.items() if count and tool in TOOLS}
+            of_sections = tool == "deepspeed" and isinstance(value, Mapping)  # hardly another tool's settings have some
+            votes[tool] = votes.get(tool, 0) + (2 if of_sections else 1)
+    known = {tool: votes[tool] for tool in TOOLS if tool in votes and tool != "accelerate"}  # which writes more
     if not known:
         why = f"none of its names ({', '.join(names[:6])}) is one of accelerate, DeepSpeed or transformers"
         raise InputError(f"{file.path} has no settings that are known here", where=str(file.path), why=why,

@@ -118,8 +118,14 @@ def render(composed: Composed, head: Sequence[str]) -> str:
         those = [fate for fate in composed.fates if fate.kind == kind]
         if those:
             lines += ["", f"# {title}"]
-            lines += [line for fate in those for line in _comment(f"- {fate.brought.text} -- {fate.why}", "    ")]
+            lines += [line for text in _by_reason(those) for line in _comment(text, "    ")]
     return "\n".join(lines) + "\n"
+
+
+def _by_reason(fates: Sequence[Fate]) -> Iterator[str]:
+    """One entry for all settings that have the same reason."""
+    for why in dict.fromkeys(fate.why for fate in fates):
+        yield f"- {', '.join(fate.brought.text for fate in fates if fate.why == why)} -- {why}"
 
 
 def _sections(composed: Composed) -> Iterator[str]:

@@ -5,6 +5,7 @@ Nothing is run and nothing is expanded: `$HOSTS` stays as it is written.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from coremill.errors import InputError
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_REDIRECTION = re.compile(r"\d*[<>]")
 _SUBSTITUTED = re.compile(r"^\s*(export\s+)?\w+=\$?[(`]")  # path=$(python -c ...)
 
 
@@ -31,20 +33,19 @@ def command_in(text: str, is_start: re.Pattern[str], where: str) -> ShellCommand
         if _SUBSTITUTED.match(line):
             continue
         try:
-            words = shlex.split(line, comments=True)
+            commands = _commands(line)
         except ValueError as error:
             raise InputError(
                 "the command cannot be taken apart", where=where, why=f"{str(error).lower()}, at: {line.strip()[:80]}",
                 do="close the quote that was opened",
             ) from None  # fmt: skip
-        words = words[1:] if words[:1] == ["export"] else words
-        words = words[1:] if words[:1] == ["$"] else words
-        own = _leading(words)
-        rest = words[len(own) :]
-        if not rest:
-            variables |= dict(own)
-        elif is_start.search(rest[0]):
-            return ShellCommand(tuple(rest), tuple((variables | dict(own)).items()))
+        for words in commands:
+            own = _leading(words)
+            rest = words[len(own) :]
+            if not rest:
+                variables |= dict(own)
+            elif is_start.search(rest[0]):
+                return ShellCommand(tuple(rest), tuple((variables | dict(own)).items()))
     why = "no line starts with torchrun, accelerate launch, mpirun, deepspeed, ipexrun or python"
     raise InputError("there is no command that starts a training", where=where, why=why,
                      do="name a file, or a command after --: -- torchrun train.py")  # fmt: skip
@@ -62,6 +63,19 @@ def _leading(words: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _logical_lines(text: str) -> list[str]:
-    """Lines joined where a backslash says so; `;` and `&&` begin a new one outside of quotes."""
-    joined = re.sub(r"\\[ \t]*\r?\n", " ", text)
-    return [part for line in joined.splitlines() for part in re.split(r"\s(?:;|&&)\s|;\s*$", line) if part.strip()]
+    """Lines joined where a backslash says so."""
+    return [line for line in re.sub(r"\\[ \t]*\r?\n", " ", text).splitlines() if line.strip()]
+
+
+def _commands(line: str) -> list[list[str]]:
+    """The words of each command on a line; `export`, a prompt and where output goes are left out."""
+    reader = shlex.shlex(line, posix=True, punctuation_chars=";&|")
+    reader.whitespace_split = True
+    found: list[list[str]] = [[]]
+    for word in reader:
+        if set(word) <= set(";&|"):
+            found.append([])
+        else:
+            found[-1].append(word)
+    cut = [list(itertools.takewhile(lambda word: not _REDIRECTION.match(word), words)) for words in found]
+    return [words[1:] if words[:1] in (["export"], ["$"]) else words for words in cut if words]
