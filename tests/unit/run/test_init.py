@@ -8,8 +8,10 @@ import os
 import re
 from pathlib import Path
 
+import numpy
 import pytest
 from rich.console import Console
+from safetensors.numpy import save_file
 
 from coremill.config.keys import keys
 from coremill.config.load import load_config
@@ -95,8 +97,11 @@ def test_the_task_is_suggested_by_model_and_columns() -> None:
     bert = {"model_type": "bert", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 99}
     Path("bert").mkdir()
     Path("bert", "config.json").write_text(json.dumps({**bert, "num_attention_heads": 2}))
+    shapes = {"embeddings.word_embeddings": (99, 32), "encoder.layer.0.output.dense": (32, 64)}
+    tensors = {f"bert.{name}.weight": numpy.zeros(shape, numpy.float32) for name, shape in shapes.items()}
+    save_file(tensors, "bert/model.safetensors")
     Path("reviews.csv").write_text("text,label\nfine,1\npoor,0\n")
-    said = init("model.weights=random", "train.steps=2", "tokenizer=built-in")
+    said = init("train.steps=2", "tokenizer=built-in")
     config = load_config(Path("run.yaml")).config
     assert (config.model.name, config.task, config.data.source) == ("bert", "sequence-classification", "reviews.csv")
     assert "nearest to those of the data: text, label" in said
