@@ -59,6 +59,7 @@ class ShimOrder:
     interface: str | None = None
     prefix: bool = False
     log_folder: str | None = None
+    deepspeed: bool = False  # the script trains by it
     announce: bool = False  # the first rank of each host says what was set there, and why
 
     def to_json(self) -> str:
@@ -116,6 +117,7 @@ def start_of_rank(
         interface=choose_interface(order.interface, master, identity.size // identity.local_size),
         allocator=order.allocator,
         bind_threads=order.bind_threads,
+        deepspeed=order.deepspeed,
     )
     environ.update({setting.variable: setting.value for setting in settings})
     environ.update(

@@ -41,7 +41,7 @@ from coremill.launch.request import (
     ports_to_try,
     via_of,
 )
-from coremill.launch.script_notes import notes_on_script, text_of_script
+from coremill.launch.script_notes import notes_on_script, text_of_script, uses_deepspeed
 from coremill.launch.settings import (
     asked_threads,
     choose_interface,
@@ -163,7 +163,12 @@ def _settings_here(
         interface=choose_interface(request.interface, master, hosts),
         allocator=request.allocator,
         bind_threads=request.bind_threads,
+        deepspeed=_uses_deepspeed(request),
     )
+
+
+def _uses_deepspeed(request: Request) -> bool:
+    return uses_deepspeed(request.arguments, "" if request.is_module else text_of_script(request.script))
 
 
 def _check_interface(request: Request, node: NodeFacts) -> None:
@@ -337,4 +342,5 @@ def _shim_order(request: Request) -> ShimOrder:
         interface=request.interface,
         prefix=request.prefix,
         log_folder=None if request.log_folder is None else os.path.abspath(request.log_folder),
+        deepspeed=_uses_deepspeed(request),
     )

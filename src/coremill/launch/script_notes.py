@@ -65,6 +65,19 @@ def notes_on_script(script: str, arguments: tuple[str, ...], text: str) -> list[
     return notes
 
 
+def uses_deepspeed(arguments: tuple[str, ...], text: str) -> bool:
+    """Whether the script imports DeepSpeed, or hands it to the Trainer: accelerate leaves it out where told of CPUs."""
+    if any(word.partition("=")[0] == "--deepspeed" for word in arguments):
+        return True
+    if "deepspeed" not in text:
+        return False
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return "deepspeed" in dict(_imports(tree)) or "deepspeed" in dict(_keywords(tree))
+
+
 @functools.cache
 def known_arguments() -> frozenset[str]:
     """The fields of the installed `TrainingArguments`; none where they cannot be found."""

@@ -75,15 +75,22 @@ def script_settings(
     interface: Choice[str] | None,
     allocator: Allocator = "auto",
     bind_threads: bool = False,
+    deepspeed: bool = False,
 ) -> tuple[Setting, ...]:
-    """What all ranks of this machine share, besides their rank variables."""
+    """What all ranks of this machine share, besides their rank variables.
+
+    `deepspeed`: the script trains by it, and ranks see each other that way; told of CPUs, accelerate would not wrap the
+    model, whose weights ZeRO-3 has taken apart by then ("'weight' must be 2-D", accelerate 1.15).
+    """
     wanted = [
         Setting("OMP_NUM_THREADS", str(layout.threads_per_rank.value), layout.threads_per_rank.reason),
         *_binding(openmp, bind_threads),
         *_memory(node, environ, openmp, allocator),
         Setting("PYTHONUNBUFFERED", "1", "the last lines of a rank that is killed reach its log"),
-        Setting("ACCELERATE_USE_CPU", "true", "without it accelerate's ranks do not see each other: each trains alone"),
     ]
+    if not deepspeed:
+        reason = "without it accelerate's ranks do not see each other: each trains alone"
+        wanted.append(Setting("ACCELERATE_USE_CPU", "true", reason))
     if interface is not None:
         wanted.append(Setting("GLOO_SOCKET_IFNAME", interface.value, interface.reason))
     return tuple(unless_set_by_user(setting, environ) for setting in wanted)

@@ -201,6 +201,17 @@ def test_arguments_that_transformers_no_longer_takes() -> None:
     assert notes_on({}, ("--no_cuda",), GOMP) and notes_on({}, ("--no_cuda",), GOMP, script_text="no_cuda") == []
 
 
+def test_a_script_that_trains_by_deepspeed_is_not_told_of_cpus(coremill: Command) -> None:
+    """accelerate would leave its model unwrapped; another script's ranks need the word to find each other."""
+    Path("zero.py").write_text("import deepspeed\n")
+    Path("handed.py").write_text("TrainingArguments(deepspeed='ds.json')\n")
+    Path("spoken_of.py").write_text("# no deepspeed here\n")
+    told = {}
+    for words in (["zero.py"], ["handed.py"], ["train.py", "--deepspeed", "ds.json"], ["spoken_of.py"], ["train.py"]):
+        told[" ".join(words)] = "ACCELERATE_USE_CPU=true" in coremill("launch", "--nproc", "1", "--dry-run", *words)[1]
+    assert [name for name, is_told in told.items() if is_told] == ["spoken_of.py", "train.py"]
+
+
 def test_the_fields_are_those_of_the_installed_class() -> None:
     """The class itself is asked in a process of its own, for it imports torch."""
     if not os.environ.get("COREMILL_LONG_TESTS"):
