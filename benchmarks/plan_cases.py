@@ -69,6 +69,11 @@ class Case:
     lora: dict[str, Any] = field(default_factory=dict)
     quick: bool = field(default=False)  # part of --quick
 
+    def prepare(self) -> None:
+        """Documents, where those of the corpus will not do."""
+        if self.documents_apart:
+            write_short_documents()
+
     def run_file(self, run: Path, steps: int) -> str:
         """The run file: JSON is YAML. Documents that are to be kept apart are so short that every row has several."""
         source = {"source": str(SHORT_DOCUMENTS), "column": "text"} if self.documents_apart else {"source": "built-in"}
@@ -272,5 +277,3 @@ AMX = (
         sequence_length=512,
     ),
 )
-
-PRESETS: dict[str, tuple[Case, ...]] = {"here": HERE, "amx": AMX}

@@ -1,4 +1,4 @@
-"""The plan beside what happened: `python -m benchmarks.plan_table [--quick] [--preset here|amx] [--out FILE]`.
+"""The plan beside what happened: `python -m benchmarks.plan_table [--quick] [--preset NAME] [--out FILE]`.
 
 Short runs through the documented command line, one after the other; of each the plan that `coremill train` made before
 it started and the numbers its ranks left: peak resident memory per rank, bytes on the wire, step time. At the end, what
@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import processes
+from benchmarks import encoder_cases, plan_cases, processes
 from benchmarks.coremill_run import train_command
-from benchmarks.plan_cases import PRESETS, Case, Shape, write_short_documents
+from benchmarks.encoder_cases import EncoderCase
+from benchmarks.plan_cases import Case, Shape
 from coremill.config.schema import RunConfig
 from coremill.hardware.facts import Calibration, Core, NodeFacts
 from coremill.hardware.instances import this_machine
@@ -33,6 +34,12 @@ from coremill.plan.planner import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "runs" / "plan-table"
+PRESETS: dict[str, tuple[Case | EncoderCase, ...]] = {
+    "here": plan_cases.HERE,
+    "amx": plan_cases.AMX,
+    "encoders": encoder_cases.HERE,
+    "encoders-amx": encoder_cases.AMX,
+}
 STEPS = 3
 TIMEOUT_SECONDS = 600.0
 TIME_PARTS = ("compute", "communication", "optimizer")
@@ -129,13 +136,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run_case(case: Case, steps: int) -> Outcome | str:
+def run_case(case: Case | EncoderCase, steps: int) -> Outcome | str:
     """One run; in words what went wrong otherwise."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     run = FOLDER / case.name.replace(" ", "-").replace(",", "")
     shutil.rmtree(run, ignore_errors=True)
-    if case.documents_apart:
-        write_short_documents()
+    case.prepare()
     run_file, log = run.with_suffix(".yaml"), run.with_suffix(".log")
     run_file.write_text(case.run_file(run, steps))
     finished = processes.run_tree(
@@ -171,14 +177,17 @@ def read_outcome(name: str, run: Path) -> Outcome:
         )
         for phase in ("load", "first_step", "steady_step", "checkpoint")
     }
-    seconds = {part: statistics.median(event[f"{part}_seconds"] for event in of_rank_0) for part in TIME_PARTS}
+    plan = json.loads((run / "plan.json").read_text())
+    # Of rows that differ in length a step has long ones or short ones: what is planned is their mean.
+    middle = statistics.fmean if plan.get("row_lengths") else statistics.median
+    seconds = {part: middle([event[f"{part}_seconds"] for event in of_rank_0]) for part in TIME_PARTS}
     return _outcome(
         name,
-        json.loads((run / "plan.json").read_text()),
+        plan,
         config["vocab_size"],
         phases=measured_phases,
         wire_bytes=int(statistics.median(_exchanged(event) for event in steps)),
-        seconds={**seconds, "total": statistics.median(event["seconds"] for event in of_rank_0)},
+        seconds={**seconds, "total": middle([event["seconds"] for event in of_rank_0])},
     )
 
 

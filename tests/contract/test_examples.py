@@ -16,12 +16,15 @@ from house import ROOT
 
 from coremill.cli import app
 from end_to_end.scene import Scene, make_cache, write_text
+from tiny_encoders import make_encoder, questions, sentences, write_jsonl
 
 EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.yaml"))
 TINY = "examples/tiny-from-scratch.yaml"
 FINE_TUNING = "examples/finetune-files.yaml"
 LLAMA = "examples/llama3-8b-wikitext.yaml"
 CHAT, CHAT_LORA, INSTRUCTIONS = "examples/chat.yaml", "examples/chat-lora.yaml", "examples/instructions.yaml"
+SQUAD, SQUAD_HOSTS = "examples/bert-large-squad.yaml", "examples/bert-large-squad-2-hosts.yaml"
+MRPC, MRPC_LORA = "examples/mrpc.yaml", "examples/mrpc-lora.yaml"
 # Two real runs: half a minute on a machine with nothing else to do, many times that on a shared one.
 TIMEOUT_SECONDS = 800
 pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS + 60)
@@ -35,7 +38,10 @@ def header(example: str) -> list[str]:
 
 
 def test_every_example_is_tried():
-    assert set(EXAMPLES) == {TINY, FINE_TUNING, LLAMA, CHAT, CHAT_LORA, INSTRUCTIONS}
+    assert set(EXAMPLES) == {
+        *(TINY, FINE_TUNING, LLAMA, CHAT, CHAT_LORA, INSTRUCTIONS),
+        *(SQUAD, SQUAD_HOSTS, MRPC, MRPC_LORA),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +135,48 @@ def test_adapters_on_instructions_are_merged(workshop: Scene, chat_report: dict)
     assert report["state"] == "finished" and report["export"]["form"] == "merged"
     names = {path.name for path in (workshop.path("runs") / "instructions/export").iterdir()}
     assert "model.safetensors" in names and "adapter_config.json" not in names
+
+
+@pytest.fixture(scope="module")
+def encoder(workshop: Scene) -> list[str]:
+    """In place of the hub: an encoder with weights of its own and a few examples; rows as short as its positions."""
+    make_encoder(workshop.path("encoder"), weights=True)
+    data = workshop.path("examples-of-encoders")
+    data.mkdir()
+    for name, seed in (("train", 1), ("validation", 2)):
+        write_jsonl(data / f"squad-{name}.jsonl", questions(80 if seed == 1 else 20, seed=seed))
+        write_jsonl(data / f"mrpc-{name}.jsonl", sentences(160 if seed == 1 else 40, seed=seed, pairs=True))
+    return ["model=encoder", "data.evaluation_split=null", "data.sequence_length=64", "train.learning_rate=1e-3"]
+
+
+def of_files(settings: list[str], name: str, *more: str) -> list[str]:
+    train, held_out = (f"examples-of-encoders/{name}-{split}.jsonl" for split in ("train", "validation"))
+    named = [*settings, f"data.source={train}", f"data.evaluation_source={held_out}", *more]
+    return [word for setting in named for word in ("--set", setting)]
+
+
+def test_questions_on_one_rank_and_on_four(workshop: Scene, encoder: list[str]):
+    shorter = ("data.doc_stride=16", "train.epochs=1")
+    report = run(workshop, *header(SQUAD), *of_files(encoder, "squad", *shorter))
+    assert report["state"] == "finished" and set(report["metrics"]) >= {"f1", "exact_match"}
+    assert {"predictions.json", "nbest_predictions.json"} <= {
+        path.name for path in (workshop.path("runs") / "bert-large-squad").iterdir()
+    }
+    # tests/hosts start ranks on hosts; here are four on one.
+    of_host = ("fleet.nodes=1", "parallel.ranks_per_node=4", "train.samples_per_step=16", "evaluation.every_steps=3")
+    report = run(workshop, *header(SQUAD_HOSTS), *of_files(encoder, "squad", *shorter, *of_host))
+    assert report["state"] == "finished" and len(report["peak_rss_bytes_per_rank"]) == 4
+    assert report["best"]["step"] == report["export"]["step"]
+
+
+def test_pairs_of_sentences_and_adapters_on_them(workshop: Scene, encoder: list[str]):
+    shorter = ("train.warmup_steps=2", "train.epochs=1", "evaluation.every_steps=5")
+    report = run(workshop, *header(MRPC), *of_files(encoder, "mrpc", *shorter))
+    assert report["state"] == "finished" and set(report["metrics"]) >= {"accuracy", "f1"}
+    assert report["export"]["form"] == "model" and report["padding_fraction"] < 0.2
+    report = run(workshop, *header(MRPC_LORA), *of_files(encoder, "mrpc", "train.epochs=1"))
+    assert report["state"] == "finished" and report["export"]["form"] == "adapter"
+    assert 0 < report["subject"]["trainable_parameters"] < report["subject"]["parameters"]
 
 
 def exported(workshop: Scene) -> list[Path]:

@@ -17,7 +17,7 @@ def layers() -> list[str]:
     """The order in pyproject.toml, latest stage first."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (contract,) = settings["contracts"]
-    return [layer.removeprefix("coremill.") for layer in contract["layers"]]
+    return [layer.replace("coremill.", "") for layer in contract["layers"]]
 
 
 def test_imports_point_backwards():

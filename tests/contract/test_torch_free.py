@@ -24,6 +24,7 @@ COMPUTING = (
     "coremill.checkpoint.in_flight",
     "coremill.checkpoint.saver",
     "coremill.checkpoint.snapshot",
+    "coremill.data.encoded_batches",
     "coremill.data.packed_batches",
     "coremill.engines.base",
     "coremill.engines.held_base",
@@ -62,6 +63,10 @@ COMPUTING = (
     "coremill.report.readers.trackers.to_wandb",
     "coremill.tasks.causal_lm.loss_path",
     "coremill.tasks.causal_lm.training",
+    "coremill.tasks.encoder.training",
+    "coremill.tasks.question_answering.training",
+    "coremill.tasks.sequence_classification.training",
+    "coremill.train.evaluation",
     "coremill.train.loop",
     "coremill.train.numerics",
 )

@@ -233,7 +233,7 @@ def export_the_best(world: Any, *, folder: str, disks: list[int], model_folder: 
     from coremill.checkpoint.snapshot import Training
     from coremill.config.schema import EvaluationSection
     from coremill.model.source import ModelFolder
-    from coremill.plan.card import read_config
+    from coremill.plan.config_file import read_config
     from coremill.train.scores import Scores
 
     pretend_hosts(world, disks)

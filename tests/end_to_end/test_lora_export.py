@@ -24,7 +24,7 @@ from coremill.checkpoint.manifest import open_checkpoint
 from coremill.hosts.fingerprint import digest_of_files
 from coremill.model.lora_base import digest_of_model
 from coremill.model.source import ModelFolder
-from coremill.plan.card import read_config
+from coremill.plan.config_file import read_config
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Scene
 from end_to_end.stand_in_upload_hub import TOKEN, serve_upload_hub
 

@@ -17,7 +17,7 @@ from coremill.config.load import LoadedConfig
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.model.lora_base import Base
-from coremill.tasks.base import Rows, deciding_metric, evaluated_rows
+from coremill.tasks.base import Rows, deciding_metric, evaluated_rows, make_task
 from coremill.train.scores import Scores
 
 
@@ -129,9 +129,13 @@ def words_of_changes(config: RunConfig, checkpoint: Checkpoint, steps: int) -> l
 
 def scores_of(config: RunConfig, checkpoint: Checkpoint) -> Scores:
     """The evaluations up to a checkpoint, compared as the run file says now; none where it is of an older coremill."""
-    scores = Scores(deciding_metric(config), config.evaluation, rows=evaluated_rows(config))
+    found: dict[str, Any] = {}
     with contextlib.suppress(Unusable, ValueError):  # the ranks will pass it over by name
-        scores.restore(checkpoint.state().get("evaluations", {}), checkpoint.step)
+        found = checkpoint.state().get("evaluations", {})
+    names = {name for each in found.get("scores", ()) for name in each["metrics"]}
+    metrics = [metric for metric in make_task(config).metrics if metric.name in names]
+    scores = Scores(deciding_metric(config, metrics or None), config.evaluation, rows=evaluated_rows(config))
+    scores.restore(found, checkpoint.step)
     return scores
 
 

@@ -166,6 +166,7 @@ def model_writer(
 
     def write_beside(folder: Path) -> None:
         config = {key: value for key, value in source.config.items() if key not in ("torch_dtype", "dtype")}
+        config |= source.config_changes
         config["architectures"] = [type(blueprint).__name__]
         config["dtype"] = str(dtype).removeprefix("torch.")
         write_json(folder / "config.json", config)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coremill.config import translate
+from coremill.config import translate_adapters as adapters
 from coremill.config import translate_starts as starts
 from coremill.config.other_tools import table
 from coremill.config.translate import DTYPES, Translate, by_words, same, switch, words
@@ -117,9 +118,9 @@ class Foreign:
 _TRANSLATIONS: Mapping[str, Translate] = {
     one.__name__: one
     for one in (
-        *(translate.adapter_kind, translate.answer_column, translate.chat_template, translate.dataset_source),
+        *(adapters.adapter_kind, translate.answer_column, translate.chat_template, translate.dataset_source),
         *(translate.deciding_metric, translate.dtype_of, translate.evaluation_interval, translate.fp16_of),
-        *(translate.held_out, translate.lora_targets, translate.minimum_rate, translate.prompt_column),
+        *(translate.held_out, adapters.lora_targets, translate.minimum_rate, translate.prompt_column),
         *(translate.roles_learned, translate.save_interval, translate.scheduler_kwargs, translate.shares),
         *(translate.steps_or_none, translate.tokens_per_step, translate.trackers, translate.warmup_ratio),
         *(translate.decay_share, starts.ranks_of_all, starts.distributed_type, starts.sharding, starts.zero_stage),
@@ -200,6 +201,6 @@ def _translation(row: Mapping[str, Any], targets: tuple[str, ...]) -> Translate 
         "same": same(target),
         "words": by_words(target, FOREIGN_VALUES.get(target, {})),
         "schedule": translate.schedule_of(_SCHEDULES),
-        "with_rank": translate.with_rank(target),
-        "with_rank_list": translate.with_rank(target, as_list=True),
+        "with_rank": adapters.with_rank(target),
+        "with_rank_list": adapters.with_rank(target, as_list=True),
     }[named]

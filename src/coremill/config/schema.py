@@ -77,6 +77,13 @@ class ModelSection(Section):
         " more memory; to find out whether one of coremill's own forms is at fault",
     )
 
+    @property
+    def label_count(self) -> int | None:
+        """How many numbers the head of a classifier gives, where the run file says so."""
+        if self.labels == "regression":
+            return 1
+        return len(self.labels) if isinstance(self.labels, list) else self.labels
+
 
 class ParallelSection(Section):
     """How ranks share the work; auto lets the plan decide and say why."""

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from coremill.config.schema import AUTO, RunConfig
+from coremill.config.task_rules import ENCODERS
 
 Given = Mapping[str, Any]
 _FILE = re.compile(r"(^[./~])|[*?]|\.(txt|jsonl?|parquet|csv|tsv)(\.gz|\.zst)?$")
@@ -33,7 +34,6 @@ LENGTH = (
 )
 ALL_DEVICES = "num_processes world_size"
 DEVICES = "nproc_per_node nprocs_per_node nproc num_gpus gpus devices num_accelerators"  # of a machine
-PADDED_TASKS = ("question-answering", "sequence-classification")
 LOWEST_RATE = ", with train.minimum_learning_rate for its lowest rate"
 CONFIGS = "dataset_config_name dataset_config subset"
 
@@ -98,49 +98,6 @@ def switch(target: str, on: Any, off: Any = None, note: str = "") -> Translate:
     return translate
 
 
-USUAL_RANK = 16  # of adapters, where none is named beside the setting that wants them
-
-
-def with_rank(target: str, *, as_list: bool = False) -> Translate:
-    """A setting of adapters under our name, and the rank without which there are none."""
-
-    def translate(value: Any, given: Given) -> Cure | None:
-        if as_list and isinstance(value, str):
-            value = [word.strip() for word in value.split(",")]
-        if value is None or not accepts(target, value):
-            return None
-        return Cure({**_rank_beside(given), target: value})
-
-    return translate
-
-
-def lora_targets(value: Any, given: Given) -> Cure | None:
-    """`all` and its like mean what leaving it out means here."""
-    if str(value).lower() in ("all", "all-linear", "['all']"):
-        return Cure(_rank_beside(given), note="; left out, lora.target_modules means every linear map of the layers")
-    return with_rank("lora.target_modules", as_list=True)(value, given)
-
-
-def adapter_kind(value: Any, given: Given) -> Cure | None:
-    """`adapter: lora`; values that say there is none."""
-    if value in ("full", "", "none", "no", False, None):
-        return Cure(why="without lora.rank all weights are trained")
-    if value == "freeze":  # LLaMA-Factory's finetuning_type
-        why = "what is not trained is named, by patterns over parameter names; all else is trained"
-        return Cure(note="; set train.freeze to patterns, for instance ['model.embed_tokens.*']", why=why)
-    if str(value).lower() in ("lora", "true") or isinstance(value, Mapping):
-        rank = value.get("r") if isinstance(value, Mapping) else None
-        return Cure({"lora.rank": rank} if rank else _rank_beside(given) or {})
-    return None
-
-
-def _rank_beside(given: Given) -> dict[str, Any]:
-    """Nothing where a rank is named too: that setting has an answer of its own."""
-    named = any(name in given for name in ("lora_r", "lora_rank", "peft_lora_r", "rank"))
-    named = named or any(isinstance(given.get(name), Mapping) for name in ("peft", "peft_config", "lora_config"))
-    return {} if named else {"lora.rank": USUAL_RANK}
-
-
 def save_interval(value: Any, _: Given) -> Cure | None:
     """`save_steps: 500`; the words of save_strategy say no number."""
     if isinstance(value, int) and value > 0:
@@ -180,15 +137,20 @@ def tokens_per_step(_: Any, given: Given) -> Cure | None:
         factors[f"{passes} accumulation steps"] = passes
     if devices is not None:
         factors[f"{devices} devices"] = devices
-    counts_rows = given.get("task") in PADDED_TASKS
+    counts_rows = pads_rows(given)
     if not counts_rows:
         factors[f"{length} tokens of a row"] = length
-    note = f" ({' x '.join(factors)})"
+    note = f" ({' x '.join(factors)})" if len(factors) > 1 else ""
     if of_all is None and devices is None:
         note += ", times the number of devices you had"
     key = "train.samples_per_step" if counts_rows else "train.tokens_per_step"
     why = "a step is counted in rows over all ranks, so that it stays the same when the machines change"
     return Cure({key: math.prod(factors.values())}, note, why if counts_rows else None)
+
+
+def pads_rows(given: Given) -> bool:
+    """Whether the task beside it is one whose steps are counted in rows."""
+    return str(given.get("task")).replace("_", "-") in ENCODERS
 
 
 def _devices(given: Given) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coremill.config.other_tools import table
-from coremill.config.translate import PADDED_TASKS, Cure, Given, Translate, accepts
+from coremill.config.translate import Cure, Given, Translate, accepts, pads_rows
 
 _OF_DEVICES = "it names GPUs or other devices; on CPUs the plan chooses how ranks share the work"
 _SHARDED = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "true", "false", "1", "2", "auto_wrap")
@@ -102,7 +102,7 @@ def row_length(value: Any, given: Given) -> Cure | None:
     if not accepts("data.sequence_length", value):
         return None
     padded = "rows are at most this long; short ones are padded to the longest beside them"
-    return Cure({"data.sequence_length": value}, why=padded if given.get("task") in PADDED_TASKS else None)
+    return Cure({"data.sequence_length": value}, why=padded if pads_rows(given) else None)
 
 
 def betas(value: Any, _: Given) -> Cure | None:

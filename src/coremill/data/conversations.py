@@ -186,16 +186,16 @@ def _content_of(content: Any, number: int, where: str, *, or_else: bool) -> str:
             " trained on",
             do=DROP,
         )
-    return _checked(content, f"message {number}", where)
+    return checked_text(content, f"message {number}", where)
 
 
 def _text_of(value: Any, column: str, where: str) -> str:
     if not isinstance(value, str):
         raise InputError(f"column '{column}' holds no text", where=where, do=f"put text there, or {DROP}")
-    return _checked(value, f"column '{column}'", where)
+    return checked_text(value, f"column '{column}'", where)
 
 
-def _checked(text: str, place: str, where: str) -> str:
+def checked_text(text: str, place: str, where: str) -> str:
     """A NUL and half a character are no text, here as in plain text."""
     try:
         text.encode("utf-8")

@@ -18,13 +18,14 @@ from typing import Any, BinaryIO
 
 from coremill.data.bad_rows import BadRows, another_cure
 from coremill.data.conversations import ConversationForm, pair_among, without_nulls
+from coremill.data.examples import ExampleForm
 from coremill.data.pieces import PIECE_BYTES, Piece, cut_position, pieces_of_text
 from coremill.errors import InputError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BATCH_ROWS = 1024  # of a column of text that is read at once
 
-Wanted = str | ConversationForm  # what is read of a row: a column of text, or a conversation
+Wanted = str | ConversationForm | ExampleForm  # what is read of a row: a column of text, a conversation, an example
 
 
 def read_txt(stream: BufferedReader, path: Path, bad: BadRows) -> Iterator[Piece]:
@@ -117,6 +118,8 @@ def pieces_of_row(
     if isinstance(wanted, str):
         text = checked_text(values[wanted], wanted, where)
         return pieces_of_text(text, file=file, row=row, source_bytes=source_bytes)
+    if isinstance(wanted, ExampleForm):
+        return iter([Piece("", file, row, True, source_bytes, example=wanted.read(values, where, row))])
     return iter([Piece("", file, row, True, source_bytes, wanted.read(values, where))])
 
 
@@ -146,6 +149,17 @@ def read_parquet(path: Path, wanted: Wanted, bad: BadRows, stream: BinaryIO | No
                 return
             yield from pieces_of_arrow(batch, wanted, str(path), row, bytes_per_row, bad)
             row += len(batch)
+
+
+def parquet_schema(path: Path) -> Any:
+    """Of Arrow; InputError where it is no parquet file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_schema(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged_parquet(path, error) from None
 
 
 def pieces_of_arrow(
@@ -213,7 +227,9 @@ def missing_column(column: str, columns: Sequence[str], where: str, wanted: Want
     near = difflib.get_close_matches(column, columns, n=1)
     listing = ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
     do = "set data.column (of one of data.sources: its column) to the one that holds the text"
-    if not isinstance(wanted, str):
+    if isinstance(wanted, ExampleForm):
+        do = wanted.cure_of_missing(column)
+    elif not isinstance(wanted, str):
         do = "set data.messages_column, or data.prompt_column and data.answer_column, to those that hold conversations"
     elif (pair := pair_among(columns)) is not None:
         do += f"; for prompts with answers: data.prompt_column: {pair[0]} and data.answer_column: {pair[1]}"

@@ -27,10 +27,10 @@ from coremill.data.packed import (
     read_manifest,
 )
 from coremill.data.packing import write_boundaries
+from coremill.data.row_orders import HOLD_OUT_ORDER
 from coremill.errors import InputError, StorageError
 from coremill.files import sync_file
 
-HOLD_OUT_ORDER = 1  # purpose of an order; row_orders.py has the others
 COPY_TOKENS = 1 << 22
 NEAR = 2  # as many times more or less than the share that was asked for
 SIDES = ("train", "evaluation")

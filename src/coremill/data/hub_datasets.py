@@ -112,6 +112,11 @@ def columns_of_dataset(dataset: Dataset, where: str) -> list[str]:
     return list(_load(dataset, where).column_names)
 
 
+def schema_of_dataset(dataset: Dataset, where: str) -> Any:
+    """Of Arrow, with the features of the dataset in its metadata."""
+    return _load(dataset, where).features.arrow_schema
+
+
 def _load(dataset: Dataset, where: str) -> Any:
     import datasets
 

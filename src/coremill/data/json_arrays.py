@@ -1,7 +1,8 @@
 """Text from .json files: one array of objects or of strings, read element by element; or one object a line.
 
 Many a .json file holds lines of JSON: what begins with a brace is read as such. An array is never held whole: as much
-is read as its next element needs.
+is read as its next element needs. Where questions are wanted, SQuAD's own file is read too: one object, with articles,
+paragraphs and questions inside each other.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any
 
 from coremill.data.bad_rows import BadRows, another_cure
+from coremill.data.examples import ExampleForm
 from coremill.data.files import BYTE_ORDER_MARK, Wanted, columns_of, in_words, pieces_of_row, read_jsonl
 from coremill.data.pieces import Piece
+from coremill.data.questions import nested_questions
 from coremill.errors import InputError
 
 BLOCK_BYTES = 1 << 18
@@ -30,7 +33,10 @@ def read_json(stream: BufferedReader, path: Path, wanted: Wanted, bad: BadRows) 
     """One document an element; their places are numbers of elements, from 1."""
     start = stream.peek(1).removeprefix(BYTE_ORDER_MARK).lstrip()
     if start[:1] == b"{":
-        yield from _read_lines(stream, path, wanted, bad)
+        if isinstance(wanted, ExampleForm) and wanted.kind == "questions":
+            yield from _read_questions(stream.read(), path, wanted, bad)
+        else:
+            yield from _read_lines(stream, path, wanted, bad)
         return
     elements, column = _Elements(stream, path), columns_of(wanted)[0]
     for number, value in enumerate(elements, 1):
@@ -69,6 +75,29 @@ def _read_lines(stream: BufferedReader, path: Path, wanted: Wanted, bad: BadRows
             do=f"write the list inside it to a file of its own, for instance: jq .data {path.name} > rows.json",
         )
     yield from read_jsonl(stream, path, wanted, bad)
+
+
+def _read_questions(content: bytes, path: Path, wanted: ExampleForm, bad: BadRows) -> Iterator[Piece]:
+    """SQuAD's own file, or else lines."""
+    assert wanted.id_column is not None
+    try:
+        document = json.loads(content.removeprefix(BYTE_ORDER_MARK))
+        found = nested_questions(document, wanted.columns, wanted.id_column)
+    except (ValueError, RecursionError):
+        found = None
+    if found is None:
+        yield from _read_lines(BufferedReader(BytesIO(content)), path, wanted, bad)  # type: ignore[arg-type]
+        return
+    rows = list(found)
+    for row, (place, values) in enumerate(rows, 1):
+        where, share = f"{path}, {place}", len(content) * row // len(rows) - len(content) * (row - 1) // len(rows)
+        try:
+            if not isinstance(values, dict):
+                do = 'write it as {"paragraphs": [{"context": "...", "qas": [...]}]}'
+                raise InputError(f"here is {in_words(values)}, not an object", where=where, do=do)
+            yield from pieces_of_row(values, wanted, where, file=str(path), row=row, source_bytes=share)
+        except InputError as problem:
+            bad.take(problem)
 
 
 class _Elements:

@@ -118,21 +118,28 @@ class RowLoader(Generic[BatchT]):
         row_ids = self._order.rows(self._next, self._rows_per_step)
         self._next += self._rows_per_step
         size = self._micro_batch_rows
-        mine = _slice_of_rank(row_ids, self._rank, self._world_size)
+        mine = self._share(row_ids)
         batches = tuple(
             self._maker.batch(mine[index * size : (index + 1) * size], size)
             for index in range(self._accumulation_steps)
         )
-        computed_rows = self._world_size * self._accumulation_steps * size
         tokens = _real_tokens(self._maker, row_ids)
         return StepBatches(
             batches=batches,
             valid_targets=self._maker.valid_targets(row_ids),
             tokens=tokens,
-            padding_tokens=computed_rows * self._maker.row_tokens - tokens,
+            padding_tokens=self._computed_tokens(row_ids) - tokens,
             row_ids=tuple(int(row) for row in row_ids),
             epoch=epoch,
         )
+
+    def _share(self, row_ids: Positions) -> Positions:
+        """This rank's rows of a step."""
+        return _slice_of_rank(row_ids, self._rank, self._world_size)
+
+    def _computed_tokens(self, row_ids: Positions) -> int:
+        """What all ranks compute in a step, fillers and padding included."""
+        return self._world_size * self._accumulation_steps * self._micro_batch_rows * self._maker.row_tokens
 
     def state(self) -> dict[str, Any]:
         epoch, position = divmod(self._next, self._rows)

@@ -44,7 +44,7 @@ ROW_BYTES, CONVERSATION_BYTES = 8, 16
 LEARNED, STARTS = 1, 2  # of a token, in marks.bin
 
 Split = Literal["train", "evaluation"]
-Stage = Literal["hash", "wait", "download", "tokenise", "hold out", "train tokenizer"]
+Stage = Literal["hash", "wait", "download", "tokenise", "encode", "hold out", "train tokenizer"]
 
 
 @dataclass(frozen=True)

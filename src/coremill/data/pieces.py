@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import AnyStr
 
 from coremill.data.conversations import Conversation
+from coremill.data.examples import Example
 
 # 128 KiB: a tokenising batch has sixteen for the cores to share, and nearly all real documents stay whole.
 PIECE_BYTES = 1 << 17
@@ -28,6 +29,7 @@ class Piece:
     ends_document: bool
     source_bytes: int  # how much of the source it accounts for, for progress
     conversation: Conversation | None = None  # where a row holds one: then there is no text
+    example: Example | None = None  # likewise
 
     @property
     def where(self) -> str:

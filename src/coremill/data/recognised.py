@@ -40,14 +40,21 @@ def recognised(source: TextSource, section: DataSection) -> TextSource:
     form = form_set(section)
     if form is None and source.kind not in ("hub", "txt", "built-in") and source.column == TEXT_COLUMN:
         form = form_known_by(first_columns(source), unless=source.column)
-    if form is not None and source.kind in ("txt", "built-in"):
+    if form is None:
+        return source
+    require_columns(source, f"conversations are read from {form.in_words()}")
+    return replace(source, conversations=form)
+
+
+def require_columns(source: TextSource, why: str) -> None:
+    """Refuse plain text where columns are needed."""
+    if source.kind in ("txt", "built-in"):
         raise InputError(
             f"{source.name} is plain text and has no columns",
             where=source.where,
-            why=f"conversations are read from {form.in_words()}",
+            why=why,
             do="name .jsonl, .json, .csv, .tsv or .parquet files, or an hf:// dataset",
         )
-    return source if form is None else replace(source, conversations=form)
 
 
 def first_columns(source: TextSource) -> list[str]:

@@ -13,7 +13,8 @@ import numpy as np
 from coremill.data.mixing import Mix
 from coremill.data.order import Positions, order_key, shuffled
 
-# Purposes of an order: no two share a key. Holding out has 1 (holdout.py).
+# Purposes of an order: no two share a key.
+HOLD_OUT_ORDER = 1
 EPOCH_ORDER = 2
 PASS_ORDER = 3
 

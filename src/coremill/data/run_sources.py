@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from coremill.config.schema import DataSection
+from coremill.data.examples import ExampleForm
 from coremill.data.hub_datasets import PREFIX as HUB_PREFIX
-from coremill.data.recognised import recognised
+from coremill.data.recognised import recognised, require_columns
 from coremill.data.sources import TextSource, resolve_source
 from coremill.errors import InputError
 
 
-def sources_of(section: DataSection) -> tuple[tuple[TextSource, ...], TextSource | None]:
-    """The text to train on, and the one to evaluate on."""
+def sources_of(
+    section: DataSection, form: ExampleForm | None = None
+) -> tuple[tuple[TextSource, ...], TextSource | None]:
+    """The text to train on, and the one to evaluate on; with a `form` they are read as examples."""
 
     def resolve(name: str, *, column: str, split: str, setting: str = "data.source") -> TextSource:
         found = resolve_source(name, column=column, split=split, setting=setting, on_bad_rows=section.on_bad_rows)
-        return recognised(found, section)
+        return recognised(found, section) if form is None else with_examples(found, form)
 
     column, split = section.column, section.evaluation_split
     if section.sources is None:
@@ -46,6 +50,12 @@ def sources_of(section: DataSection) -> tuple[tuple[TextSource, ...], TextSource
             do="name files in data.evaluation_source, or a share of the rows in data.evaluation_fraction",
         )
     return tuple(training), resolve(section.source, column=column, split=split)
+
+
+def with_examples(source: TextSource, form: ExampleForm) -> TextSource:
+    """The source, read as examples."""
+    require_columns(source, f"examples are read from {form.in_words()}")
+    return replace(source, examples=form)
 
 
 def _require_apart(sources: Sequence[TextSource]) -> None:

@@ -26,6 +26,7 @@ from coremill.data.bad_rows import BadRows, OnBadRows
 from coremill.data.compressed import is_compressed, open_bytes
 from coremill.data.conversations import ConversationForm
 from coremill.data.csv_files import read_csv
+from coremill.data.examples import ExampleForm
 from coremill.data.file_kinds import FileKind, find_files
 from coremill.data.files import Wanted, read_jsonl, read_parquet, read_txt
 from coremill.data.hub_datasets import PREFIX, Dataset, open_dataset, resolve_dataset
@@ -51,11 +52,12 @@ class TextSource:
     dataset: Dataset | None = None
     on_bad_rows: OnBadRows = "stop"
     conversations: ConversationForm | None = None  # how its rows hold them; None: it is text
+    examples: ExampleForm | None = None  # likewise, for tasks that read examples
 
     @property
     def wanted(self) -> Wanted:
         """What is read of its rows."""
-        return self.conversations or self.column
+        return self.examples or self.conversations or self.column
 
     @property
     def where(self) -> str:
@@ -69,7 +71,11 @@ class TextSource:
         dataset, form = document["dataset"], document.get("conversations")
         found = None if dataset is None else Dataset(**dataset)
         read = None if form is None else ConversationForm(**{**form, "columns": tuple(form["columns"])})
-        return cls(**{**document, "files": tuple(document["files"]), "dataset": found, "conversations": read})
+        values = {**document, "files": tuple(document["files"]), "dataset": found, "conversations": read}
+        if (examples := document.get("examples")) is not None:
+            lists = {name: tuple(examples[name]) for name in ("columns", "settings")}
+            values["examples"] = ExampleForm(**{**examples, **lists})
+        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ def resolve_source(
 def identity_of(source: TextSource, on_bytes: Callable[[int], None] | None = None) -> str:
     """What the text is, wherever it lies: a hash over kind, column and the content of all files, or over a commit."""
     digest = hashlib.blake2b(digest_size=20)
-    read = source.column if source.conversations is None else repr(source.conversations.identity)
+    read = source.wanted if isinstance(source.wanted, str) else repr(source.wanted.identity)
     if source.dataset is not None:
         digest.update(repr(("hub", read, *source.dataset.identity)).encode())
         return digest.hexdigest()

@@ -9,7 +9,6 @@ tokenises nothing again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -38,13 +37,13 @@ from coremill.data.packed import (
 from coremill.data.parts import Packing, counts_of, pack_part
 from coremill.data.recognised import TEXT_COLUMN, require_one_kind, words_of_forms
 from coremill.data.run_sources import sources_of
-from coremill.data.sources import TextSource, identity_of, open_text, stamps_of
+from coremill.data.source_identity import hash_of, require_unchanged, told_identity
+from coremill.data.sources import TextSource, open_text, stamps_of
 from coremill.data.tokenizer_files import SpecialTokens, required_chat_template, tokenizer_identity
 from coremill.errors import InputError
 from coremill.files import write_atomically
 from coremill.plan.card import require_positions
 
-HASH_PROGRESS_SECONDS = 0.1
 SPLITS_KEPT = 3  # of one packing, each as large as it
 # Part of what names the data of a run in its checkpoints: raise it when the same text gives other tokens. It is that of
 # 0.1.0, whose runs go on where their tokens are the same.
@@ -127,8 +126,8 @@ def _key_of_data(
     """The name of a run's rows; `shares` where sources are mixed."""
     mixed = ("mixed in shares", shares) if shares else ()
     if section.evaluation_fraction:
-        return _hash(*(each.key for each in packings), HELD_OUT, section.evaluation_fraction, seed, *mixed)
-    return _hash(*(each.key for each in packings), evaluation_rows, seed if evaluation_rows else 0, *mixed)
+        return hash_of(*(each.key for each in packings), HELD_OUT, section.evaluation_fraction, seed, *mixed)
+    return hash_of(*(each.key for each in packings), evaluation_rows, seed if evaluation_rows else 0, *mixed)
 
 
 def check_sources(section: DataSection, *, max_positions: int | None) -> None:
@@ -168,7 +167,7 @@ class Packer:
         """With the form of conversations where a dataset of the hub holds them, which it is downloaded to know."""
         if source.dataset is None or source.conversations is not None or source.column != TEXT_COLUMN:
             return source
-        remembered = self.cache / f"columns-{_hash(source.dataset.identity)}.json"
+        remembered = self.cache / f"columns-{hash_of(source.dataset.identity)}.json"
         columns = _recalled(remembered)
         if columns is None:
             if not download or self.packed_before(source) is not None:  # as text
@@ -187,7 +186,7 @@ class Packer:
             return {}
         config = folder / "config.json"  # the model's, which decides the class where the tokenizer's does not
         decided_by = (tokenizer_identity(folder), config.read_bytes() if config.is_file() else b"", self.code_sha256)
-        remembered = self.cache / f"class-tokens-{_hash(names, *decided_by, version('transformers'))}.json"
+        remembered = self.cache / f"class-tokens-{hash_of(names, *decided_by, version('transformers'))}.json"
         tokens: dict[str, str] | None = _recalled(remembered)
         if tokens is None:
             self.progress(Progress(0, 0, None, 0, "tokenise"))
@@ -203,7 +202,7 @@ class Packer:
 
     def _made_from(self, source: TextSource, stamps: tuple[tuple[int, int], ...]) -> tuple[object, ...]:
         return (
-            self._identity(source, stamps),
+            told_identity(source, stamps, self.progress),
             tokenizer_identity(self.tokenizer_folder),
             self.sequence_length,
             *([source.on_bad_rows] if source.on_bad_rows != "stop" else []),
@@ -212,7 +211,7 @@ class Packer:
         )
 
     def _key_of(self, made_from: tuple[object, ...]) -> str:
-        return _hash(FORMAT_VERSION, *made_from, f"special tokens {self.special_tokens}")
+        return hash_of(FORMAT_VERSION, *made_from, f"special tokens {self.special_tokens}")
 
     def packed_before(self, source: TextSource) -> PackedManifest | None:
         """What the cache holds of this text; nothing is made."""
@@ -237,10 +236,10 @@ class Packer:
         added = [] if manifest.is_plain else [f"special tokens {self.special_tokens}"]
         if manifest.end_begins_next:
             added.append("one token between documents")
-        return Packing(final, manifest, from_cache, _hash(TOKENS_VERSION, *made_from, *added))
+        return Packing(final, manifest, from_cache, hash_of(TOKENS_VERSION, *made_from, *added))
 
     def _split_folder(self, whole: PackedManifest, fraction: float, seed: int) -> Path:
-        return self.cache / f"{whole.key}-{_hash(FORMAT_VERSION, whole.key, HELD_OUT, fraction, seed)}"
+        return self.cache / f"{whole.key}-{hash_of(FORMAT_VERSION, whole.key, HELD_OUT, fraction, seed)}"
 
     def split_before(self, whole: PackedManifest, fraction: float, seed: int) -> PackedManifest | None:
         """What is left to train on of text that was shared out before; nothing is made."""
@@ -248,7 +247,7 @@ class Packer:
 
     def hold_out(self, whole: Packing, fraction: float, seed: int) -> tuple[Packing, Packing]:
         """The packings to train and to evaluate on, of documents of a whole one."""
-        key = _hash(FORMAT_VERSION, whole.manifest.key, HELD_OUT, fraction, seed)
+        key = hash_of(FORMAT_VERSION, whole.manifest.key, HELD_OUT, fraction, seed)
         final = self._split_folder(whole.manifest, fraction, seed)
         keep_in_use(final)
 
@@ -276,22 +275,6 @@ class Packer:
             Packing(final / "train", train, from_cache, key),
             Packing(final / "evaluation", evaluation, from_cache, key),
         )
-
-    def _identity(self, source: TextSource, stamps: tuple[tuple[int, int], ...]) -> str:
-        total = sum(size for size, _ in stamps)
-        done, told, last_told = 0, False, time.perf_counter()
-
-        def on_bytes(count: int) -> None:
-            nonlocal done, told, last_told
-            done += count
-            if time.perf_counter() - last_told >= HASH_PROGRESS_SECONDS:
-                told, last_told = True, time.perf_counter()
-                self.progress(Progress(0, done, total, 0, "hash"))
-
-        identity = identity_of(source, on_bytes)
-        if told:
-            self.progress(Progress(0, total, total, 0, "hash", is_done=True))
-        return identity
 
     def job_of(self, source: TextSource) -> dict[str, Any]:
         """What the process that tokenises needs to know."""
@@ -322,13 +305,7 @@ class Packer:
 
         self.progress(last)  # from here on it takes time: the process has to start, and the tokenizer to be read
         counts = run_in_child(job, on_progress)
-        if stamps_of(source) != stamps:
-            raise InputError(
-                "the files changed while they were read",
-                where=source.where,
-                why="what was packed belongs to neither the old nor the new text",
-                do="run again once nothing writes to them",
-            )
+        require_unchanged(source, stamps)
         manifest = PackedManifest(
             version=FORMAT_VERSION,
             key=key,
@@ -393,7 +370,3 @@ def _remember(path: Path, value: Any) -> None:
     with contextlib.suppress(OSError):  # then it is asked again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(value))
-
-
-def _hash(*parts: object) -> str:
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -99,6 +99,14 @@ def do_job(job: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         from coremill.data.tokenizer_files import tokens_of_class
 
         return tokens_of_class(Path(job["tokenizer_folder"]), job["names"], job["code_sha256"], Path(job["cache"]))
+    if job["job"] == "sample examples":
+        from coremill.data.counting_examples import count_sample
+
+        return count_sample(job)
+    if job["job"] == "encode":
+        from coremill.data.encoding import encode_source
+
+        return encode_source(job, speaker.progress)
     from coremill.data.packing import pack_text
     from coremill.data.sources import TextSource, open_text
     from coremill.data.tokenizer_files import load_tokenizer

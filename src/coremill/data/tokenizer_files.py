@@ -193,17 +193,7 @@ def load_tokenizer(
     """
     if not (folder / "tokenizer.json").is_file():
         return _through_transformers(folder, special_tokens, code_sha256, cache)
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises plain Exception
-        raise InputError(
-            "the tokenizer cannot be read",
-            where=str(folder / "tokenizer.json"),
-            why=str(error),
-            do="download or copy it again",
-        ) from None
+    tokenizer = read_backend(folder)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     end_token = _written_end_token(folder)
@@ -228,6 +218,21 @@ def load_tokenizer(
         around=ids_around_a_text(encode_one, folder) if special_tokens == "auto" else None,
         backend=tokenizer,
     )
+
+
+def read_backend(folder: Path) -> Any:
+    """What the tokenizers library makes of tokenizer.json."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises plain Exception
+        raise InputError(
+            "the tokenizer cannot be read",
+            where=str(folder / "tokenizer.json"),
+            why=str(error),
+            do="download or copy it again",
+        ) from None
 
 
 def ids_around_a_text(encode: Callable[[str, bool], list[int]], folder: Path) -> SpecialIds:
@@ -270,7 +275,7 @@ def _written_end_token(folder: Path) -> str | None:
 def tokens_of_class(folder: Path, names: Sequence[str], code_sha256: str | None, cache: Path) -> dict[str, str]:
     """Special tokens of these names that a tokenizer has by its class, which only transformers knows."""
     try:
-        found = _transformers_tokenizer(folder, code_sha256, cache).special_tokens_map
+        found = transformers_tokenizer(folder, code_sha256, cache).special_tokens_map
     except InputError as problem:
         raise InputError(
             f"whether the tokenizer has a {' and a '.join(names)} cannot be told",
@@ -281,7 +286,8 @@ def tokens_of_class(folder: Path, names: Sequence[str], code_sha256: str | None,
     return {name: str(found[name]) for name in names if found.get(name)}
 
 
-def _transformers_tokenizer(folder: Path, code_sha256: str | None, cache: Path | None) -> Any:
+def transformers_tokenizer(folder: Path, code_sha256: str | None, cache: Path | None) -> Any:
+    """What transformers makes of the folder, running code of it only where that has this hash."""
     from transformers import AutoTokenizer
 
     trusted = code_sha256 is not None and cache is not None
@@ -301,7 +307,7 @@ def _transformers_tokenizer(folder: Path, code_sha256: str | None, cache: Path |
 def _through_transformers(
     folder: Path, special_tokens: SpecialTokens, code_sha256: str | None, cache: Path | None
 ) -> TextTokenizer:
-    tokenizer = _transformers_tokenizer(folder, code_sha256, cache)
+    tokenizer = transformers_tokenizer(folder, code_sha256, cache)
     if tokenizer.eos_token_id is None:
         raise InputError(
             "the tokenizer has no end token",

@@ -24,7 +24,7 @@ from coremill.plan.adapter_folder import (
     words_of_another_base,
 )
 from coremill.plan.adapters import adapted_by
-from coremill.plan.card import read_config
+from coremill.plan.config_file import read_config
 from coremill.remote_code import is_folder
 
 SETTING = "lora.start_from"

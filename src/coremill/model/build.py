@@ -1,4 +1,4 @@
-"""The module without its weights: parameters on the meta device, buffers real, and where its decoder layers are.
+"""The module without its weights: parameters on the meta device, buffers real, and where its layers are.
 
 Nothing here knows a model family. A buffer that is not in the checkpoint (rotary frequencies, causal masks) keeps the
 value its constructor gave it, so it is right; a parameter takes no memory until an engine has placed it.
@@ -23,6 +23,7 @@ from transformers.initialization import no_init_weights
 
 from coremill.errors import InputError
 from coremill.hardware.probe import cache_folder, environment_snapshot
+from coremill.model.config_changes import change_config
 from coremill.model.slices import model_name
 from coremill.model.source import ModelFolder
 from coremill.plan.types import Choice
@@ -41,11 +42,19 @@ CONFIG_ERRORS = (
 )
 
 
+# What an auto class makes, in words.
+_KINDS = {
+    "AutoModelForCausalLM": "a causal language model",
+    "AutoModelForQuestionAnswering": "a question-answering model",
+    "AutoModelForSequenceClassification": "a classifier",
+}
+
+
 @dataclass(frozen=True)
 class LayerMap:
     """The parts of a model that engines treat apart."""
 
-    layers: list[nn.Module]  # the decoder layers, in order
+    layers: list[nn.Module]  # in order
     layers_name: str  # where the model keeps them, as in model.layers
     embedding: nn.Module
     head: nn.Module
@@ -63,6 +72,7 @@ def build_on_meta(source: ModelFolder, *, attention: str = "sdpa") -> PreTrained
     folder = source.folder if source.code_sha256 is None else code_of(source)
     config = _read_config(source, folder, trusted=trusted)
     try:
+        change_config(config, source)
         if attention == "sdpa" and not _sdpa_serves(config, folder, source.model_class, trusted=trusted):
             attention = "eager"
         with no_init_weights(), _parameters_on_meta():
@@ -108,7 +118,7 @@ def names_kept_in_fp32(model: nn.Module, dtype: torch.dtype) -> set[str]:
 
 
 def find_layers(model: nn.Module) -> LayerMap:
-    """Decoder layers (the heaviest list of modules), and the embedding and head the model itself names."""
+    """The layers (the heaviest list of modules), and the embedding and head the model itself names."""
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     weights = {name: sum(parameter.numel() for parameter in module.parameters()) for name, module in lists.items()}
     embedding = _part(model, "get_input_embeddings")
@@ -116,7 +126,7 @@ def find_layers(model: nn.Module) -> LayerMap:
     if head is None:
         head = _behind_trunk(model)
     if not any(weights.values()):
-        raise parts_not_found(model, "no list of decoder layers")
+        raise parts_not_found(model, "no list of layers")
     if embedding is None:
         raise parts_not_found(model, "no input embedding")
     if head is None:
@@ -169,12 +179,13 @@ def _sdpa_serves(config: Any, folder: Path, auto_class: str, *, trusted: bool) -
 
 def _cannot_build(source: ModelFolder, error: Exception) -> InputError:
     reason = " ".join(str(error).split())[:300] or type(error).__name__
+    kind = _KINDS.get(source.model_class, f"a model of {source.model_class}")
     if "auto_map" in source.config:
         advice = TRUST_ADVICE if source.code_sha256 is None else "look into the model's own code, which was run"
     else:
-        advice = "check config.json; model_type must be a causal language model that this transformers knows"
+        advice = f"check config.json; model_type must be {kind} that this transformers knows"
     return InputError(
-        f"cannot build a causal language model from {source.description}",
+        f"cannot build {kind} from {source.description}",
         where=f"{source.folder}/config.json",
         why=reason,
         do=advice,
@@ -223,5 +234,5 @@ def parts_not_found(model: nn.Module, why: str) -> InputError:
     return InputError(
         f"cannot find the parts of {type(model).__name__}",
         why=why,
-        do="use a causal language model of transformers whose decoder layers are one list",
+        do="use a model of transformers whose layers are one list",
     )

@@ -15,7 +15,8 @@ from typing import Any
 
 from coremill import hub
 from coremill.errors import InputError
-from coremill.plan.card import ModelCard, card_of, read_card, read_config
+from coremill.plan.card import ModelCard, card_of, read_card
+from coremill.plan.config_file import read_config
 from coremill.plan.headers import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -90,9 +91,17 @@ def download_files(name: str, files: list[str], *, setting: str) -> Path:
 
 
 def card_on_hub(
-    name: str, task: Task[Any], *, revision: str | None, weights: bool, setting: str, code: bool = False
+    name: str,
+    task: Task[Any],
+    *,
+    revision: str | None,
+    weights: bool,
+    setting: str,
+    code: bool = False,
+    labels: int | None = None,
 ) -> ModelCard:
-    """The card of a hub model: config.json, and of the weights only the headers, by range request."""
+    """The card of a hub model: config.json, and of the weights only the headers, by range request. `labels`: of a head
+    for classification, where the run says how many."""
     from huggingface_hub import HfApi, hf_hub_download
 
     hub.quieten(bars=False)
@@ -114,13 +123,16 @@ def card_on_hub(
         if cached is not None:
             config, where = read_config(cached), f"{cached}/config.json"
             task.check_model(config, description=name, where=where, trusted=code)
-            return read_card(cached, config=config, name=name, pretrained=weights)
+            return read_card(
+                cached, config=config, name=name, pretrained=weights, model_class=task.model_class, labels=labels
+            )
         problem = hub.explain(error, "model", name, revision, setting)
         if problem is None:
             raise
         raise problem from None
     task.check_model(config, description=name, where=f"{name}/config.json on the hub", trusted=code)
-    return card_of(config, None if metadata is None else _headers_of(metadata), name=name)
+    headers = None if metadata is None else _headers_of(metadata)
+    return card_of(config, headers, name=name, model_class=task.model_class, labels=labels)
 
 
 def _headers_of(metadata: Any) -> dict[str, TensorHeader]:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from coremill.config.schema import LoraSection
 from coremill.errors import InputError
-from coremill.model.build import build_on_meta
+from coremill.model.build import build_on_meta, find_layers
 from coremill.model.initialise import initialise, record_initialisation
 from coremill.model.lora import fresh_adapters, headers_of_adapter
 from coremill.model.names import Conversion, NameMap, map_names
@@ -41,6 +41,7 @@ class LoadReport:
     initialised: tuple[str, ...]  # parameters that were in no file and got random values
     unexpected: tuple[str, ...]  # tensors in the files that the model has no place for
     converted: tuple[str, ...]  # parameters that were more than renamed, and so were read whole
+    new_head: bool = False  # all that was drawn is the head of the task, whose model came without one
 
 
 def together(reports: Sequence[LoadReport]) -> LoadReport:
@@ -77,6 +78,8 @@ def fill_parameters(
     parameters = {model_name(name) for name, _ in model.named_parameters()}
     headers = read_headers(source.folder) if source.weights == "pretrained" else {}
     names = map_names(blueprint, headers) if headers else NameMap({}, {}, (), ())
+    if "id2label" in source.config_changes:
+        names = _without_other_heads(names, headers, slices, aliases, blueprint)
     to_read = _bytes_to_read(slices, aliases, names, headers)
     with HEARTBEAT.work("reading weights", to_read), TensorReader(source.folder) as reader:
         filled = _read_renamed(reader, slices, aliases, names.renamed, headers)
@@ -105,7 +108,13 @@ def fill_parameters(
         initialised=tuple(missing) if source.weights == "pretrained" else (),
         unexpected=names.unexpected,
         converted=tuple(sorted(names.conversions)),
+        new_head=source.weights == "pretrained" and _is_new_head(missing, blueprint),
     )
+
+
+def _is_new_head(missing: Sequence[str], blueprint: PreTrainedModel) -> bool:
+    """Whether something is missing, of a model that predicts no words: `_check_missing` let pass a head at most."""
+    return bool(missing) and blueprint.get_output_embeddings() is None
 
 
 def _fill_adapters(slices: Mapping[tuple[str, ...], RowSlice], lora: LoraSection, seed: int) -> int:
@@ -213,6 +222,38 @@ def converted_tensors(
     return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 
+def _without_other_heads(
+    names: NameMap,
+    headers: Mapping[str, TensorHeader],
+    slices: Mapping[str, RowSlice],
+    aliases: Iterable[tuple[str, ...]],
+    blueprint: PreTrainedModel,
+) -> NameMap:
+    """Less what the files have of a head for another number of classes, where the run names its own: a new one is
+    drawn."""
+    prefix = f"{blueprint.base_model_prefix}."
+    first = {name: tied[0] for tied in aliases for name in tied}
+    other = {
+        name
+        for name, stored in names.renamed.items()
+        if not name.startswith(prefix) and headers[stored].shape != slices[first[name]].shape
+    }
+    return replace(names, renamed={name: stored for name, stored in names.renamed.items() if name not in other})
+
+
+def _whole_poolers(missing: Sequence[str], blueprint: PreTrainedModel) -> tuple[str, ...]:
+    """Parts of the trunk beside embedding and layers of which the files have nothing: a model that was trained to
+    fill in words has no pooler, and a classifier begins with a new one."""
+    trunk = blueprint.base_model
+    needed = {id(part) for part in (find_layers(blueprint).layers[0], blueprint.get_input_embeddings())}
+    found = []
+    for name, child in trunk.named_children():
+        own = {f"{blueprint.base_model_prefix}.{name}.{inner}" for inner, _ in child.named_parameters()}
+        if own and own <= set(missing) and needed.isdisjoint(id(module) for module in child.modules()):
+            found.append(f"{blueprint.base_model_prefix}.{name}.")
+    return tuple(found)
+
+
 def _check_shape(header: TensorHeader, piece: RowSlice) -> None:
     if header.shape != piece.shape:
         raise _wrong_shape(header.name, header.shape, piece.shape, header.file)
@@ -235,7 +276,9 @@ def _check_missing(
     """The base model must be whole. A head on top of it may be new: a base model's checkpoint has none."""
     prefix = f"{blueprint.base_model_prefix}."
     names_of = {names[0]: names for names in aliases}
-    holes = [name for name in missing if any(alias.startswith(prefix) for alias in names_of[name])]
+    in_trunk = [name for name in missing if any(alias.startswith(prefix) for alias in names_of[name])]
+    poolers = _whole_poolers(in_trunk, blueprint)
+    holes = [name for name in in_trunk if not name.startswith(poolers)]
     if holes:
         shown = ", ".join(holes[:3]) + (f" and {len(holes) - 3} more" if len(holes) > 3 else "")
         raise InputError(

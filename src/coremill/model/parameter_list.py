@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,14 @@ from coremill.model.source import ModelFolder, Say
 from coremill.plan.trained import NamedParameter
 from coremill.remote_code import remove_copies
 
-FORM = 2  # of what is kept: part of its name
+FORM = 3  # of what is kept: part of its name
 
 
 def parameters_of(model: ModelFolder, cache: Path, say: Say | None = None) -> list[NamedParameter]:
     """In the order of the module, tied ones once with all their names."""
     known = json.dumps(
-        [FORM, model.config, model.model_class, model.code_sha256, version("transformers")], sort_keys=True
+        [FORM, model.config, model.config_changes, model.model_class, model.code_sha256, version("transformers")],
+        sort_keys=True,
     )
     file = cache / "parameters" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
     try:
@@ -45,7 +45,7 @@ def parameters_of(model: ModelFolder, cache: Path, say: Say | None = None) -> li
         with contextlib.suppress(OSError):  # then it is found anew each time
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps(found))
-    return [NamedParameter(tuple(names), tuple(shape), is_linear) for names, shape, is_linear in found]
+    return [NamedParameter(tuple(names), tuple(shape), *kinds) for names, shape, *kinds in found]
 
 
 def named_parameters(module: Any) -> list[NamedParameter]:
@@ -56,7 +56,19 @@ def named_parameters(module: Any) -> list[NamedParameter]:
         names.setdefault(id(parameter), []).append(name)
         shapes[id(parameter)] = tuple(parameter.shape)
     linear = {id(each.weight) for each in module.modules() if is_linear_map(each)}
-    return [NamedParameter(tuple(each), shapes[key], key in linear) for key, each in names.items()]
+    behind = _behind_the_trunk(module)
+    return [
+        NamedParameter(tuple(each), shapes[key], key in linear, in_head=all(name.startswith(behind) for name in each))
+        for key, each in names.items()
+    ]
+
+
+def _behind_the_trunk(module: Any) -> tuple[str, ...]:
+    """Where the head is, of a model that predicts no words: all beside the trunk."""
+    trunk = getattr(module, "base_model_prefix", "")
+    if not trunk or not hasattr(module, trunk) or module.get_output_embeddings() is not None:
+        return ()
+    return tuple(f"{name}." for name, _ in module.named_children() if name != trunk)
 
 
 def is_linear_map(module: Any) -> bool:
@@ -71,7 +83,7 @@ def is_linear_map(module: Any) -> bool:
 def _ask_child(model: ModelFolder) -> list[Sequence[Any]]:
     # -P: a torch.py in the user's folder must not stand in for the library.
     command = [sys.executable, "-P", "-m", __name__]
-    job = json.dumps({**asdict(model), "folder": str(model.folder)})
+    job = json.dumps(model.to_json())
     done = subprocess.run(
         wrapped(command, launcher_pid=os.getpid(), cpus=None), input=job, capture_output=True, text=True, check=False
     )
@@ -92,9 +104,9 @@ def _main() -> None:
 
     job = json.load(sys.stdin)
     try:
-        model = build_on_meta(ModelFolder(**{**job, "folder": Path(job["folder"])}), attention="eager")
+        model = build_on_meta(ModelFolder.from_json(job), attention="eager")
         answer: dict[str, Any] = {
-            "parameters": [(each.names, each.shape, each.is_linear) for each in named_parameters(model)]
+            "parameters": [(each.names, each.shape, each.is_linear, each.in_head) for each in named_parameters(model)]
         }
     except InputError as error:
         answer = {"error": {"what": error.what, "where": error.where, "why": error.why, "do": error.do}}

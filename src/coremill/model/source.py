@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from coremill.errors import InputError
 from coremill.files import CACHE_ADVICE, write_atomically
 from coremill.model.hub_models import download
 from coremill.nearby import missing_folder
-from coremill.plan.card import read_config
+from coremill.plan.config_file import read_config
 from coremill.plan.headers import read_headers
 from coremill.remote_code import is_folder, pin_problem, require_checked_code
 from coremill.tasks.base import Task
@@ -61,6 +61,18 @@ class ModelFolder:
     description: str  # in words: what the user asked for
     model_class: str  # the auto class of transformers that makes it
     code_sha256: str | None = None  # of the code that comes with it and is to be run; None: none is
+    # What a run makes of that config (model/config_changes.py): in transformers' names, and dropout, which has many.
+    config_changes: dict[str, Any] = field(default_factory=dict)
+    dropout: float | None = None
+    attention_dropout: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "folder": str(self.folder)}
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> ModelFolder:
+        """The inverse of to_json."""
+        return ModelFolder(**{**document, "folder": Path(document["folder"])})
 
 
 def resolve_model(section: ModelSection, task: Task[Any], *, cache: Path, progress: Say | None = None) -> ModelFolder:
@@ -112,7 +124,15 @@ def _find_model(section: ModelSection, model_class: str, cache: Path, progress: 
             code=section.trust_remote_code,
         )
         description = section.name if section.revision is None else f"{section.name} at {section.revision}"
-    return ModelFolder(folder, read_config(folder), weights, description, model_class)
+    return ModelFolder(
+        folder,
+        read_config(folder),
+        weights,
+        description,
+        model_class,
+        dropout=section.dropout,
+        attention_dropout=section.attention_dropout,
+    )
 
 
 def resolve_tokenizer(

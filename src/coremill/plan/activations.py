@@ -54,7 +54,7 @@ def _largest_layer_bytes_per_token(card: ModelCard, arrangement: Arrangement) ->
 
 
 def layer_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
-    """What one decoder layer keeps for backward, per token: norms, attention, MLP, dropout masks; and its adapters."""
+    """What one layer keeps for backward, per token: norms, attention, MLP, dropout masks; and its adapters."""
     adapters = _adapter_numbers(card) * arrangement.compute_bytes
     if card.estimated_numbers is not None:
         return (
@@ -92,10 +92,15 @@ def _experts_bytes(card: ModelCard, compute: int) -> int:
 
 
 def ends_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
-    """Token ids, the final norm, and hidden states with their gradient, made in forward by the chunked loss."""
-    block, compute, hidden = card.block, arrangement.compute_bytes, card.hidden
-    embedding = compute * hidden if block.embedding_dropout else 0
-    return 8 + embedding + _norm_bytes(card, compute) + compute * hidden
+    """Token ids, the final norm, and hidden states with their gradient, made in forward by the chunked loss; of an
+    encoder the norm of its embedding, and what comes out of the last layer."""
+    block, compute, width = card.block, arrangement.compute_bytes, card.lookup_width
+    embedding = compute * width if block.embedding_dropout else 0
+    if not block.embedding_norm:
+        return 8 + embedding + _norm_bytes(card, compute) + compute * card.hidden
+    into_projection = compute * width if width != card.hidden else 0
+    ids = 24  # of tokens, their types and positions
+    return ids + compute * (width + 2) + embedding + into_projection + compute * card.hidden
 
 
 def _norm_bytes(card: ModelCard, compute: int) -> int:
@@ -114,7 +119,9 @@ def uses_flash(card: ModelCard, arrangement: Arrangement) -> bool:
 
 def is_masked(window: int | None, arrangement: Arrangement) -> bool:
     """Whether a layer with this window is told by a mask what it may see."""
-    return arrangement.documents_apart or (window is not None and arrangement.sequence_length >= window)
+    if arrangement.documents_apart or arrangement.is_padded:
+        return True
+    return window is not None and arrangement.sequence_length >= window
 
 
 def masked_layers(card: ModelCard, arrangement: Arrangement) -> int:

@@ -114,7 +114,8 @@ def _refuse_other_tensors(
         expected |= {a.name: target, b.name: target}
     for parameter in adapted.whole:
         held = [headers[name] for each in parameter.names if (name := FILE_PREFIX + each) in headers]
-        if not held or held[0].shape != parameter.shape:
+        # Of a head the data may say how many classes it has: ranks look again.
+        if not held or (held[0].shape != parameter.shape and not parameter.in_head):
             raise another_adapter(folder, lora, parameter.names[0], held[0].shape if held else None, parameter.shape)
         expected |= {header.name: parameter.names[0] for header in held}
     if unused := sorted(set(headers) - set(expected)):

@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 from coremill.config.schema import LoraSection
 from coremill.errors import InputError
 from coremill.plan.allocator import hole_bytes_of
-from coremill.plan.card import AdapterParameters, FrozenParameters, ModelCard, role_of
+from coremill.plan.card import AdapterParameters, FrozenParameters, ModelCard
+from coremill.plan.tensor_names import role_of
 from coremill.plan.trained import NamedParameter, with_frozen
 from coremill.plan.words import plural
 
@@ -28,7 +29,7 @@ class Adapted:
 
     rank: int
     targets: tuple[tuple[str, tuple[int, ...]], ...]  # linear maps: the names of their modules, shapes of their weights
-    whole: tuple[NamedParameter, ...]  # of lora.modules_to_save
+    whole: tuple[NamedParameter, ...]  # of lora.modules_to_save, and the head of a task that has its own
     reason: str
     has_dropout: bool = False
 
@@ -58,6 +59,7 @@ def adapted_by(parameters: Sequence[NamedParameter], lora: LoraSection) -> Adapt
     """What the section means in this model; a name that means nothing in it is refused."""
     assert lora.rank is not None
     whole = _whole_modules(parameters, lora.modules_to_save)
+    whole = [each for each in parameters if each.in_head or each in whole]
     linear = {_module(name): parameter for parameter in parameters if parameter.is_linear for name in parameter.names}
     free = {name: parameter for name, parameter in linear.items() if parameter not in whole}
     if lora.target_modules is None:
@@ -193,7 +195,8 @@ def words_of_adapters(adapted: Adapted, lora: LoraSection) -> str:
     """What is trained, for people."""
     words = f"{adapted.trained_parameters:,} numbers are trained: rank {lora.rank} beside {adapted.reason}"
     if adapted.whole:
-        words += f", and {adapted.whole_parameters:,} of {', '.join(lora.modules_to_save)} whole"
+        named = [*lora.modules_to_save, *(["the head"] if any(each.in_head for each in adapted.whole) else [])]
+        words += f", and {adapted.whole_parameters:,} of {', '.join(named)} whole"
     return f"{words}; the model itself stays as it is"
 
 

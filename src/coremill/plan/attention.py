@@ -20,6 +20,12 @@ _WITHOUT_SDPA = (
     "mpt mvp openai-gpt prophetnet reformer rembert roformer rwkv trocr vaultgemma xglm xlm xlnet xlstm"
 )
 EAGER_ONLY = frozenset(_WITHOUT_SDPA.split())
+# Likewise of those that it has with heads of question answering or classification, and not as language models.
+_ENCODERS_WITHOUT_SDPA = (
+    "canine convbert deberta deberta-v2 flaubert fnet funnel ibert layoutlmv2 layoutlmv3 led lilt longformer luke "
+    "lxmert markuplm mpnet mra nystromformer perceiver splinter squeezebert t5gemma tapas yoso"
+)
+EAGER_ONLY_ENCODERS = frozenset(_ENCODERS_WITHOUT_SDPA.split())
 
 _WINDOW_KEYS = ("sliding_window", "attention_chunk_size", "max_window_layers")
 

@@ -8,8 +8,6 @@ one definition of model FLOPs, used by plan and report alike, is here.
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,19 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
-from coremill.nearby import missing_folder
 from coremill.plan.attention import unread_windows
+from coremill.plan.config_file import read_config
 from coremill.plan.headers import TensorHeader, read_headers
-from coremill.plan.shape import BlockShape, ModelShape, Tensor, shape_of, tensors_of, text_config
+from coremill.plan.heads import head_of
+from coremill.plan.shape import BlockShape, ModelShape, Tensor, head_tensors, shape_of, tensors_of, text_config
+from coremill.plan.tensor_names import BUFFER, EXPERT, OTHER_HEAD, role_of
 from coremill.plan.unknown import has_recurrent_layers, kept_numbers, named_by_shape, shape_of_tensors
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
-_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.(?:weight|bias)$")
-_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|embed_in|wte|word_embeddings)\.weight$")
-_POSITIONS = re.compile(r"(?:^|\.)(?:wpe|embed_positions)\.weight$")
-# Causal masks and rotary tables that older checkpoints carry along: buffers, not parameters.
-_BUFFER = re.compile(r"\.(?:attn|attention)\.(?:bias|masked_bias)$|rotary_emb\.inv_freq$|position_ids$")
-_EXPERT = re.compile(r"\.experts?\.")
+LANGUAGE_MODEL = "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +62,7 @@ class AdapterParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """A causal language model in numbers."""
+    """A language model, or one with a task's head, in numbers."""
 
     name: str
     family: str  # model_type of config.json
@@ -86,7 +80,7 @@ class ModelCard:
     disk_dtype: str | None  # of the weights on disk; None: there are none
     disk_bytes: int  # 0: there are none
     embedding_parameters: int  # token and learned position embeddings
-    layer_parameters: tuple[int, ...]  # by decoder layer
+    layer_parameters: tuple[int, ...]  # by layer
     head_parameters: int  # 0 when tied
     rest_parameters: int  # the final norm and what belongs to no layer
     largest_tensor_parameters: int
@@ -100,6 +94,9 @@ class ModelCard:
     estimated_numbers: int | None = None  # kept of a token by a layer of an unknown family; None: it is known
     frozen: FrozenParameters | None = None  # None: all are trained
     adapters: AdapterParameters | None = None  # trained beside it; what is frozen is then held narrow and never saved
+    is_causal: bool = True  # a token sees those before it only
+    has_vocabulary_head: bool = True  # the head makes a number for each word; else the few of a task
+    embedding_width: int | None = None  # None: the hidden width
 
     @property
     def trainable_parameters(self) -> int:
@@ -170,27 +167,34 @@ class ModelCard:
         return max(self.held_layer_parameters, default=0)
 
     @property
+    def lookup_width(self) -> int:
+        """Of a row of the embedding."""
+        return self.embedding_width or self.hidden
+
+    @property
     def groups(self) -> tuple[int, ...]:
         """Parameters by group that is gathered and reduced as one: embedding (with a tied head), head, layers, rest."""
         ends = (self.embedding_parameters,) if self.tied else (self.embedding_parameters, self.head_parameters)
         return (*ends, *self.layer_parameters, self.rest_parameters)
 
-    def attention_flops_per_token(self, sequence_length: int) -> float:
-        """Both products over the causal half of the row, forward and backward: 3 x 2 products x 2 x S/2 x width."""
-        return 6.0 * self.layers * sequence_length * self.heads * self.head_dim
+    def attention_flops_per_token(self, sequence_length: float) -> float:
+        """Both products, forward and backward, over the causal half of the row or all of it: 3 x 2 products x 2 x S/2
+        or S x width."""
+        causal_half = 6.0 * self.layers * sequence_length * self.heads * self.head_dim
+        return causal_half if self.is_causal else 2 * causal_half
 
-    def flops_per_token(self, sequence_length: int) -> float:
-        """Model FLOPs of one token: 6 per matmul parameter, plus causal attention; recomputing is not counted.
+    def flops_per_token(self, sequence_length: float) -> float:
+        """Model FLOPs of one token: 6 per matmul parameter, plus attention; recomputing is not counted.
 
         Of these 6, 2 are forward, 2 the gradient of what came in and 2 that of the weight: what is frozen has no
         gradient, and what lies below all that is trained is not gone back through. Adapters have all 6."""
         if self.frozen is None:
             return 6.0 * self.matmul_parameters + self.attention_flops_per_token(sequence_length)
         attention = self.attention_flops_per_token(sequence_length)
-        in_layers = self.matmul_parameters - self.vocabulary_rows * self.hidden
+        in_layers = self.matmul_parameters - self.head_matmul_parameters
         forward = 2.0 * self.matmul_parameters + attention / 3
         backward = (2.0 * in_layers + attention * 2 / 3) * self.share_of_layers_in_backward
-        head = 2.0 * self.vocabulary_rows * self.hidden if self._trains_below_the_head else 0.0
+        head = 2.0 * self.head_matmul_parameters if self._trains_below_the_head else 0.0
         adapters = 6.0 * self.adapters.total if self.adapters else 0.0
         return forward + backward + head + 2.0 * (self.matmul_parameters - self.frozen.matmul) + adapters
 
@@ -198,7 +202,12 @@ class ModelCard:
     def head_flops_per_token(self) -> float:
         """The part of it that the table of logits has."""
         products = 1 + self._trains_below_the_head + self.trains_the_head
-        return 2.0 * products * self.vocabulary_rows * self.hidden
+        return 2.0 * products * self.head_matmul_parameters
+
+    @property
+    def head_matmul_parameters(self) -> int:
+        """Of the table of logits; what a task has in its place is too small to count."""
+        return self.vocabulary_rows * self.hidden if self.has_vocabulary_head else 0
 
     @property
     def share_of_layers_in_backward(self) -> float:
@@ -234,6 +243,17 @@ def as_written(card: ModelCard) -> ModelCard:
     return replace(card, block=block)
 
 
+def with_dropouts(card: ModelCard, *, hidden: float | None, attention: float | None) -> ModelCard:
+    """The card where a run sets the dropout of hidden states or of attention; None: as the model's config has it."""
+    block = card.block
+    if attention is not None:
+        block = replace(block, attention_dropout=attention > 0)
+    if hidden is not None:
+        places = block.dropout_places if hidden > 0 else 0
+        block = replace(block, residual_dropouts=places, embedding_dropout=hidden > 0)
+    return replace(card, block=block)
+
+
 def read_card(
     folder: str | Path | None = None,
     *,
@@ -241,8 +261,11 @@ def read_card(
     headers: Mapping[str, TensorHeader] | None = None,
     name: str | None = None,
     pretrained: bool = True,
+    model_class: str = LANGUAGE_MODEL,
+    labels: int | None = None,
 ) -> ModelCard:
-    """The card of a folder (config.json, safetensors where pretrained), of a bare config, or of config and headers."""
+    """The card of a folder (config.json, safetensors where pretrained), of a bare config, or of config and headers, as
+    this auto class of transformers makes it: with a head of so many `labels`, where that is for classification."""
     if config is None:
         if folder is None:
             raise ValueError("read_card needs a folder or a config")
@@ -250,58 +273,28 @@ def read_card(
     if headers is None and folder is not None and pretrained and any(Path(folder).glob("*.safetensors")):
         headers = read_headers(Path(folder))
     label = name or (str(folder) if folder is not None else str(config.get("model_type", "config")))
-    return card_of(config, headers, name=label)
+    return card_of(config, headers, name=label, model_class=model_class, labels=labels)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder, which says at least what kind of model it is."""
-    path = folder / "config.json"
-    if not folder.is_dir():
-        raise missing_folder(folder, "model", f"no such model folder: {folder}")
-    if not path.is_file():
-        raise _no_config(folder)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"config.json cannot be read: {error}", where=str(path)) from None
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        advice = "use the config.json of a transformers model"
-        raise InputError("config.json has no model_type", where=str(path), do=advice)
-    return config
-
-
-def _no_config(folder: Path) -> InputError:
-    """A folder around models, an adapter, or something else."""
-    why, do = "it says what shape the model has", "give a Hugging Face model folder (config.json and model.safetensors)"
-    inside = sorted(path.parent for path in folder.glob("*/config.json"))
-    if (folder / "adapter_config.json").is_file():
-        why, do = (
-            "it holds an adapter, not a whole model",
-            f"name the model it was trained beside{_base_of_adapter(folder)} in model, and this folder in"
-            " lora.start_from, with its lora.rank, to train it further; a merged model (coremill export --merged) has a"
-            " config.json of its own",
-        )
-    elif inside:
-        do = f"did you mean {inside[-1]}?" if len(inside) == 1 else f"name one of {', '.join(map(str, inside[:8]))}"
-    return InputError("no config.json in the model folder", where=str(folder), why=why, do=do)
-
-
-def _base_of_adapter(folder: Path) -> str:
-    """In brackets, as the adapter has it; empty where it says none."""
-    try:
-        named = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return f" ({named})" if isinstance(named, str) else ""
-
-
-def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | None, *, name: str) -> ModelCard:
-    """The card of a config and, where there are weights, of their headers: the headers decide the counts."""
+def card_of(
+    config: Mapping[str, Any],
+    headers: Mapping[str, TensorHeader] | None,
+    *,
+    name: str,
+    model_class: str = LANGUAGE_MODEL,
+    labels: int | None = None,
+) -> ModelCard:
+    """The card of a config and, where there are weights, of their headers: the headers decide the counts. Behind a
+    task's head files hold more than the model has (a head of their own), or less: there a known family decides."""
     config = text_config(config)
-    shape = shape_of(config)
+    shape = shape_of(config, head_of(model_class, config, labels))
     from_config = tensors_of(shape)
-    if headers:
-        tensors = [_tensor_of(header, shape) for header in headers.values() if not _BUFFER.search(header.name)]
+    if shape.head is not None and from_config is not None:
+        tensors = from_config
+    elif shape.head is not None and headers:
+        tensors, shape = _trunk_with_head(shape, headers, config)
+    elif headers:
+        tensors = [_tensor_of(header, shape) for header in headers.values() if not BUFFER.search(header.name)]
         if not shape.known:
             tensors = named_by_shape(shape, tensors)
             shape = shape_of_tensors(shape, tensors, config)
@@ -328,6 +321,16 @@ def card_of(config: Mapping[str, Any], headers: Mapping[str, TensorHeader] | Non
     )
 
 
+def _trunk_with_head(
+    shape: ModelShape, headers: Mapping[str, TensorHeader], config: Mapping[str, Any]
+) -> tuple[list[Tensor], ModelShape]:
+    """Of a family that is not known: all but the head that was saved with it, and the one that such models have."""
+    trunk = [each for each in headers.values() if not (BUFFER.search(each.name) or OTHER_HEAD.search(each.name))]
+    tensors = named_by_shape(shape, [_tensor_of(header, shape) for header in trunk])
+    shape = shape_of_tensors(shape, tensors, config)
+    return [*tensors, *head_tensors(shape)], shape
+
+
 def _card_of_tensors(
     name: str, shape: ModelShape, tensors: list[Tensor], headers: Mapping[str, TensorHeader] | None
 ) -> ModelCard:
@@ -345,7 +348,7 @@ def _card_of_tensors(
         name=name,
         family=shape.family,
         parameters=sum(tensor.parameters for tensor in tensors),
-        matmul_parameters=in_layers + vocabulary_rows * shape.hidden,
+        matmul_parameters=in_layers + (vocabulary_rows * shape.hidden if shape.head is None else 0),
         layers=len(layers),
         hidden=shape.hidden,
         intermediate=shape.intermediate,
@@ -367,24 +370,16 @@ def _card_of_tensors(
         experts=shape.experts,
         experts_per_token=shape.experts_per_token,
         expert_width=shape.expert_width,
+        is_causal=shape.is_causal,
+        has_vocabulary_head=shape.head is None,
+        embedding_width=None if shape.embedding_width == shape.hidden else shape.embedding_width,
     )
-
-
-def role_of(name: str) -> str:
-    layer = _LAYER.search(name)
-    if layer:
-        return layer.group(1)
-    if _HEAD.search(name):
-        return "head"
-    if _POSITIONS.search(name):
-        return "positions"
-    return "embedding" if _EMBEDDING.search(name) else "rest"
 
 
 def _tensor_of(header: TensorHeader, shape: ModelShape) -> Tensor:
     """Experts are named so, or lie merged in one tensor."""
     merged = len(header.shape) == 3 and header.shape[0] == shape.experts
-    return Tensor(role_of(header.name), header.shape, merged or bool(_EXPERT.search(header.name)))
+    return Tensor(role_of(header.name), header.shape, merged or bool(EXPERT.search(header.name)))
 
 
 def active_parameters(tensor: Tensor, shape: ModelShape | ModelCard) -> int:

@@ -50,6 +50,12 @@ class Family:
     expert_width: int | None = None  # moe_intermediate_size; None: the intermediate is the experts'
     parallel_norms: bool = False  # attention and MLP are fed from the same residual
     eager_softmax_in_fp32: bool = True
+    dropout: float = 0.0  # of attention, of what layers add, and of the embedding
+    layer_dropouts: int = 2  # of what a layer adds
+    is_encoder: bool = False  # every token sees the whole row; norms follow attention and MLP, and the embedding
+    token_types: int = 0
+    first_position_is_behind_padding: bool = False  # positions count on from the padding's id
+    embedding_width: int | None = None  # None: hidden
 
 
 LLAMA = Family()
@@ -94,6 +100,22 @@ GPT = replace(
     mlp_bias=True,
     bias_key=None,
 )
+BERT = replace(
+    GPT,
+    hidden=768,
+    intermediate=3072,
+    layers=12,
+    heads=12,
+    vocabulary=30522,
+    max_positions=512,
+    activation="gelu",
+    learned_positions=True,
+    eager_softmax_in_fp32=False,
+    dropout=0.1,
+    is_encoder=True,
+    token_types=2,
+)
+ROBERTA = replace(BERT, vocabulary=50265, first_position_is_behind_padding=True)
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
@@ -176,6 +198,7 @@ FAMILIES: dict[str, Family] = {
         fused_qkv=True,
         learned_positions=True,
         eager_softmax_in_fp32=False,
+        dropout=0.1,
     ),
     "gpt_neox": replace(
         GPT,
@@ -200,6 +223,12 @@ FAMILIES: dict[str, Family] = {
         head_bias=True,
         copies_attention_output=True,
     ),
+    "bert": BERT,
+    "roberta": ROBERTA,
+    "xlm-roberta": replace(ROBERTA, vocabulary=30522),
+    "camembert": replace(ROBERTA, vocabulary=30522),
+    "electra": replace(BERT, hidden=256, intermediate=1024, heads=4, embedding_width=128),
+    "distilbert": replace(BERT, layers=6, layer_dropouts=1, token_types=0),
 }
 
 # Families whose head stays in fp32 while the rest computes in bf16: whole on every rank, also where ranks

@@ -42,9 +42,12 @@ def attention_choice(card: ModelCard, arrangement: Arrangement) -> Choice[Litera
         return Choice("sdpa", "no matrix of tokens by tokens is kept")
     kept = size(arrangement.tokens_per_forward * mask_bytes_per_token(card, arrangement))
     window = next((window for window in card.windows if window is not None and is_masked(window, arrangement)), None)
-    apart = (
-        "documents are kept apart" if arrangement.documents_apart else f"windows of {window} tokens end inside a row"
-    )
+    if arrangement.documents_apart:
+        apart = "documents are kept apart"
+    elif arrangement.is_padded:
+        apart = "rows of different lengths are computed together"
+    else:
+        apart = f"windows of {window} tokens end inside a row"
     return Choice("sdpa", f"{apart}: {plural(masked, 'layer')} of {card.layers} keep {kept} for a mask each")
 
 

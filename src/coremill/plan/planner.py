@@ -7,29 +7,32 @@ without keeping gathered weights, every sensible micro-batch size is priced in b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Literal
 
-from coremill.config.durations import Interval, interval_of
+from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
 from coremill.plan.activations import documents_apart
-from coremill.plan.allocator import allocator_of
 from coremill.plan.card import ModelCard, as_written, fully_trained, require_positions
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
-from coremill.plan.engine_cost import WORTH_KEEPING, AutoChoice, cost_of, engines_for_auto
+from coremill.plan.engine_cost import WORTH_KEEPING, cost_of, engines_for_auto
 from coremill.plan.layout import Layout, lay_out
-from coremill.plan.learn import factors_of
 from coremill.plan.length import steps_known, with_epochs_in_words
-from coremill.plan.memory import MemoryContext, memory_plan
-from coremill.plan.model_choices import activations_choice, attention_choice, logits_choice
+from coremill.plan.model_choices import activations_choice, logits_choice
+from coremill.plan.pricing import Candidate, price
+from coremill.plan.reasons import (
+    accumulation_reason,
+    assumptions,
+    attention_reason,
+    checkpointing_reason,
+    engine_reason,
+    micro_batch_reason,
+)
 from coremill.plan.saving import plan_save
-from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND, step_seconds
-from coremill.plan.traffic import Traffic
-from coremill.plan.types import Arrangement, Choice, FullTraining, MemoryPlan, Plan, RowCount, StepCounts, StepSeconds
-from coremill.plan.words import plural
+from coremill.plan.types import Arrangement, Choice, FullTraining, Plan, RowCount, RowLengths, StepCounts
 from coremill.registry import find
 
 # Tokens per forward pass: below some 2048 products are limited by reading weights, above 8192 only activations grow.
@@ -41,6 +44,9 @@ MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS = 1024
 # for its products is all that pays.
 MOST_TOKENS_PER_FORWARD_BESIDE_A_BASE = 2048
 
+# Where rows differ in length, the longest decide what has to fit, and a pass computes about half as many tokens.
+DIFFERING_ROWS = 2
+
 # A whole model on every rank is the plainer thing, but not at any price: ranks of one host that share it exchange
 # through memory.
 MUCH_SLOWER = 1.1
@@ -48,27 +54,6 @@ MUCH_SLOWER = 1.1
 # Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of the fork server ranks
 # no longer share with it (33 MB of 280).
 LAUNCHER_BYTES = 128 * 2**20
-
-NEVER = Interval()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One arrangement with its price in bytes and seconds."""
-
-    arrangement: Arrangement
-    memory: MemoryPlan
-    traffic: Traffic
-    seconds: StepSeconds
-
-    @property
-    def fits(self) -> bool:
-        return self.memory.peak.total <= self.memory.limit
-
-    @property
-    def is_plain(self) -> bool:
-        """The whole model on every rank, nothing computed twice."""
-        return cost_of(self.arrangement).holds_whole_model and not self.arrangement.activation_checkpointing
 
 
 def make_plan(
@@ -79,7 +64,8 @@ def make_plan(
     fleet, card, layout, dtype, wire_dtype = found = settled(config, fleet, card)
     counts = step_counts(config)
     steps = steps_known(config, rows, row_tokens=counts.row_tokens, rows_per_step=counts.rows)
-    candidates = list(_candidates(config, *found, steps=steps))
+    lengths = rows.lengths if rows is not None and counts.rows_differ else None
+    candidates = list(_candidates(config, *found, steps=steps, lengths=lengths))
     chosen = _choose(candidates)
     arrangement = chosen.arrangement
     cost = cost_of(arrangement)
@@ -88,31 +74,31 @@ def make_plan(
     plan = Plan(
         fleet=fleet.name,
         nodes=fleet.nodes,
-        engine=Choice(arrangement.engine, _engine_reason(config, card, chosen, candidates)),
+        engine=Choice(arrangement.engine, engine_reason(config, card, chosen, candidates)),
         dtype=dtype,
         wire_dtype=wire_dtype,
         ranks_per_node=layout.ranks_per_node,
         threads_per_rank=layout.threads_per_rank,
         cpus_of_rank=layout.cpus_of_rank,
-        sequence_length=arrangement.sequence_length,
+        sequence_length=counts.row_tokens,
+        row_lengths=lengths,
         rows_per_step=rows_per_step,
-        micro_batch_rows=Choice(arrangement.micro_batch_rows, _micro_batch_reason(config, chosen, candidates)),
-        accumulation_steps=Choice(
-            arrangement.accumulation_steps, _accumulation_reason(config, arrangement, rows_per_step)
-        ),
+        micro_batch_rows=Choice(arrangement.micro_batch_rows, micro_batch_reason(config, chosen, candidates)),
+        accumulation_steps=Choice(arrangement.accumulation_steps, accumulation_reason(config, arrangement, counts)),
         activation_checkpointing=Choice(
-            arrangement.activation_checkpointing, _checkpointing_reason(config, chosen, candidates)
+            arrangement.activation_checkpointing, checkpointing_reason(config, chosen, candidates)
         ),
         keep_gathered=Choice(arrangement.keep_gathered, cost.keep_reason(arrangement, config.parallel.keep_gathered)),
         kept_activations=activations_choice(card),
-        attention=attention_choice(card, arrangement),
+        attention=attention_reason(card, chosen, fleet),
         logits=logits_choice(card, arrangement, fused=config.model.fused),
         memory=chosen.memory,
         wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
         shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
         step_seconds=chosen.seconds,
         save=plan_save(config, cost.saved_bytes(card, arrangement), chosen.seconds.total),
-        tokens_per_second=rows_per_step * arrangement.sequence_length / chosen.seconds.total,
+        tokens_per_second=rows_per_step * arrangement.row_tokens / chosen.seconds.total,
+        samples_per_second=rows_per_step / chosen.seconds.total if counts.rows_differ else None,
         steps=steps,
         usd_per_hour=fleet.usd_per_hour,
         price_words=fleet.price_words,
@@ -120,8 +106,8 @@ def make_plan(
         fits=shortfall == 0,
         shortfall_bytes=shortfall,
         remedies=(),
-        assumptions=_assumptions(fleet, arrangement, card),
-        model_flops_per_token=card.flops_per_token(arrangement.sequence_length),
+        assumptions=assumptions(fleet, arrangement, card),
+        model_flops_per_token=card.flops_per_token(arrangement.row_tokens),
         matmul_flops_per_second=fleet.nodes * matmul_flops_per_second(fleet.calibration, dtype.value),
     )
     plan = with_epochs_in_words(plan, config, rows)
@@ -196,6 +182,7 @@ def _candidates(
     wire_dtype: Choice[WireDtype],
     *,
     steps: int | None,
+    lengths: RowLengths | None = None,
 ) -> Iterator[Candidate]:
     ranks_per_node = layout.ranks_per_node.value
     world_size = fleet.nodes * ranks_per_node
@@ -208,6 +195,8 @@ def _candidates(
     fixed_checkpointing = config.train.activation_checkpointing
     checkpointings = (False, True) if fixed_checkpointing == "auto" else (bool(fixed_checkpointing),)
     most_tokens = MOST_TOKENS_PER_FORWARD if fleet.node.has_bf16_units else MOST_TOKENS_PER_FORWARD_WITHOUT_UNITS
+    if counts.rows_differ:
+        most_tokens *= DIFFERING_ROWS
     if card.base_parameters:
         most_tokens = min(most_tokens, MOST_TOKENS_PER_FORWARD_BESIDE_A_BASE)
     for engine in engines:
@@ -221,50 +210,20 @@ def _candidates(
                     nodes=fleet.nodes,
                     ranks_per_node=ranks_per_node,
                     threads_per_rank=layout.threads_per_rank.value,
-                    sequence_length=length,
+                    sequence_length=length if lengths is None else min(length, lengths.longest),
                     micro_batch_rows=rows,
                     accumulation_steps=ceil(rank_rows / rows),
                     activation_checkpointing=checkpointing,
                     keep_gathered=False,
                     attention=config.model.attention,
-                    documents_apart=documents_apart(config.data),
+                    documents_apart=documents_apart(config.data) and not counts.rows_differ,
                     vocabulary_logits=counts.vocabulary_logits,
+                    rows_differ=counts.rows_differ,
+                    mean_row_tokens=None if lengths is None else lengths.mean,
                 )
                 for keep in cost_of(arrangement).keep_choices(arrangement, config.parallel.keep_gathered):
                     kept = replace(arrangement, keep_gathered=keep)
                     yield price(card, kept, fleet, limit, saving=saving, steps=steps)
-
-
-def price(
-    card: ModelCard,
-    arrangement: Arrangement,
-    fleet: Fleet,
-    limit_bytes_per_rank: int,
-    *,
-    saving: Interval = NEVER,
-    steps: int | None = None,
-) -> Candidate:
-    """One arrangement in bytes and seconds; `saving` is how often checkpoints are written, `steps` the run's length."""
-    traffic = cost_of(arrangement).traffic(card, arrangement)
-    learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
-    seconds = learned.scaled(step_seconds(card, arrangement, fleet, traffic))
-    context = MemoryContext(
-        base_bytes=fleet.calibration.base_rss_bytes,
-        limit_bytes_per_rank=limit_bytes_per_rank,
-        allocator=allocator_of(fleet.node.architecture, arrangement.dtype),
-        slack_factor=learned.slack,
-        saves=saving != NEVER,
-        saves_during_run=_due_before_the_end(saving, steps, seconds.total),
-    )
-    memory = memory_plan(card, arrangement, context)
-    return Candidate(arrangement=arrangement, memory=memory, traffic=traffic, seconds=seconds)
-
-
-def _due_before_the_end(saving: Interval, steps: int | None, seconds_per_step: float) -> bool:
-    """Whether a checkpoint is written while training goes on; a run of unknown length is taken for a long one."""
-    if saving.steps is not None:
-        return steps is None or saving.steps < steps
-    return saving.seconds is not None and (steps is None or saving.seconds < steps * seconds_per_step)
 
 
 def _row_choices(rank_rows: int, length: int, fixed: int | None, most_tokens: int) -> list[int]:
@@ -295,85 +254,3 @@ def _choose(candidates: list[Candidate]) -> Candidate:
 
 def _fixed(value: int | Literal["auto"]) -> int | None:
     return None if value == "auto" else value
-
-
-def _engine_reason(config: RunConfig, card: ModelCard, chosen: Candidate, candidates: list[Candidate]) -> str:
-    arrangement = chosen.arrangement
-    if config.parallel.engine != "auto":
-        return "set by you"
-    if arrangement.world_size == 1:
-        return "one rank: nothing to share"
-    whole = next(one.arrangement for one in candidates if cost_of(one.arrangement).holds_whole_model)
-    plain_seconds = [candidate.seconds.total for candidate in candidates if candidate.fits and candidate.is_plain]
-    return cost_of(arrangement).reason(
-        AutoChoice(
-            arrangement=arrangement,
-            step_seconds=chosen.seconds.total,
-            limit_bytes=chosen.memory.limit,
-            whole_model=cost_of(whole).state(card, whole),
-            whole_model_seconds=min(plain_seconds, default=None),
-        )
-    )
-
-
-def _micro_batch_reason(config: RunConfig, chosen: Candidate, candidates: list[Candidate]) -> str:
-    arrangement = chosen.arrangement
-    rows, tokens = arrangement.micro_batch_rows, arrangement.tokens_per_forward
-    asked = _fixed(config.train.micro_batch_rows)
-    if asked is not None:
-        return "set by you" if asked <= rows else f"you set {asked}, but a rank has only {plural(rows, 'row')} per step"
-    largest = max(candidate.arrangement.micro_batch_rows for candidate in candidates)
-    if rows == largest:
-        if arrangement.accumulation_steps == 1:
-            return f"all rows a rank has in a step, {tokens} tokens per forward pass"
-        return f"{tokens} tokens per forward pass: larger ones bring no speed"
-    if not chosen.fits:
-        return "the smallest there is, and still too large"
-    return f"{tokens} tokens per forward pass: the quickest of those that fit into memory"
-
-
-def _accumulation_reason(config: RunConfig, arrangement: Arrangement, rows_per_step: int) -> str:
-    length, tokens = arrangement.sequence_length, config.train.tokens_per_step
-    rank_rows = ceil(rows_per_step / arrangement.world_size)
-    reason = (
-        f"{plural(rows_per_step, 'row')} per step over {plural(arrangement.world_size, 'rank')}:"
-        f" {rank_rows} each, {arrangement.micro_batch_rows} at a time"
-    )
-    left_over = tokens - rows_per_step * length
-    if 0 < left_over < length:
-        reason += (
-            f"; {tokens} tokens are {plural(rows_per_step, 'row')} of {length}, the {left_over} left over are not used"
-        )
-    if rows_per_step < arrangement.world_size:
-        reason += f"; {arrangement.world_size - rows_per_step} ranks have no row and only wait"
-    return reason
-
-
-def _checkpointing_reason(config: RunConfig, chosen: Candidate, candidates: list[Candidate]) -> str:
-    if config.train.activation_checkpointing != "auto":
-        return "set by you"
-    if not chosen.arrangement.activation_checkpointing:
-        return "not needed: activations fit"
-    without = [one.seconds.total for one in candidates if one.fits and not one.arrangement.activation_checkpointing]
-    if not without:
-        return "only so do activations fit; it costs about a third more arithmetic"
-    seconds = f"{chosen.seconds.total:.1f} s per step against {min(without):.1f} s without"
-    return f"larger micro-batches with fewer exchanges: {seconds}"
-
-
-def _assumptions(fleet: Fleet, arrangement: Arrangement, card: ModelCard) -> tuple[str, ...]:
-    kept = activations_choice(card)
-    notes = [f"what layers keep for backward: {kept.reason}"] if kept.value == "estimated" else []
-    notes += [f"how far attention reaches: {words}" for words in card.unread]
-    learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
-    if learned.runs:
-        notes.append(f"that it goes as {plural(learned.runs, 'run')} learned from on this machine: {learned.words()}")
-    if fleet.calibration.source == "assumed":
-        notes.append(f"the rates of the CPU: {fleet.calibration.origin}")
-    if fleet.nodes > 1 and fleet.link_bits_per_second is None:
-        notes.append(f"the network between machines: {DEFAULT_LINK_BITS_PER_SECOND / 1e9:.0f} Gbit/s")
-    elif fleet.nodes > 1 and fleet.calibration.source == "assumed" and fleet.link_bits_per_second is not None:
-        notes.append(f"the network: its declared {fleet.link_bits_per_second / 1e9:g} Gbit/s per machine")
-    if fleet.calibration.taken_while_busy:
-        notes.append("the machine was busy while it was measured: rates may be too low")
-    return tuple(notes)

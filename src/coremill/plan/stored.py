@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from coremill.plan.types import Choice, FullTraining, MemoryPart, MemoryPlan, Plan, Remedy, SavePlan, StepSeconds
+from coremill.plan.types import (
+    Choice,
+    FullTraining,
+    MemoryPart,
+    MemoryPlan,
+    Plan,
+    Remedy,
+    RowLengths,
+    SavePlan,
+    StepSeconds,
+)
 
 
 def plan_from_json(document: Mapping[str, Any]) -> Plan:
@@ -23,6 +33,9 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
         elif field.name == "full_training":
             full = document.get("full_training")
             values["full_training"] = _read(FullTraining, full) if full else None
+        elif field.name == "row_lengths":
+            lengths = document.get("row_lengths")
+            values["row_lengths"] = _read(RowLengths, lengths) if lengths else None
         elif field.name == "remedies":
             values["remedies"] = tuple(_read(Remedy, remedy) for remedy in document["remedies"])
         elif field.name in document or field.default is MISSING:  # a plan of an earlier version lacks some

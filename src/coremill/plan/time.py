@@ -29,6 +29,8 @@ ADAPTER_PASSES = 4
 ADAPTER_CORE_SECONDS_PER_BYTE = 1.2e-10
 # More threads than cores: what they take from each other's caches.
 CROWDED_SHARE = 0.9
+# Of rows that differ in length, grouped with their like: padding beside real tokens where several are computed at once.
+GROUPED_PADDING = 0.03
 # Adding a micro-batch's gradient to the sum: read both, write one, fp32.
 ACCUMULATE_BYTES_PER_PARAMETER = 12
 
@@ -79,21 +81,22 @@ def compute_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> 
     """Forward and backward of all micro-batches of one rank."""
     share, cores = rank_share(arrangement, fleet), rank_cores(arrangement, fleet)
     flops_rate = matmul_flops_per_second(fleet.calibration, arrangement.dtype) * share
-    tokens = arrangement.tokens_per_forward * arrangement.accumulation_steps
+    row_tokens = computed_row_tokens(arrangement)
+    tokens = arrangement.micro_batch_rows * arrangement.accumulation_steps * row_tokens
 
     # A task whose loss is not made of words has no head of the vocabulary's size.
-    flops = card.flops_per_token(arrangement.sequence_length)
+    flops = card.flops_per_token(row_tokens)
     if not arrangement.vocabulary_logits:
         flops -= card.head_flops_per_token
     # Of layers that backward does not come to, only forward: a third.
-    layer_kept = layer_bytes_per_token(replace(card, adapters=None), arrangement)
+    layer_kept = layer_bytes_per_token(replace(card, adapters=None), _of_length(arrangement, row_tokens))
     kept = card.layers * layer_kept - card.layers_below_backward * layer_kept * 2 // 3
     beside = _adapter_core_seconds_per_token(card, arrangement)
     if arrangement.activation_checkpointing:
         # The last product of a layer is not computed again: backward does not need its result.
         whole = fully_trained(card)
         last = 6.0 * card.layers * card.intermediate * card.hidden
-        in_layers = whole.flops_per_token(arrangement.sequence_length) - whole.head_flops_per_token - last
+        in_layers = whole.flops_per_token(row_tokens) - whole.head_flops_per_token - last
         flops += in_layers / 3.0 * card.share_of_layers_in_backward + (
             2.0 * card.adapters.total if card.adapters else 0
         )
@@ -106,6 +109,18 @@ def compute_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> 
     seconds = tokens * (products + between / cores) + accumulate / (fleet.calibration.copy_bytes_per_second * share)
     crowded = arrangement.ranks_per_node * arrangement.threads_per_rank > fleet.node.usable_cores
     return seconds / CROWDED_SHARE if crowded else seconds
+
+
+def computed_row_tokens(arrangement: Arrangement) -> float:
+    """Tokens of a row that are computed, in the mean: with padding, where rows differ."""
+    if (mean := arrangement.mean_row_tokens) is None:
+        return arrangement.sequence_length
+    padded = mean * (1 + GROUPED_PADDING) if arrangement.is_padded else mean
+    return min(padded, arrangement.sequence_length)
+
+
+def _of_length(arrangement: Arrangement, row_tokens: float) -> Arrangement:
+    return replace(arrangement, sequence_length=round(row_tokens))
 
 
 def _adapter_core_seconds_per_token(card: ModelCard, arrangement: Arrangement) -> float:

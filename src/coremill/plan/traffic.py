@@ -47,7 +47,7 @@ def looked_up_parameters(card: ModelCard) -> int:
     """Parameters of a lookup table that is not the head too; the rest of an embedding are learned positions."""
     if card.tied or not card.block.plain_lookup:
         return 0
-    return min(card.embedding_parameters, card.vocabulary_rows * card.hidden)
+    return min(card.embedding_parameters, card.vocabulary_rows * card.lookup_width)
 
 
 def named_rows(card: ModelCard, tokens: int) -> int:

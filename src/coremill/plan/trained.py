@@ -13,8 +13,9 @@ from fnmatch import fnmatchcase
 from math import prod
 
 from coremill.errors import InputError
-from coremill.plan.card import FrozenParameters, ModelCard, active_parameters, role_of
+from coremill.plan.card import FrozenParameters, ModelCard, active_parameters
 from coremill.plan.shape import Tensor
+from coremill.plan.tensor_names import role_of
 from coremill.plan.words import plural
 
 SHOWN_NAMES = 3
@@ -27,6 +28,7 @@ class NamedParameter:
     names: tuple[str, ...]  # several where it is tied
     shape: tuple[int, ...]
     is_linear: bool = False  # the weight of a linear map
+    in_head: bool = False  # behind a trunk, where no words are predicted: always trained
 
     @property
     def numel(self) -> int:
@@ -47,8 +49,17 @@ def named_by(parameters: Sequence[NamedParameter], patterns: Sequence[str], *, k
 
 
 def frozen_by(parameters: Sequence[NamedParameter], patterns: Sequence[str]) -> list[NamedParameter]:
-    """What `train.freeze` leaves untrained; something has to be left to train."""
-    frozen = named_by(parameters, patterns, key="train.freeze")
+    """What `train.freeze` leaves untrained; something has to be left to train, and a task's own head always is."""
+    for pattern in patterns:
+        named = named_by(parameters, [pattern], key="train.freeze")
+        if named and all(parameter.in_head for parameter in named):
+            raise InputError(
+                f"train.freeze: {pattern} names the head alone, which is always trained",
+                where="train.freeze",
+                why=f"{named[0].names[0]} is what the task learns",
+                do="remove it; ['*'] freezes all but the head",
+            )
+    frozen = [each for each in named_by(parameters, patterns, key="train.freeze") if not each.in_head]
     if len(frozen) == len(parameters):
         raise InputError(
             f"train.freeze leaves nothing to train: it names all {plural(len(parameters), 'parameter')} of the model",
@@ -84,7 +95,7 @@ def with_frozen(card: ModelCard, frozen: Sequence[NamedParameter]) -> ModelCard:
             counts[role if role in counts else "rest"] += parameter.numel
         is_head = role == "head" or (role == "embedding" and card.tied)
         if is_head and len(parameter.shape) > 1:
-            matmul += card.vocabulary_rows * card.hidden
+            matmul += card.head_matmul_parameters
     return replace(
         card,
         frozen=FrozenParameters(

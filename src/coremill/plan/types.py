@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 from coremill.plan.traffic import GradientForm, gradient_form, sent_bytes
 
 T = TypeVar("T")
-_OF_PODS = ("pod", "price_words")  # only in plans that have them
+_SOMETIMES = ("pod", "price_words", "row_lengths", "samples_per_second")  # only in plans that have them
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,17 @@ class StepCounts:
     """What a plan asks a task: how much there is to compute in a step."""
 
     rows: int  # of all ranks
-    row_tokens: int  # of each
+    row_tokens: int  # of each, or of the longest
     vocabulary_logits: bool  # whether the loss is made of a number for each word of the vocabulary at each token
+    rows_differ: bool = False  # in length: rows are samples, and those computed at once are padded to their longest
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLengths:
+    """Of rows that differ, in tokens without padding."""
+
+    mean: float
+    longest: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +42,16 @@ class RowCount:
     """How many rows there are to train on, as far as a plan may know without preparing them."""
 
     rows: int | None  # of an epoch; None: not known
-    row_tokens: int  # of each
+    row_tokens: int  # of each, or at most
     is_estimate: bool
     words: str  # where the number comes from, or why there is none
+    lengths: RowLengths | None = None  # where they differ; None: they do not, or it is not known
 
     def of_length(self, row_tokens: int) -> int | None:
-        """The rows of the same text, cut to another length."""
-        return None if self.rows is None else max(1, self.rows * self.row_tokens // row_tokens)
+        """The rows of the same text, cut to another length; samples stay as many as they are."""
+        if self.rows is None or self.lengths is not None:
+            return self.rows
+        return max(1, self.rows * self.row_tokens // row_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +73,8 @@ class Arrangement:
     attention: Literal["sdpa", "eager"]
     documents_apart: bool = False  # attention does not reach from one document of a row into another
     vocabulary_logits: bool = True  # the task's loss needs them
+    rows_differ: bool = False  # in length: sequence_length is the longest, and a mask says where each ends
+    mean_row_tokens: float | None = None  # where they differ; None: not known
 
     @property
     def world_size(self) -> int:
@@ -85,8 +99,18 @@ class Arrangement:
 
     @property
     def tokens_per_forward(self) -> int:
-        """Tokens one rank computes at once."""
+        """Tokens one rank computes at once, at most."""
         return self.micro_batch_rows * self.sequence_length
+
+    @property
+    def row_tokens(self) -> float:
+        """Of a row in the mean, without padding, as far as it is known."""
+        return self.mean_row_tokens or self.sequence_length
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether attention is told by a mask where rows end; a row by itself has no padding."""
+        return self.rows_differ and self.micro_batch_rows > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +215,7 @@ class Plan:
     threads_per_rank: Choice[int]
     cpus_of_rank: tuple[tuple[int, ...], ...]  # by local rank: the hardware threads its threads are bound to
     sequence_length: int
+    row_lengths: RowLengths | None = None  # where rows differ, as far as they are known
     rows_per_step: int  # global
     micro_batch_rows: Choice[int]
     accumulation_steps: Choice[int]
@@ -204,7 +229,8 @@ class Plan:
     shared_bytes_per_step_per_rank: int = 0  # read from ranks of the same host, through memory they share
     step_seconds: StepSeconds
     save: SavePlan | None = None  # None: from a plan.json of 0.1.0
-    tokens_per_second: float
+    tokens_per_second: float  # without padding
+    samples_per_second: float | None = None  # where rows are samples
     steps: int | None  # of the whole run; None until epochs are known in rows
     steps_estimated: bool = False  # from a sample of the text, not counted
     steps_words: str = ""  # where they come from, where they were not set
@@ -249,4 +275,4 @@ class Plan:
         document["world_size"] = self.world_size
         document["hours"] = self.hours()
         document["usd"] = self.usd()
-        return {name: value for name, value in document.items() if name not in _OF_PODS or value is not None}
+        return {name: value for name, value in document.items() if name not in _SOMETIMES or value is not None}

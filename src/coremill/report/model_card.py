@@ -18,7 +18,7 @@ from coremill.remote_code import is_folder
 from coremill.report.metrics import format_metric, in_words, loading_lines, model_class_of
 from coremill.report.step_figures import StepFigures
 from coremill.report.terminal import format_loss
-from coremill.tasks.base import evaluated_rows
+from coremill.tasks.base import evaluated_rows, make_task
 
 HUB_DATASET = re.compile(r"hf://(?P<name>[^:@]+)")
 # What the hub calls what a model is for, by the class of transformers that loads it.
@@ -97,7 +97,7 @@ def _rows(summary: Mapping[str, Any], config: RunConfig, exported: StepFigures |
         frozen = subject["parameters"] - trained if config.train.freeze and trained is not None else 0
         yield "parameters", f"{subject['parameters']:,}" + (f", {frozen:,} of them frozen" if frozen else "")
     if config.lora.rank is not None:
-        yield "adapters", _adapters(subject, config.lora)
+        yield "adapters", _adapters(subject, config.lora, model_class_of(summary))
     yield "task", config.task
     yield "data", ", ".join(_named(source) for source in _sources(config))
     if exported is not None and exported.step == summary["steps"]:
@@ -110,11 +110,12 @@ def _rows(summary: Mapping[str, Any], config: RunConfig, exported: StepFigures |
         yield "command", f"`{_without_paths(str(subject['command']))}`"
 
 
-def _adapters(subject: Mapping[str, Any], lora: LoraSection) -> str:
+def _adapters(subject: Mapping[str, Any], lora: LoraSection, model_class: str) -> str:
     where = "every linear map of the layers" if lora.target_modules is None else ", ".join(lora.target_modules)
     trained = subject.get("trainable_parameters")
     words = f"LoRA of rank {lora.rank}, alpha {alpha_of(lora):g}, dropout {lora.dropout:g}, beside {where}"
-    words += f"; {', '.join(lora.modules_to_save)} trained whole" if lora.modules_to_save else ""
+    whole = [*lora.modules_to_save, *([] if model_class == "AutoModelForCausalLM" else ["the head"])]
+    words += f"; {', '.join(whole)} trained whole" if whole else ""
     return words + (f"; {trained:,} numbers trained" if trained else "")
 
 
@@ -127,7 +128,11 @@ def _training(summary: Mapping[str, Any], config: RunConfig, exported: StepFigur
     train = config.train
     yield "learning rate", f"{train.learning_rate:g}, {train.schedule}"
     yield "optimizer", f"{train.optimizer}, weight decay {train.weight_decay:g}"
-    yield "tokens per step", f"{train.tokens_per_step:,}, rows of {config.data.sequence_length:,}"
+    length = config.data.sequence_length
+    if make_task(config).step_counts().rows_differ:
+        yield "samples per step", f"{train.samples_per_step:,}, of at most {length:,} tokens"
+    else:
+        yield "tokens per step", f"{train.tokens_per_step:,}, rows of {length:,}"
     yield "seed", f"{train.seed}"
 
 

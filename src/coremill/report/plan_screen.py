@@ -74,9 +74,9 @@ def render_plan_short(plan_json: Mapping[str, Any], console: Console) -> None:
 def _short_lines(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
     value = {name: choice["value"] for name, choice in plan.items() if _is_choice(choice)}
     ranks, threads = plan["world_size"], _many(value["threads_per_rank"], "thread")
-    rows = f"{format_count(plan['rows_per_step'])} rows of {format_count(plan['sequence_length'])} tokens"
+    rows = _rows_words(plan)
     at_a_time, passes = _many(value["micro_batch_rows"], "row"), _many(value["accumulation_steps"], "pass", "passes")
-    speed = [format_rate(plan["tokens_per_second"]), f"{format_seconds(plan['step_seconds']['total'])} a step"]
+    speed = [*_rates(plan), f"{format_seconds(plan['step_seconds']['total'])} a step"]
     if plan.get("steps"):
         speed.append(_length(plan))
     if plan.get("usd") is not None:
@@ -98,6 +98,26 @@ def _short_lines(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("speed", ", ".join(speed)),
         *(("saving", warning) for warning in (plan.get("save") or {}).get("warnings") or ()),
     ]
+
+
+def _rows_words(plan: Mapping[str, Any]) -> str:
+    """What a step has: rows of one length, or samples of several."""
+    rows, length = format_count(plan["rows_per_step"]), format_count(plan["sequence_length"])
+    if plan.get("samples_per_second") is None:
+        return f"{rows} rows of {length} tokens"
+    lengths = plan.get("row_lengths")
+    mean = f", {lengths['mean']:.0f} in the mean and {lengths['longest']} at most" if lengths else ""
+    return f"{rows} samples of up to {length} tokens{mean}"
+
+
+def _rates(plan: Mapping[str, Any]) -> list[str]:
+    """Tokens a second; where a run counts in samples these first, and how long they were taken to be."""
+    tokens = format_rate(plan["tokens_per_second"])
+    if (samples := plan.get("samples_per_second")) is None:
+        return [tokens]
+    if not plan.get("row_lengths"):
+        return [f"at least {format_rate(samples, 'samples/s')} (as if all were as long as they may be)"]
+    return [format_rate(samples, "samples/s"), tokens]
 
 
 def _parameter_words(card: Mapping[str, Any]) -> str:
@@ -187,7 +207,7 @@ def _time_and_cost(plan: Mapping[str, Any], console: Console) -> None:
     utilization = plan["tokens_per_second"] * plan["model_flops_per_token"] / plan["matmul_flops_per_second"]
     print_line(
         console,
-        f"speed: {format_rate(plan['tokens_per_second'])}, utilization {format_percent(utilization)}"
+        f"speed: {', '.join(_rates(plan))}, utilization {format_percent(utilization)}"
         f" of {format_flops(plan['matmul_flops_per_second'])}",
     )
     cost = [_length(plan)] if plan.get("steps") else []

@@ -17,6 +17,7 @@ def subject_of(config_text: str | None, orders: Mapping[str, Any]) -> dict[str, 
     """The key `subject` of report.json."""
     config = config_values(config_text)
     model, data, train, lora = (_section(config, name) for name in ("model", "data", "train", "lora"))
+    in_samples = (orders.get("plan") or {}).get("samples_per_second") is not None
     sources = [one.get("source") for one in data.get("sources") or () if isinstance(one, Mapping)]
     return {
         "model": _model_name(config.get("model")),
@@ -27,7 +28,8 @@ def subject_of(config_text: str | None, orders: Mapping[str, Any]) -> dict[str, 
         "task": config.get("task"),
         "data": [str(source) for source in sources] or ([str(data["source"])] if data.get("source") else []),
         "sequence_length": data.get("sequence_length"),
-        "tokens_per_step": train.get("tokens_per_step"),
+        "tokens_per_step": None if in_samples else train.get("tokens_per_step"),
+        **({"samples_per_step": train.get("samples_per_step")} if in_samples else {}),
         "epochs": train.get("epochs"),
         "learning_rate": train.get("learning_rate"),
         "schedule": train.get("schedule"),

@@ -21,6 +21,7 @@ from coremill.report.events import Event, events_folder, iter_events, not_a_run
 from coremill.report.history import SERIES_POINTS, Point, point_of, thinned
 from coremill.report.marks import marks_of
 from coremill.report.metrics import metric_names
+from coremill.report.planned import MEMORY_PHASES, planned_figures
 from coremill.report.sources import source_figures
 from coremill.report.state import state_of
 from coremill.report.subject import subject_of
@@ -28,12 +29,6 @@ from coremill.report.tally import COLLECTIVE_FIGURES, SPLIT, RankTally, RunTally
 from coremill.report.timeline import timeline
 from coremill.report.weights import weight_findings
 
-MEMORY_PHASES = {  # of the plan, and what ranks call them
-    "load": "load",
-    "first_step": "first_step",
-    "steady_step": "steady_step",
-    "checkpoint": "export",
-}
 DATA_COUNTS = (
     *("documents", "evaluation_documents", "train_rows", "evaluation_rows", "tokens", "dropped_tokens"),
     "evaluation_words",
@@ -72,7 +67,7 @@ def summary_of(folder: Path, tally: RunTally, *, exit_code: int | None = None) -
         "subject": subject_of(redact(config or ""), orders),
         **state_of(tally, exit_code),
         **_figures(tally),
-        "plan": _planned(tally.plan),
+        "plan": planned_figures(tally.plan),
         "measured": _measured(tally),
         "data": None if tally.data is None else {name: tally.data.get(name) for name in DATA_COUNTS},
         "metrics": _metrics(tally.evaluations.get(max(tally.evaluations, default=0))),
@@ -113,6 +108,7 @@ def _figures(tally: RunTally) -> dict[str, Any]:
         "goodput": tally.goodput,
         "tokens": tally.past.tokens + sum(int(record.tokens) for record in tally.steps.values()),
         "tokens_per_second": rate,
+        **_samples_per_second(tally),
         "padding_fraction": tally.padding_fraction,
         "model_flops_per_second": tally.model_flops_per_second(rate),
         "matmul_flops_per_second": tally.plan.get("matmul_flops_per_second"),
@@ -186,30 +182,12 @@ def _findings(tally: RunTally) -> dict[str, Any]:
     }
 
 
-def _planned(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What the plan said, under the keys of `measured`."""
-    memory = plan.get("memory_bytes_per_rank") or {}
-    return {
-        "memory_bytes_per_rank": memory.get("total"),
-        "memory_limit_bytes_per_rank": memory.get("limit"),
-        "memory_bytes_by_phase": {
-            phase: (plan.get("memory_by_phase") or {}).get(phase, {}).get("total") for phase in MEMORY_PHASES
-        },
-        "memory_parts_bytes": {name: size for name, size in memory.items() if name not in ("total", "limit")},
-        "step_seconds": dict(plan.get("step_seconds") or {}),
-        "tokens_per_second": plan.get("tokens_per_second"),
-        "wire_bytes_per_step_per_rank": plan.get("wire_bytes_per_step_per_rank"),
-        "usd_per_hour": plan.get("usd_per_hour"),
-        **_planned_in_all(plan),
-        "assumptions": list(plan.get("assumptions") or ()),
-    }
-
-
-def _planned_in_all(plan: Mapping[str, Any]) -> dict[str, float | None]:
-    """Hours and dollars of all steps, as `seconds` is of all: a plan of a continuation says them of what was left."""
-    steps, seconds, price = plan.get("steps"), (plan.get("step_seconds") or {}).get("total"), plan.get("usd_per_hour")
-    hours = None if steps is None or seconds is None else steps * seconds / 3600
-    return {"hours": hours, "usd": None if hours is None or price is None else hours * price}
+def _samples_per_second(tally: RunTally) -> dict[str, float | None]:
+    """Of a run that counts in samples; of others nothing."""
+    rows, seconds = tally.plan.get("rows_per_step"), tally.step_seconds()
+    if tally.plan.get("samples_per_second") is None:
+        return {}
+    return {"samples_per_second": rows / seconds if rows and seconds else None}
 
 
 def _measured(tally: RunTally) -> dict[str, Any]:
@@ -222,16 +200,17 @@ def _measured(tally: RunTally) -> dict[str, Any]:
             phase: max((rank.phase_peak_bytes.get(name, 0) for rank in ranks), default=0) or None
             for phase, name in MEMORY_PHASES.items()
         },
-        "memory_bytes_per_rank_as_planned": _as_planned(max((rank.own_peak_bytes for rank in ranks), default=0)),
+        "memory_bytes_per_rank_as_planned": _asplanned_figures(max((rank.own_peak_bytes for rank in ranks), default=0)),
         "mapped_file_bytes_per_rank": max((rank.mapped_file_bytes for rank in ranks), default=0) or None,
         "step_seconds": _split(tally),
         "tokens_per_second": tally.tokens_per_second(),
+        **_samples_per_second(tally),
         "wire_bytes_per_step_per_rank": max(wire, default=None),
         "collectives": _collectives(tally),
     }
 
 
-def _as_planned(own_peak_bytes: int) -> int | None:
+def _asplanned_figures(own_peak_bytes: int) -> int | None:
     """The peak with as many pages of files as every plan counts: how many the kernel maps depends on its cache."""
     return own_peak_bytes + MAPPED_FILE_BYTES if own_peak_bytes else None
 

@@ -15,6 +15,9 @@ def weight_findings(load: Mapping[str, Any] | None) -> list[str]:
     """Lines for the screen and the report, from the fields of a `load` event."""
     drawn, unused = (list((load or {}).get(key) or ()) for key in ("initialised", "unexpected"))
     lines = []
+    if (load or {}).get("new_head"):
+        other = f"; {_some(unused)} of the files {'is' if len(unused) == 1 else 'are'} not used" if unused else ""
+        return [f"a new head is learned, drawn by train.seed: {_some(drawn)}{other}, as is usual for this task"]
     if drawn:
         subject = "1 parameter is" if len(drawn) == 1 else f"{len(drawn)} parameters are"
         lines.append(f"{subject} in none of the weight files, so drawn at random: {_some(drawn)}")

@@ -56,10 +56,8 @@ class ReadRow:
         source = f", from {self.shown.source}" if self.shown.source else ""
         documents = f"{self.documents} document{'s' if self.documents > 1 else ''}"
         more = f", {self.shown.words}" if self.shown.words else ""
-        return (
-            f"row {self.shown.row:,} of {total:,}{source}: {tokens:,} tokens, {learned:,} of them learned,"
-            f" {documents}{more}"
-        )
+        holds = self.shown.summary or f"{learned:,} of them learned, {documents}"
+        return f"row {self.shown.row:,} of {total:,}{source}: {tokens:,} tokens, {holds}{more}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -69,6 +67,7 @@ class ReadRow:
             "learned_tokens": sum(self.shown.learned),
             "documents": self.documents,
             "words": self.shown.words or None,
+            **({"summary": self.shown.summary} if self.shown.summary else {}),
             "segments": [asdict(segment) for segment in self.segments],
         }
 
@@ -120,6 +119,7 @@ def _prepare(loaded: LoadedConfig, console: Console) -> tuple[Rows, TokenText]:
             say(console, text)
 
         model = resolve_model(section, task, cache=cache, progress=on_model)
+        task = task.on_model(model.config, pretrained=config.model.weights == "pretrained")
         card = card_for(config, model)
         task.check_data(max_positions=card.max_positions)
         tokenizer = resolve_tokenizer(config, model, cache=cache, progress=on_model, training_progress=bars.show)

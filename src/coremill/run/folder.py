@@ -1,6 +1,7 @@
 """The folder a run leaves: what lies where, and whether it may be written.
 
 RUN/  config.yaml  plan.json  orders.json  events/  logs/  checkpoints/  export/  trackers/  report.json  report.html
+      predictions.json  nbest_predictions.json  null_odds.json        of tasks that have them
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coremill.errors import InputError
+from coremill.files import write_whole
+
+# What evaluations of encoders leave (`leave`).
+PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,11 @@ class RunFolder:
                 do="set run.folder to a folder you may write, or change its permissions",
             ) from error
 
+    def leave(self, texts: Mapping[str, str]) -> None:
+        """What an evaluation leaves to look at, by name; each takes the place of an earlier one."""
+        for name, text in texts.items():
+            write_whole(self.path / name, text)
+
     def clear(self, *, keep_events: bool = False, keep_logs: bool = False) -> None:
         """Remove what an earlier run left, and nothing else that may lie there; a run that goes on keeps its events,
         and what trackers know of it.
@@ -124,5 +134,6 @@ class RunFolder:
         kept = {"events", "trackers"} if keep_events else set()
         for name in {"events", "logs", "export", "trackers"} - kept - ({"logs"} if keep_logs else set()):
             shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in ("config.yaml", "plan.json", "orders.json", "report.json", "report.html"):
+        predictions = () if keep_events else PREDICTION_FILES
+        for name in ("config.yaml", "plan.json", "orders.json", "report.json", "report.html", *predictions):
             (self.path / name).unlink(missing_ok=True)

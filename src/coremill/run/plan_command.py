@@ -20,7 +20,8 @@ from coremill.plan.card import ModelCard
 from coremill.plan.compare import compare_fleets, usd_per_million_tokens
 from coremill.plan.known_length import arrangement_of
 from coremill.plan.learn import observe, without_learning
-from coremill.plan.planner import make_plan, price, step_counts
+from coremill.plan.planner import make_plan, step_counts
+from coremill.plan.pricing import price
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Plan, StepSeconds
 from coremill.report.events import not_a_run

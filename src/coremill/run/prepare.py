@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,14 @@ from coremill.model.source import ModelFolder, Say, resolve_model, resolve_token
 from coremill.model.tokenizer_fit import require_fitting_tokenizer
 from coremill.plan.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from coremill.plan.adapters import adapted_by, with_adapters, words_of_adapters
-from coremill.plan.card import ModelCard, read_card
+from coremill.plan.card import ModelCard, read_card, with_dropouts
 from coremill.plan.headers import weight_files
 from coremill.plan.known_length import with_steps
 from coremill.plan.length import steps_of_epochs
-from coremill.plan.planner import make_plan
+from coremill.plan.planner import make_plan, step_counts
 from coremill.plan.stored import plan_from_json
 from coremill.plan.trained import frozen_by, named_by, with_frozen, words_of_frozen
-from coremill.plan.types import Choice, Plan
+from coremill.plan.types import Choice, Plan, RowLengths
 from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan_short, run_in_words
 from coremill.report.progress import StageProgress
@@ -58,7 +58,7 @@ from coremill.report.subject import shape_name
 from coremill.report.terminal import print_line
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
-from coremill.tasks.base import Rows, deciding_metric, make_task, rows_from_json
+from coremill.tasks.base import Rows, Task, deciding_metric, make_task, rows_from_json
 from coremill.train.schedule import describe_schedule
 
 # In a config.json, and of no consequence: who saved it, and under which name.
@@ -85,7 +85,7 @@ class Orders:
         """Plain values for orders.json and for sending between ranks."""
         return {
             "task": self.task,
-            "model": {**asdict(self.model), "folder": str(self.model.folder)},
+            "model": self.model.to_json(),
             "tokenizer": str(self.tokenizer),
             "data": self.data.to_json(),
             "steps": self.steps,
@@ -108,7 +108,7 @@ class Orders:
         """The inverse of to_json."""
         return Orders(
             task=document["task"],
-            model=ModelFolder(**{**document["model"], "folder": Path(document["model"]["folder"])}),
+            model=ModelFolder.from_json(document["model"]),
             tokenizer=Path(document["tokenizer"]),
             data=rows_from_json(document["task"], document["data"]),
             steps=document["steps"],
@@ -130,8 +130,14 @@ def card_for(config: RunConfig, model: ModelFolder, progress: Say | None = None)
     """The card of a model that lies in a folder, with what of it the run trains."""
     shape = config.model.config
     name = config.model.name if shape is None else shape_name(shape)
-    card = read_card(model.folder, name=name, pretrained=model.weights == "pretrained")
-    return card_with_patterns(config, card, lambda: model, progress)
+    card = read_card(
+        model.folder,
+        name=name,
+        pretrained=model.weights == "pretrained",
+        model_class=model.model_class,
+        labels=config.model.label_count,
+    )
+    return card_as_trained(config, card, lambda: model, progress)
 
 
 def card_without_weights(config: RunConfig) -> ModelCard:
@@ -140,19 +146,26 @@ def card_without_weights(config: RunConfig) -> ModelCard:
     if model.config is None and model.name != BUILT_IN and not is_folder(model.name):
         weights, code = model.weights == "pretrained", model.trust_remote_code
         card = hub_models.card_on_hub(
-            model.name, task, revision=model.revision, weights=weights, setting="model", code=code
+            model.name,
+            task,
+            revision=model.revision,
+            weights=weights,
+            setting="model",
+            code=code,
+            labels=model.label_count,
         )
         small = model.model_copy(update={"weights": "random"})  # config and code
         cache = cache_folder(environment_snapshot())
-        return card_with_patterns(config, card, lambda: resolve_model(small, task, cache=cache))
+        return card_as_trained(config, card, lambda: resolve_model(small, task, cache=cache))
     return card_for(config, resolve_model(model, task, cache=cache_folder(environment_snapshot())))
 
 
-def card_with_patterns(
+def card_as_trained(
     config: RunConfig, card: ModelCard, model: Callable[[], ModelFolder], progress: Say | None = None
 ) -> ModelCard:
-    """Less what `train.freeze` names, or with adapters beside it; patterns of these and of `train.no_decay` name parts
-    of the model."""
+    """With the dropout that the run sets; less what `train.freeze` names, or with adapters beside it. Patterns of these
+    and of `train.no_decay` name parts of the model."""
+    card = with_dropouts(card, hidden=config.model.dropout, attention=config.model.attention_dropout)
     if not config.train.freeze and not config.train.no_decay and config.lora.rank is None:
         return card
     parameters = parameters_of(model(), cache_folder(environment_snapshot()), progress)
@@ -195,6 +208,7 @@ def prepare_run(
         task = make_task(config)
         deciding_metric(config)  # refuses a name that the task does not know
         model = resolve_model(config.model, task, cache=cache, progress=on_model)
+        task = task.on_model(model.config, pretrained=model.weights == "pretrained")
         card = card_for(config, model, on_model)
         base = base_of(config, model)
         start_from = find_adapter(config, model, base, cache, on_model, goes_on=steps_done > 0)
@@ -222,17 +236,16 @@ def prepare_run(
             progress=bars.show,
         )
         task.check_rows(data, world_size=plan.world_size)
+        deciding_metric(config, task.metrics_on(data))
+        model = replace(model, config_changes=dict(task.config_changes(data)))
         refuse_nothing_to_compare(config, data)
         if data.train_rows < plan.rows_per_step:
             plan = replace(plan_for_rows(config, fleet, card, data), steps_done=steps_done)
         steps = count_steps(config, data, plan)
-        plan = with_steps(plan, config, fleet, card, steps)
+        plan = with_steps(plan, config, fleet, card, steps, lengths_of(config, data))
         facts = facts_of(config, model, tokenizer, data, steps, start_from) if plan.nodes > 1 else {}
-    spoken = [f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words]
-    spoken += [words_of_smaller_step(config, data), *words_of_data(data.counts(), steps * plan.rows_per_step)]
-    for words in (*spoken, words_of_schedule(config, steps), run_in_words(plan, data.train_rows)):
-        if words:
-            say(console, words)
+    for words in spoken_of(task, config, data, plan, steps):
+        say(console, words)
     return Orders(
         task=config.task,
         model=model,
@@ -246,6 +259,14 @@ def prepare_run(
         base=base,
         start_from=start_from,
     )
+
+
+def spoken_of(task: Task[Any], config: RunConfig, data: Rows, plan: Plan, steps: int) -> list[str]:
+    """What there is to train on and how long that takes, a line each."""
+    spoken = [f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words]
+    spoken += [words_of_smaller_step(config, data), *words_of_data(data.counts(), steps * plan.rows_per_step)]
+    spoken += [words_of_schedule(config, steps), run_in_words(plan, data.train_rows)]
+    return [words for words in spoken if words]
 
 
 def say(console: Console, text: str) -> None:
@@ -290,6 +311,14 @@ def plan_for_rows(config: RunConfig, fleet: Fleet, card: ModelCard, data: Rows) 
     plan = make_plan(smaller.config, fleet, card)
     passes = plan.accumulation_steps
     return replace(plan, accumulation_steps=Choice(passes.value, f"{passes.reason}; {smaller.words}"))
+
+
+def lengths_of(config: RunConfig, data: Rows) -> RowLengths | None:
+    """How long rows are, where they differ."""
+    if not step_counts(config).rows_differ:
+        return None
+    counts = data.counts()
+    return RowLengths(mean=counts["mean_row_tokens"], longest=counts["longest_row"])
 
 
 def words_of_smaller_step(config: RunConfig, data: Rows) -> str:

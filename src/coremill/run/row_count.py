@@ -11,6 +11,7 @@ from coremill.errors import CoremillError
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
 from coremill.plan.card import ModelCard
+from coremill.plan.planner import step_counts
 from coremill.plan.types import RowCount
 from coremill.report.progress import StageProgress
 from coremill.report.terminal import print_line
@@ -18,9 +19,11 @@ from coremill.tasks.base import make_task
 
 
 def count_rows(config: RunConfig, card: ModelCard, console: Console) -> RowCount | None:
-    """None where the run file sets its steps, so that nobody needs to know; bars and warnings go to `console`."""
+    """None where the run file sets its steps, so that nobody needs to know, unless rows differ in length, which a
+    plan goes by; bars and warnings go to `console`."""
     problem = _problem_of_files(config, card)
-    if config.train.epochs is None:
+    is_needed = config.train.epochs is not None or step_counts(config).rows_differ
+    if not is_needed:
         counted: RowCount | CoremillError | None = problem
     else:
         counted = problem or _count(config, card, console)
@@ -30,7 +33,7 @@ def count_rows(config: RunConfig, card: ModelCard, console: Console) -> RowCount
     print_line(
         console, f"warning: coremill train would refuse this data here: {'; '.join(filter(None, parts))}", "yellow"
     )
-    if config.train.epochs is None:
+    if not is_needed:
         return None
     words = f"not known, as the data cannot be counted here: {'; '.join(filter(None, parts[:2]))}"
     return RowCount(rows=None, row_tokens=config.data.sequence_length, is_estimate=True, words=words)
@@ -53,7 +56,10 @@ def _count(config: RunConfig, card: ModelCard, console: Console) -> RowCount | C
     try:
         with StageProgress(console) as bars:
             model, tokenizer = _tokenizer_of(config, cache, bars)
-            return make_task(config).count_rows(
+            task = make_task(config)
+            if model is not None:
+                task = task.on_model(model.config, pretrained=config.model.weights == "pretrained")
+            return task.count_rows(
                 tokenizer_folder=tokenizer,
                 code_sha256=None if model is None or tokenizer != model.folder else model.code_sha256,
                 vocabulary_rows=card.vocabulary_rows,

@@ -233,7 +233,7 @@ def resume(
     run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn.Module, origin: ResumePoint
 ) -> Training:
     """All that has a state besides the weights, where the checkpoint left it, or at its beginning."""
-    from coremill.checkpoint.snapshot import Training, restore_progress
+    from coremill.checkpoint.snapshot import Training, other_dropout, restore_progress
     from coremill.train.numerics import NumericsGuard
     from coremill.train.scores import Scores
 
@@ -249,9 +249,12 @@ def resume(
     )
     guard = NumericsGuard(config.numerics, world, run.events)
     steps = run.orders.steps if run.orders.data.evaluation_rows else 0
-    scores = Scores(deciding_metric(config), config.evaluation, rows=evaluated_rows(config), steps=steps)
+    metric = deciding_metric(config, make_task(config).metrics_on(run.orders.data))
+    scores = Scores(metric, config.evaluation, rows=evaluated_rows(config), steps=steps)
     training = Training(engine, model, loader, guard, scores, run.orders.base)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
+    if (dropout := other_dropout(origin.checkpoint, model, world.size)) is not None:
+        run.events.write("choice", name="dropout", value=dropout.value, reason=dropout.reason)
     return training
 
 
@@ -303,8 +306,8 @@ def catch_up(run: RankRun, task: TrainingTask[Any, Any], training: Training, ori
 
 
 def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, step: int) -> Callable[[], None]:
-    """The loss of the rows that were held out; gives what raises where that is no number."""
-    from coremill.train.loop import evaluation_loss
+    """The loss and the metrics of the rows that were held out; gives what raises where the loss is no number."""
+    from coremill.train.evaluation import evaluate_rows
 
     with phase(run.events, "evaluate"):
         started = time.perf_counter()
@@ -315,15 +318,15 @@ def evaluate(run: RankRun, task: TrainingTask[Any, Any], training: Training, ste
             rank=run.world.rank,
             world_size=run.world.size,
         )
-        part, bad_rows = evaluation_loss(training.engine, task, held_out)
-        loss = run.world.sum(part)
+        metrics = make_task(run.config).metrics_on(run.orders.data)
+        found = evaluate_rows(training.engine, task, run.orders.data, held_out, metrics, run.world)
         seconds = time.perf_counter() - started
-        names = [metric.name for metric in make_task(run.config).metrics]
-        metrics = run.world.broadcast(dict(zip(names, task.metrics(loss), strict=True)))  # CPUs may round differently
-        training.scores.add(step, {"loss": loss, **metrics})
-        found = {**metrics, "loss": loss, "tokens": held_out.tokens, "seconds": seconds}
-        run.events.write("evaluation", step=step, **found, best_step=training.scores.best_step)
-    return lambda: training.guard.judge_evaluation(step, loss, bad_rows)
+        training.scores.add(step, {"loss": found.loss, **found.metrics})
+        if not training.scores.keeps_best or training.scores.best_step == step:
+            run.folder.leave(found.files)  # of rank 0
+        said = {**found.metrics, "loss": found.loss, "tokens": held_out.tokens, "seconds": seconds}
+        run.events.write("evaluation", step=step, **said, best_step=training.scores.best_step)
+    return lambda: training.guard.judge_evaluation(step, found.loss, found.bad_rows)
 
 
 def export(run: RankRun, training: Training, origin: ResumePoint, done: int) -> None:

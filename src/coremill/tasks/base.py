@@ -14,9 +14,9 @@ is a class found by its name (registry.py), made from the run file:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
@@ -24,6 +24,8 @@ from coremill.plan.types import Choice, RowCount, StepCounts
 from coremill.registry import find
 
 if TYPE_CHECKING:  # planning asks a task, and waits for no numpy
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from torch import nn
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:  # planning asks a task, and waits for no numpy
     from coremill.data.packed import Progress
 
 BatchT = TypeVar("BatchT", bound="AnyBatch")
+RowOutput: TypeAlias = "npt.NDArray[np.float32]"  # of one row of an evaluation: one line of numbers
 
 
 class Rows(Protocol):
@@ -88,6 +91,14 @@ LOSS = Metric("loss", "lower")  # every task has it
 
 
 @dataclass(frozen=True)
+class Scored:
+    """What an evaluation came to."""
+
+    metrics: Mapping[str, float]  # by name, without the loss
+    files: Mapping[str, str] = field(default_factory=dict)  # to leave in the run folder, with their text
+
+
+@dataclass(frozen=True)
 class SmallerStep:
     """A step that takes every row once, where the run file asks for more rows than there are."""
 
@@ -104,7 +115,8 @@ class ShownRow:
     learned: tuple[bool, ...]  # whether the model is trained to say this token
     document_starts: tuple[int, ...] = ()  # where in the row later documents begin
     source: str = ""  # where the run has several
-    words: str = ""  # what else there is to say of it: a label, a score
+    words: str = ""  # what else there is to say of it
+    summary: str = ""  # said in place of how many tokens are learned and how many documents it has: a label
 
 
 class Task(Protocol[RowsT]):
@@ -114,6 +126,19 @@ class Task(Protocol[RowsT]):
     metrics: ClassVar[tuple[Metric, ...]]  # of an evaluation, beside the loss; the first is the main one
     evaluated_rows: ClassVar[int | None] = 64  # at most, where the run file does not say; None: all there are
     training_modules: ClassVar[tuple[str, ...]]  # what `training` imports: ranks are forked with these in memory
+
+    def on_model(self, config: Mapping[str, Any], *, pretrained: bool) -> Self:
+        """The same task, knowing the config.json of its model, for one whose rows depend on it; `pretrained`: the
+        model's weights, its head's among them, are used."""
+        return self
+
+    def metrics_on(self, rows: RowsT) -> tuple[Metric, ...]:
+        """Those of `metrics` that evaluations of these rows have."""
+        return self.metrics
+
+    def config_changes(self, rows: RowsT) -> Mapping[str, Any]:
+        """What these rows make another in the model's config.json (labels), in transformers' names."""
+        return {}
 
     def step_counts(self) -> StepCounts:
         """What the plan counts of a step."""
@@ -198,7 +223,16 @@ class TrainingTask(Protocol[RowsT_contra, BatchT]):
         """Sum over the batch's valid targets times scale."""
 
     def metrics(self, mean_loss: float) -> tuple[float, ...]:
-        """Of an evaluation with this loss, in the order of `Task.metrics`."""
+        """Of an evaluation with this loss, in the order of `Task.metrics`, where they follow from it (see `score`)."""
+
+    def evaluate(self, module: nn.Module, batch: BatchT, scale: float) -> tuple[torch.Tensor, Sequence[RowOutput]]:
+        """The loss of a batch, as `loss` gives it, and of each of its rows but fillers what `score` needs; nothing
+        where metrics follow from the loss."""
+        return self.loss(module, batch, scale), ()
+
+    def score(self, rows: RowsT_contra, row_ids: Sequence[int], outputs: Sequence[RowOutput]) -> Scored | None:
+        """On rank 0: what the outputs of all ranks come to, in the order of their rows. None: `metrics` says it."""
+        return None
 
     def make_loader(
         self,
@@ -225,9 +259,11 @@ def make_task(config: RunConfig) -> Task[Any]:
     return task
 
 
-def deciding_metric(config: RunConfig) -> Metric:
-    """What tells a better evaluation: the named one (`evaluation.keep_best`), else the main one of the task."""
-    metrics, named = make_task(config).metrics, config.evaluation.keep_best
+def deciding_metric(config: RunConfig, metrics: Sequence[Metric] | None = None) -> Metric:
+    """What tells a better evaluation: the named one (`evaluation.keep_best`), else the main one of those that there
+    are; None: any that the task may have."""
+    named = config.evaluation.keep_best
+    metrics = make_task(config).metrics if metrics is None else metrics
     if isinstance(named, bool):
         return metrics[0] if metrics else LOSS
     known = {metric.name: metric for metric in (*metrics, LOSS)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from coremill.config.schema import TrainSection
-from coremill.data.loader import EvaluationBatches, Loader, StepBatches
+from coremill.data.loader import Loader, StepBatches
 from coremill.engines.base import Engine, StepTotals
 from coremill.engines.wire.exchange import CollectiveUse, Kind
 from coremill.errors import NonFinite
 from coremill.tasks.base import TrainingTask
-from coremill.train.numerics import NumericsGuard, bad_rows
+from coremill.train.numerics import NumericsGuard
 from coremill.train.schedule import learning_rate_at
 from coremill.world.heartbeat import HEARTBEAT
 
@@ -139,24 +138,3 @@ def _judge(
             losses,
             lambda batch: engine.examine(lambda module: task.loss(module, batch, scale)),
         )
-
-
-def evaluation_loss(
-    engine: Engine, task: TrainingTask[Any, Any], batches: EvaluationBatches[Any]
-) -> tuple[float, list[int]]:
-    """This rank's part of the mean loss over the evaluation rows, and its rows whose loss is not a number.
-
-    The parts of all ranks add up to the loss.
-    """
-    module = engine.module
-    module.eval()
-    try:
-        with torch.no_grad():
-            kept = []
-            for batch in batches:
-                HEARTBEAT.mark()
-                kept.append((batch, float(task.loss(module, batch, 1.0 / batches.valid_targets))))
-    finally:
-        module.train()
-    rows = bad_rows([batch for batch, _ in kept], [not math.isfinite(loss) for _, loss in kept])
-    return sum(loss for _, loss in kept), rows

@@ -87,7 +87,7 @@ FILES = [
     ("train: {steps: 1}\nparallel: {deepspeed: z.json}", "parallel.deepspeed is not in this release", "2 (", "shard", "remove it"),
     ("train: {steps: 1}\nparallel: {engine: deepspeed}", "parallel.engine: deepspeed is not in this release", "2 (", "later", "shard"),
     ("train: {steps: 1}\ndevice: cuda", "device: cuda is not in this release", "2 (device)", "CPUs", "device: cpu"),
-    ("train: {steps: 1}\ntask: question-answering", "task: question-answering is not in this release", "2 (task)", "later", "causal-lm"),
+    ("train: {steps: 1}\ntask: token-classification", "task: token-classification is not in this release", "2 (task)", "later", "causal-lm"),
     # the text itself
     ("train:\n  steps: 1\n  steps: 2", "train.steps is given twice", "3 (train.steps)", "line 2", "keep one"),
     ("train: {steps: 1}\ntrain: {steps: 2}", "train is given twice", "2 (train)", "line 1", "keep one"),

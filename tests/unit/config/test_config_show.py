@@ -18,6 +18,7 @@ from coremill.config.load import load_config
 from coremill.config.reference import render_reference
 from coremill.config.schema import RunConfig
 from coremill.config.show import json_schema, scalar_text, show
+from coremill.config.task_rules import ENCODERS, READ_BY
 from coremill.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -105,6 +106,33 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     if model.get("config") is not None:
         model |= {"weights": "random", "name": "built-in"}
         tree["tokenizer"] = draw(texts)
+    return with_keys_of_the_task(tree)
+
+
+def with_keys_of_the_task(tree: dict[str, Any]) -> dict[str, Any]:
+    """Less what its task does not read, and what an encoder's needs."""
+    task = tree.get("task", "causal-lm")
+    for dotted, readers in READ_BY.items():
+        section, _, name = dotted.partition(".")
+        if task not in readers:
+            tree.get(section, {}).pop(name, None)
+    if task in ENCODERS:
+        if tree["model"].get("config") is None:
+            tree["model"]["name"] = "some/encoder"
+        tree["data"] |= {"source": "train.jsonl", "sequence_length": 512}
+        for name in (
+            "text_columns",
+            "label_column",
+            "question_column",
+            "context_column",
+            "answers_column",
+            "id_column",
+        ):
+            tree["data"].pop(name, None)
+        tree["data"] |= {"doc_stride": 100} if task == "question-answering" else {}
+        tree.pop("sample", None)
+    elif "sample" in tree:
+        tree["sample"].pop("context", None)
     return tree
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,6 @@ EXAMPLES = {
 }  # fmt: skip
 
 
-@pytest.mark.skipif(find_spec("coremill.tasks.encoder") is None, reason="a task of a later release")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_are_planned(name, tmp_path, monkeypatch, capsys):
     shape = {

@@ -29,6 +29,7 @@ from coremill.run.prepare import card_without_weights
 from tiny_models import make_config_folder
 
 STEPS = "train: {steps: 10}\n"
+ENCODER = STEPS + "model: {name: some/encoder}\ndata: {source: train.jsonl}\n"
 
 # who has it | the run file | part of what to do
 FILES = [
@@ -38,6 +39,10 @@ FILES = [
     ("Trainer", STEPS + "max_steps: -1", "remove it"),
     ("Trainer", STEPS + "per_device_train_batch_size: 4\ngradient_accumulation_steps: 8\nmax_seq_length: 256", "set train.tokens_per_step: 8192 (4 rows x 8 accumulation steps x 256 tokens of a row)"),
     ("Trainer", STEPS + "per_device_train_batch_size: 8", "set train.tokens_per_step: 4096 (8 rows x 512 tokens of a row), times the number of devices"),
+    ("run_qa.py", ENCODER + "task: question-answering\nper_device_train_batch_size: 12", "set train.samples_per_step: 12, times the number of devices"),
+    ("run_qa.py", ENCODER + "task: question-answering\nn_best_size: 10", "set evaluation.n_best: 10"),
+    ("run_qa.py", ENCODER + "task: question-answering\nmax_answer_length: 20", "set evaluation.max_answer_tokens: 20"),
+    ("run_glue.py", ENCODER + "task: sequence-classification\nnum_labels: 3", "set model.labels: 3"),
     ("Trainer", STEPS + "per_device_eval_batch_size: 8", "remove it; evaluation.rows"),
     ("Trainer", STEPS + "learning_rate: 5e-5", "move it under train: (its full name is train.learning_rate)"),
     ("Trainer", "train: {steps: 10, lr_scheduler_type: cosine}", "set train.schedule: cosine"),
@@ -144,8 +149,8 @@ FILES = [
     ("values", STEPS + "parallel: {engine: ddp}", "write replicate"),
     ("values", STEPS + "device: gpu", "use device: cpu"),
     ("values", STEPS + "device: cuda:0", "use device: cpu"),
-    ("values", STEPS + "task: classification", "use task: causal-lm"),
-    ("values", STEPS + "task: text-classification", "use task: causal-lm"),
+    ("values", ENCODER + "task: classification", "write sequence-classification"),
+    ("values", ENCODER + "task: text-classification", "write sequence-classification"),
     ("values", STEPS + "task: sft", "use task: causal-lm"),
     ("values", STEPS + "data: {learn: train_on_all}", "write all"),
     ("values", STEPS + "task: causal_lm", "write causal-lm"),

@@ -82,6 +82,37 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "phi-head-norms": {"model_type": "phi", **_COMMON, "qk_layernorm": True},
 }
 
+_ENCODER = {**_COMMON, "type_vocab_size": 2}
+TINY_ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": {"model_type": "bert", **_ENCODER},
+    "bert-one-type": {"model_type": "bert", **_ENCODER, "type_vocab_size": 1},
+    "roberta": {"model_type": "roberta", **_ENCODER, "type_vocab_size": 1},
+    "xlm-roberta": {"model_type": "xlm-roberta", **_ENCODER, "type_vocab_size": 1},
+    "camembert": {"model_type": "camembert", **_ENCODER, "type_vocab_size": 1},
+    "electra": {"model_type": "electra", **_ENCODER, "embedding_size": 24},
+    "electra-wide": {"model_type": "electra", **_ENCODER, "embedding_size": 64},
+    "distilbert": {
+        "model_type": "distilbert",
+        "dim": 64,
+        "hidden_dim": 176,
+        "n_layers": 3,
+        "n_heads": 4,
+        "vocab_size": 250,
+        "max_position_embeddings": 128,
+    },
+}
+
+BERT_LARGE: dict[str, Any] = {
+    "model_type": "bert",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
+
 LLAMA_3_8B: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 4096,

@@ -27,7 +27,7 @@ from coremill.model.lora_base import (
 from coremill.model.source import ModelFolder
 from coremill.plan.adapter_folder import base_named_by, refuse_other_adapter, words_of_another_base
 from coremill.plan.adapters import adapted_by
-from coremill.plan.card import read_config
+from coremill.plan.config_file import read_config
 from coremill.plan.trained import NamedParameter
 
 PARAMETERS = [

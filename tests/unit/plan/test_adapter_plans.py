@@ -17,7 +17,8 @@ from coremill.hardware.instances import fleet_of
 from coremill.plan.adapters import adapted_by, with_adapters, with_usual_adapters
 from coremill.plan.card import ModelCard, fully_trained, read_card
 from coremill.plan.engine_cost import cost_of
-from coremill.plan.planner import Candidate, candidates_of, make_plan
+from coremill.plan.planner import candidates_of, make_plan
+from coremill.plan.pricing import Candidate
 from coremill.plan.stored import plan_from_json
 from coremill.plan.trained import NamedParameter
 from coremill.plan.types import Plan

@@ -80,7 +80,7 @@ class ReplicateCost(EngineCost):
         )
         if (rows := _summed_rows(card, arrangement)) is not None:
             # The gradient of a lookup alone is sparse; its rows are taken out to be sent, unless all of them are.
-            summed = rows * card.hidden
+            summed = rows * card.lookup_width
             lookup = 2 * arrangement.sent_bytes(summed) + (4 * summed if rows < card.vocabulary_rows else 0)
         elif (lasting or card.tied) and not card.has_one_table_gradient:
             lookup = arrangement.compute_bytes * card.trainable_embedding_parameters
@@ -100,7 +100,7 @@ class ReplicateCost(EngineCost):
         """An exchange of pieces and a gather of their sums, or of two ranks all at once: both send 2 (N-1)/N."""
         ranks, summed, asked_bytes = arrangement.world_size, card.trainable_parameters, 0
         if (rows := _summed_rows(card, arrangement)) is not None:
-            summed += rows * card.hidden - looked_up_parameters(card)
+            summed += rows * card.lookup_width - looked_up_parameters(card)
             asked_bytes = card.vocabulary_rows  # a byte a row: whether it is named
         reduced = 2 * (ranks - 1) * arrangement.sent_bytes(summed) // ranks
         return Traffic(gather_bytes=0, reduce_bytes=reduced + (ranks - 1) * asked_bytes)

@@ -165,7 +165,7 @@ def _fetched_parameters(card: ModelCard, arrangement: Arrangement) -> int:
     """Of such a table's rows, those of a micro-batch."""
     if not table_parameters(card, arrangement):
         return 0
-    return named_rows(card, arrangement.tokens_per_forward) * card.hidden
+    return named_rows(card, arrangement.tokens_per_forward) * card.lookup_width
 
 
 def _gathered_parameters(card: ModelCard, arrangement: Arrangement) -> int:

@@ -50,6 +50,8 @@ _DOING = {  # what a rank is busy with until the phase of that name is done
     "first_step": "first step",
 }
 
+CHOICES_SAID = ("checkpoints", "export", "dropout")  # of those that ranks take; the report has all
+
 
 class RunConsole(Reader):
     """Shows one run from its events. `total_steps` may be None where only the data knows."""
@@ -127,7 +129,7 @@ class RunConsole(Reader):
             self._once(str(event.get("text")), f"rank {event.rank}: {event.get('text')}")
         elif event.kind in ("resume", "passed_over") and event.rank == 0:
             print_line(self.console, str(event.get("text")))
-        elif event.kind == "choice" and event.get("name") in ("checkpoints", "export") and event.rank == 0:
+        elif event.kind == "choice" and event.get("name") in CHOICES_SAID and event.rank == 0:
             text = f"{event.get('name')}: {event.get('value')}, because {event.get('reason')}"
             self._once(text, text)
         elif event.kind == "non_finite" and event.rank == 0 and event.get("skipped"):

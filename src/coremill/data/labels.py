@@ -1,0 +1,182 @@
+"""Labels to classes or numbers: as the run file asks, else by what the labels of the training data are.
+
+    whole numbers 0 to n-1    n classes, as they are
+    other whole numbers       a class each, in their order, named after them (1 to 5 stars)
+    names                     a class each, in alphabetical order
+    numbers with a fraction   a number to predict: regression
+
+A csv has no types: what is written like a number is one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from coremill.data.conversations import DROP
+from coremill.data.examples import Label
+from coremill.errors import InputError
+
+SHOWN_CLASSES = 8
+# So many different labels, and one for every second row: no classes, but numbers to predict, texts or ids.
+SUSPECTED_CLASSES = 100
+
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """What a model says of a text: one of so many classes, or a number."""
+
+    kind: Literal["classes", "regression"]
+    count: int = 1  # of classes; of a number 1, as the head has one output
+    names: tuple[str, ...] = ()  # of the classes; none: they are numbers from 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Labels:
+        return cls(**{**document, "names": tuple(document["names"])})
+
+    def in_words(self) -> str:
+        if self.kind == "regression":
+            return "a number to predict"
+        return f"{self.count:,} classes" + (f": {listed(self.names)}" if self.names else "")
+
+
+class LabelReader:
+    """Takes the labels of rows, one after the other; what they are is known at the end, or asked for before."""
+
+    def __init__(self, asked: Labels | None, setting: str, *, may_name: bool = True) -> None:
+        """`setting`: where it was asked for. So many classes without names are numbers, or as many names where these
+        labels `may_name` them: not those of an evaluation, whose model has learned the numbers."""
+        self._asked, self._setting, self._may_name = asked, setting, may_name
+        self._index = {name: number for number, name in enumerate(asked.names)} if asked is not None else {}
+        folded = {name.casefold(): number for name, number in self._index.items()}
+        self._folded = folded if len(folded) == len(self._index) else {}  # models write POSITIVE, data positive
+        self._plain_numbers = not any(_WHOLE.fullmatch(name) for name in self._index)
+        self._values: list[Label] = []
+
+    def take(self, label: Label, where: str) -> None:
+        """InputError: it is none that was asked for."""
+        asked = self._asked
+        value: Label = label if not isinstance(label, str) else number_in(label.strip(), or_else=label)
+        if isinstance(value, bool):
+            value = str(value).lower() if asked is None or "true" in self._index else int(value)
+        if asked is None:
+            pass
+        elif asked.kind == "regression":
+            if isinstance(value, str):
+                why = f"{self._setting} asks for a number to predict"
+                raise InputError(f"the label {value!r} is no number", where=where, why=why, do=f"mend it, or {DROP}")
+            value = float(value)
+        elif asked.names:
+            value = self._class_of(label, value, where)
+        elif isinstance(value, str):
+            if not self._may_name:
+                raise self._unknown(label, where)
+        elif value != int(value) or not 0 <= value < asked.count:
+            raise self._unknown(label, where)
+        self._values.append(value)
+
+    def result(self, where: str) -> tuple[Labels, npt.NDArray[Any], list[str]]:
+        """What they are, the target of each row, and what there is to say of it."""
+        asked, values = self._asked, self._values
+        if asked is not None and (asked.kind == "regression" or asked.names):
+            dtype = np.float32 if asked.kind == "regression" else np.int64
+            return asked, np.array(values, dtype=dtype), []
+        texts = [value for value in values if isinstance(value, str)]
+        if asked is not None and not texts:
+            return asked, np.array(values, dtype=np.int64), []
+        if not texts and any(isinstance(value, float) for value in values):
+            shown = next(value for value in values if isinstance(value, float))
+            said = (
+                f"the labels are numbers with a fraction ({shown}), so a number is predicted (regression); for classes"
+                " set model.labels to how many there are, or to their names"
+            )
+            return Labels(kind="regression"), np.array(values, dtype=np.float32), [said]
+        names, numbers = _sorted_classes(values)
+        self._require_classes(names, where)
+        known = {value: number for number, value in enumerate(numbers)}
+        targets = np.array([known[value] for value in values], dtype=np.int64)
+        if numbers == list(range(len(numbers))):
+            return Labels(kind="classes", count=len(names)), targets, []
+        said = f"the labels are {listed(names)}: classes 0 to {len(names) - 1} in this order"
+        return Labels(kind="classes", count=len(names), names=names), targets, [said]
+
+    def _class_of(self, label: Label, value: Label, where: str) -> int:
+        """By its name, or by its number where names are no numbers."""
+        for name in (label, value):
+            found = self._index.get(str(name), self._folded.get(str(name).casefold()))
+            if found is not None:
+                return found
+        if not isinstance(value, str) and value == int(value):
+            if str(int(value)) in self._index:
+                return self._index[str(int(value))]
+            if self._plain_numbers and 0 <= value < len(self._index):
+                return int(value)
+        raise self._unknown(label, where)
+
+    def _unknown(self, label: Label, where: str) -> InputError:
+        assert self._asked is not None
+        asked = self._asked
+        known = listed(asked.names) if asked.names else f"0 to {asked.count - 1}"
+        why = f"the classes are {known} ({self._setting})"
+        if label == -1 or label == "-1":
+            why += "; sets whose labels are kept secret, as GLUE's for testing, have -1 everywhere"
+        do = f"mend it, name all classes in model.labels, or {DROP}"
+        return InputError(f"the label {label!r} is not known", where=where, why=why, do=do)
+
+    def _require_classes(self, names: Sequence[str], where: str) -> None:
+        rows = len(self._values)
+        if self._asked is not None and len(names) != self._asked.count:
+            raise InputError(
+                f"there are {len(names):,} different labels, and {self._asked.count:,} classes",
+                where=self._setting,
+                why=f"the labels are {listed(names)}",
+                do="name the classes in model.labels, in the order of the model's",
+            )
+        if self._asked is None and len(names) == 1:
+            why = f"all {rows:,} rows have the label {names[0]!r}"
+            if names[0] == "-1":
+                why += ", as sets have whose labels are kept secret (GLUE's for testing)"
+            do = "use rows of all classes, or name the classes in model.labels"
+            raise InputError("there is only one class", where=where, why=why, do=do)
+        if self._asked is None and len(names) > max(SUSPECTED_CLASSES, rows // 2):
+            raise InputError(
+                f"{rows:,} rows have {len(names):,} different labels",
+                where=where,
+                why=f"these are hardly classes: {listed(names)}",
+                do="check data.label_column; for a number to predict set model.labels to regression, for classes to"
+                " how many there are",
+            )
+
+
+def number_in(text: str, *, or_else: Label) -> Label:
+    """The number that is written there."""
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) and math.isfinite(float(text)) else or_else
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some of them, for people."""
+    return ", ".join(names[:SHOWN_CLASSES]) + (f", ... ({len(names):,} in all)" if len(names) > SHOWN_CLASSES else "")
+
+
+def _sorted_classes(values: Sequence[Label]) -> tuple[tuple[str, ...], list[Label]]:
+    """Names of the classes, and the labels they are of: numbers by size, names by alphabet."""
+    distinct = set(values)
+    if any(isinstance(value, str) for value in distinct):
+        ordered: list[Label] = sorted(distinct, key=str)
+    else:
+        ordered = sorted(distinct)  # type: ignore[type-var]
+    return tuple(str(value) for value in ordered), ordered

@@ -1,0 +1,77 @@
+"""The halves of encoders' tasks without torch: which models, which labels, which rows of an evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coremill.config.schema import RunConfig
+from coremill.data.labels import Labels
+from coremill.errors import InputError
+from coremill.tasks.base import make_task
+from coremill.tasks.question_answering.scoring import rows_of_whole_questions
+from coremill.tasks.sequence_classification.head_labels import labels_of_head
+
+TASKS = ("question-answering", "sequence-classification")
+
+
+def check(task: str, **config: Any) -> None:
+    named = {"model": {"name": "x"}, "task": task, "data": {"source": "x.jsonl"}}
+    made = make_task(RunConfig.model_validate(named))
+    made.check_model(config, description="the model", where="config.json", trusted=False)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "family", ["bert", "distilbert", "roberta", "electra", "deberta-v2", "modernbert", "xlm-roberta"]
+)
+def test_encoders_are_taken(task: str, family: str) -> None:
+    check(task, model_type=family)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "llama"}, "is a decoder"),
+        ({"model_type": "gpt2"}, "is a decoder"),
+        ({"model_type": "bert", "is_decoder": True}, "is a decoder"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "with a decoder"),
+        ({"model_type": "vit"}, "not a model that transformers knows for"),
+    ],
+)
+def test_others_are_refused(task: str, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check(task, **config)
+
+
+@pytest.mark.parametrize(
+    ("config", "labels"),
+    [
+        ({"architectures": ["BertForMaskedLM"]}, None),
+        ({}, None),
+        ({"architectures": ["BertForSequenceClassification"]}, Labels(kind="classes", count=2)),
+        (
+            {"architectures": ["BertForSequenceClassification"], "id2label": {"1": "b", "0": "a", "2": "c"}},
+            Labels(kind="classes", count=3, names=("a", "b", "c")),
+        ),
+        (
+            {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}},
+            Labels(kind="regression"),
+        ),
+    ],
+)
+def test_labels_of_a_head(config: dict[str, Any], labels: Labels | None) -> None:
+    assert labels_of_head(config) == labels
+
+
+def test_an_evaluation_takes_whole_questions() -> None:
+    windows = np.repeat(np.arange(50), np.random.default_rng(0).integers(1, 6, 50))
+    assert len(rows_of_whole_questions(windows, None)) == len(windows)
+    for most in (1, 7, 40, 100, len(windows)):
+        rows = rows_of_whole_questions(windows, most)
+        taken = np.unique(windows[rows])
+        assert np.array_equal(rows, np.flatnonzero(np.isin(windows, taken)))
+        assert len(rows) <= most or len(taken) == 1
