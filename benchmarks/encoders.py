@@ -132,10 +132,10 @@ def compare_rates(options: argparse.Namespace, work: encoder_work.Work, folder: 
             contenders[key] = turns.start(CONTENDERS[key], program, out, ranks=ranks, cache=options.folder)
         turns.take_turns(list(contenders.values()), options.seconds, options.turn)
         plans = [json.loads(path.read_text()) for path in sorted(folder.glob("*/run/plan.json"))]
+        return _tell(options, work, contenders, plans)
     finally:
         for contender in contenders.values():
             turns.end(contender)
-    return _tell(options, work, contenders, plans)
 
 
 def _tell(

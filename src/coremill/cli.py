@@ -245,14 +245,14 @@ def export(
         Literal["fp32", "bf16"] | None, typer.Option(help="of the weights; left out: the run's", show_default=False)
     ] = None,
     merged: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            "--merged/--adapter",
-            help="of a run with adapters: the whole model with them added in, or the adapter folder that peft loads;"
-            " left out: as lora.merge says",
-            show_default=False,
+            "--merged", help="of a run with adapters: the whole model with them added in; left out: as lora.merge says"
         ),
-    ] = None,
+    ] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="of a run with adapters: the adapter folder that peft loads")
+    ] = False,
     push: Annotated[
         str | None,
         typer.Option(
@@ -273,7 +273,7 @@ def export(
     """
     from coremill.run.export_command import Wanted, export_run
 
-    export_run(run, destination, Wanted(step, dtype, push, private, merged), Console())
+    export_run(run, destination, Wanted(step, dtype, push, private, merged, adapter), Console())
 
 
 @data_app.command("show")

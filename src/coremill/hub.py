@@ -44,7 +44,7 @@ _WORDS: dict[tuple[Kind, Fault], tuple[str, str, str]] = {
     ("model", "unreachable"): (
         "{name} is not a folder here, and the hub cannot be reached",
         "{type}, and the hub's cache on this machine does not have it",
-        "check the network or proxy, or give the path of a folder that has the model",
+        "check the network or proxy, or give the path of a folder that has it",
     ),
     ("model", "refused"): ("cannot download {name} from the hub", "{reason}", "try again later"),
     ("model", "cache"): (

@@ -70,7 +70,7 @@ COMMANDS = {
     "coremill stop": ["RUN"],
     "coremill instances": ["--efa", "--family", "--json", "--live"],
     "coremill report": ["--html", "--json", "--port", "--serve", "RUN"],
-    "coremill export": ["--dtype", "--merged/--adapter", "--private", "--push", "--step", "DESTINATION", "RUN"],
+    "coremill export": ["--adapter", "--dtype", "--merged", "--private", "--push", "--step", "DESTINATION", "RUN"],
     "coremill data": [],
     "coremill data show": ["--data", "--evaluation", "--json", "--model", "--rows", "--set", "CONFIG"],
     "coremill k8s": [],

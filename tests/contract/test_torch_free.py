@@ -55,6 +55,7 @@ COMPUTING = (
     "coremill.model.lora",
     "coremill.model.names",
     "coremill.model.read",
+    "coremill.model.quick_dropout",
     "coremill.model.slices",
     "coremill.model.small_copy",
     "coremill.model.tied_lookup",

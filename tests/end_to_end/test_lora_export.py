@@ -186,7 +186,10 @@ def test_another_base_is_refused(scene: Scene, best: Ended) -> None:
         for command in (["train", "run.yaml", *settings], ["export", "best", "never", "--merged"]):
             refused = scene.coremill(*command)
             assert refused.code == 78 and not refused.left, str(refused)
-            assert "adapters beside another model than" in refused.err and "bring those weights back" in refused.err
+            assert (
+                "adapters that were trained beside another model than" in refused.err
+                and "bring those weights back" in refused.err
+            )
     finally:
         file.write_bytes(kept)
     assert not scene.path("never").exists()

@@ -185,8 +185,12 @@ class Settings:
 
     def _settle_section(self, section: str, value: Any, origin_of: Callable[[KeyPath], Origin]) -> None:
         self.origins[(section,)] = origin_of((section,))
-        if value is None:  # `train:` with every key commented out
-            return
+        if value is None:
+            if self.origins[(section,)].kind == "--set":  # as if the file did not have it
+                self.drop(section)
+                for inner in [path for path in self.origins if path[0] == section and len(path) > 1]:
+                    del self.origins[inner]
+            return  # in a file: `train:` with every key commented out
         if isinstance(value, str) and section == "model":
             self.origins[("model", "name")] = origin_of(("model",))
             self.values[("model", "name")] = value

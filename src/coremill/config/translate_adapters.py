@@ -7,6 +7,7 @@ from typing import Any
 
 from coremill.config.translate import Cure, Given, Translate, accepts
 
+ALL_LINEAR = ("all", "all-linear", "all_linear", "['all']", "['all-linear']")  # what leaving the key out means here
 USUAL_RANK = 16  # of adapters, where none is named beside the setting that wants them
 
 
@@ -25,7 +26,7 @@ def with_rank(target: str, *, as_list: bool = False) -> Translate:
 
 def lora_targets(value: Any, given: Given) -> Cure | None:
     """`all` and its like mean what leaving it out means here."""
-    if str(value).lower() in ("all", "all-linear", "['all']"):
+    if str(value).lower() in ALL_LINEAR:
         return Cure(_rank_beside(given), note="; left out, lora.target_modules means every linear map of the layers")
     return with_rank("lora.target_modules", as_list=True)(value, given)
 
@@ -45,6 +46,6 @@ def adapter_kind(value: Any, given: Given) -> Cure | None:
 
 def _rank_beside(given: Given) -> dict[str, Any]:
     """Nothing where a rank is named too: that setting has an answer of its own."""
-    named = any(name in given for name in ("lora_r", "lora_rank", "peft_lora_r", "rank"))
+    named = any(name in given for name in ("lora_r", "lora_rank", "peft_lora_r", "rank", "r"))
     named = named or any(isinstance(given.get(name), Mapping) for name in ("peft", "peft_config", "lora_config"))
     return {} if named else {"lora.rank": USUAL_RANK}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coremill.config.foreign import FOREIGN_VALUES, LATER_KEYS, find_foreign
+from coremill.config.foreign import FOREIGN_VALUES, LATER_KEYS, find_foreign, foreign_keys
 from coremill.config.keys import TOP, Key, keys, names_in, sections
 from coremill.config.translate import accepts, as_written
 from coremill.nearby import nearest
@@ -144,7 +144,8 @@ def _of_a_later_release(section: str, dotted: str, word: str) -> UnknownKey | No
 
 def _of_another_tool(dotted: str, word: str, value: Any, given: Mapping[str, Any]) -> UnknownKey | None:
     around = [part for part in map(plain_name, dotted.split(".")[:-1]) if part not in sections()]
-    foreign = find_foreign((*around, word)) if around else find_foreign((word,))
+    foreign = foreign_keys().get(".".join(map(plain_name, dotted.split("."))))  # under a section that is ours too
+    foreign = foreign or find_foreign((*around, word))
     if foreign is None:
         return None
     cure = None if value is None or foreign.translate is None else foreign.translate(value, given)

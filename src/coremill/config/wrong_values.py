@@ -11,6 +11,7 @@ from coremill.config.foreign import FOREIGN_VALUES, LATER_VALUES
 from coremill.config.keys import Key
 from coremill.config.layers import Origin, said
 from coremill.config.translate import LOWEST_RATE, accepts, as_written
+from coremill.config.translate_adapters import ALL_LINEAR
 from coremill.errors import InputError
 from coremill.nearby import nearest
 
@@ -22,6 +23,9 @@ _THOUSANDS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 def explain_value(key: Key, value: Any, origin: Origin) -> InputError:
     """Why this key cannot have this value, and what to write."""
     where = origin.where(key.dotted)
+    if key.dotted == "lora.target_modules" and str(value).lower() in ALL_LINEAR:
+        why = "without it every linear map of the layers gets an adapter, which is what this means elsewhere"
+        return InputError(f"{key.dotted} takes names of modules, not {value}", where=where, why=why, do="remove it")
     later = LATER_VALUES.get((key.dotted, value.lower())) if isinstance(value, str) else None
     if later:
         why, instead = later

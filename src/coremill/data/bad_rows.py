@@ -45,6 +45,10 @@ def another_cure(path: Path) -> str | None:
     return next((cure for cure in cures if path.suffix.lower() not in cure), None)
 
 
+class WrongColumn(InputError):
+    """A column that the first row of a file lacks: the others lack it too, and leaving them out would leave nothing."""
+
+
 @dataclass
 class BadRows:
     """Takes bad rows while a source is read."""
@@ -56,6 +60,8 @@ class BadRows:
 
     def take(self, problem: InputError) -> None:
         """Raise it, or leave the row out."""
+        if self.policy == "stop" and isinstance(problem, WrongColumn):
+            raise problem
         if self.policy == "stop":
             problem.do = f"{problem.do}; --set data.on_bad_rows=skip leaves such rows out"
             raise problem
@@ -66,6 +72,8 @@ class BadRows:
 
     def words(self) -> str:
         common = [f"{what} ({count:,})" for what, count in self.reasons.most_common(SHOWN_REASONS)]
+        if (others := self.count - sum(count for _, count in self.reasons.most_common(SHOWN_REASONS))) > 0:
+            common.append(f"others ({others:,})")
         return f"{self.count:,} bad row{'s' if self.count != 1 else ''} left out: " + ", ".join(common)
 
     def write(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -91,12 +91,27 @@ class ChatTokenizer:
             self._require_known(ids, piece)
             learned = learned_tokens(encoding.offsets, each.learned, is_added=np.isin(ids, self._added))
             learned[:1] = False  # nothing of the conversation comes before its first token
-            ends = np.flatnonzero(learned)
-            if len(ends) and int(ids[ends[-1]]) in self._enders:
-                self.end_ids.add(int(ids[ends[-1]]))
+            if (end := self._end_of_answer(ids, encoding.offsets, learned, each, piece)) is not None:
+                self.end_ids.add(end)
             if each.end_mark is not None:
                 self.end_marks[each.end_mark] += 1
             yield ids, learned
+
+    def _end_of_answer(
+        self,
+        ids: npt.NDArray[np.uint32],
+        offsets: Sequence[tuple[int, int]],
+        learned: npt.NDArray[np.bool_],
+        written: Written,
+        piece: Piece,
+    ) -> int | None:
+        """The token that ends the last answer, behind which a template may write a line end; None: it has none."""
+        assert piece.conversation is not None
+        if self._job.learn == "all" and not piece.conversation.ends_with_answer:
+            return None
+        words = (place for place in np.flatnonzero(learned)[::-1].tolist() if not _is_blank(written, offsets[place]))
+        last = next(words, None)
+        return int(ids[last]) if last is not None and int(ids[last]) in self._enders else None
 
     def _require_known(self, ids: npt.NDArray[np.uint32], piece: Piece) -> None:
         highest = int(ids.max(initial=0))
@@ -104,6 +119,10 @@ class ChatTokenizer:
             self.highest_id = highest
             token = self._tokenizer.token_of(highest)
             require_id_in_vocabulary(highest, token, self._job.vocabulary_rows, self._tokenizer.name, piece.where)
+
+
+def _is_blank(written: Written, place: tuple[int, int]) -> bool:
+    return not written.text[slice(*place)].strip()
 
 
 def learned_tokens(
@@ -144,7 +163,8 @@ def pack_conversations(
             for ids, learned in chat.tokens(written, pieces):
                 writer.add(ids, learned)
             source_bytes += sum(piece.source_bytes for piece in pieces)
-            on_progress(Progress(writer.count, source_bytes, text.bytes_total, writer.tokens, "tokenise"))
+            done = Progress(writer.count, source_bytes, text.bytes_total, writer.tokens, "tokenise")
+            on_progress(replace(done, counted="conversations"))
     if not writer.lengths:
         raise _nothing_to_learn(writer, text, job, where)
     unpacked = Unpacked(
@@ -328,11 +348,13 @@ def _notes(writer: _Writer, chat: ChatTokenizer, job: ChatJob) -> list[str]:
     notes = []
     if writer.cut:
         share, lost = writer.cut / writer.count, writer.cut_learned / max(1, writer.learned)
+        have = "has" if writer.cut == 1 else "have"
         words = (
-            f"{writer.cut:,} of {writer.count:,} conversations ({share:.1%}) have answers beyond a row of"
+            f"{writer.cut:,} of {writer.count:,} conversations ({share:.1%}) {have} answers beyond a row of"
             f" {job.sequence_length:,} tokens: {lost:.1%} of the tokens to learn are cut off"
         )
-        words += f", and {writer.left_out:,} are left out, with no answer in the row" if writer.left_out else ""
+        are = "is" if writer.left_out == 1 else "are"
+        words += f", and {writer.left_out:,} {are} left out, with no answer in the row" if writer.left_out else ""
         if share > CUT_SHARE:
             longer = writer.length_that_keeps(KEPT_SHARE)
             words = f"warning: {words}; data.sequence_length {longer:,} keeps {KEPT_SHARE:.0%} of them whole"

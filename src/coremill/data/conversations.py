@@ -59,6 +59,10 @@ class Conversation:
         """Which messages are the assistant's."""
         return [place for place, message in enumerate(self.messages) if message["role"] == ASSISTANT]
 
+    @property
+    def ends_with_answer(self) -> bool:
+        return bool(self.messages[-1]["role"] == ASSISTANT)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationForm:

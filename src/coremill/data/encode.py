@@ -137,7 +137,11 @@ class Encoder:
             }
         )
         read = last.bytes_total or last.bytes_done
-        self.progress(Progress(manifest.examples, read, last.bytes_total, manifest.tokens, "encode", is_done=True))
+        self.progress(
+            Progress(
+                manifest.examples, read, last.bytes_total, manifest.tokens, "encode", is_done=True, counted="examples"
+            )
+        )
         manifest.write(partial)
 
 

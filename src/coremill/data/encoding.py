@@ -146,7 +146,7 @@ def _encode_texts(
         full = [encoding for encoding in encodings if len(encoding) == job.sequence_length]
         cut += sum(bool(encoding.overflowing) for encoding in full)
         source_bytes += sum(piece.source_bytes for piece in batch)
-        on_progress(Progress(writer.rows, source_bytes, text.bytes_total, writer.tokens, "encode"))
+        on_progress(Progress(writer.rows, source_bytes, text.bytes_total, writer.tokens, "encode", counted="examples"))
     if writer.rows == 0:
         return {"notes": []}  # what there is to say is said by who finds no rows
     found, targets, notes = labels.result(job.where)
@@ -225,7 +225,9 @@ def _encode_questions(
             writer.write(OFFSETS_FILE, offsets)
         starts += [window.start for window in kept]
         ends += [window.end for window in kept]
-        on_progress(Progress(questions.count, source_bytes, text.bytes_total, writer.tokens, "encode"))
+        on_progress(
+            Progress(questions.count, source_bytes, text.bytes_total, writer.tokens, "encode", counted="examples")
+        )
     for name, values in (("start_positions", starts), ("end_positions", ends)):
         writer.save(target_file(name), np.array(values, dtype=np.int32))
     writer.save(ROW_EXAMPLES_FILE, np.array(row_examples, dtype=np.int32))

@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from coremill.data.bad_rows import BadRows, another_cure
+from coremill.data.bad_rows import BadRows, WrongColumn, another_cure
 from coremill.data.conversations import ConversationForm, pair_among, without_nulls
 from coremill.data.examples import ExampleForm
 from coremill.data.pieces import PIECE_BYTES, Piece, cut_position, pieces_of_text
@@ -114,7 +114,8 @@ def pieces_of_row(
     """The document of a row, checked here and not where the pieces are used."""
     for column in columns_of(wanted):
         if column not in values:
-            raise missing_column(column, list(values), where, wanted)
+            problem = missing_column(column, list(values), where, wanted)
+            raise WrongColumn(problem.what, where=where, why=problem.why, do=problem.do) if row == 1 else problem
     if isinstance(wanted, str):
         text = checked_text(values[wanted], wanted, where)
         return pieces_of_text(text, file=file, row=row, source_bytes=source_bytes)

@@ -57,6 +57,7 @@ class Progress:
     tokens: int
     stage: Stage
     is_done: bool = False  # the last word on this stage
+    counted: str = "documents"  # or conversations, examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,11 @@ class PackedManifest:
     is_plain: bool = True  # special tokens made no difference: the tokens are those of data.special_tokens: none
     notes: tuple[str, ...] = ()  # how files were read, where that needs words
     conversations: ConversationCounts | None = None  # None: it is text
+
+    @property
+    def kind(self) -> str:
+        """What its documents are called, for people."""
+        return "documents" if self.conversations is None else "conversations"
 
     @property
     def real_tokens(self) -> int:
@@ -223,6 +229,7 @@ class PackedData:
     sources: tuple[SourceRows, ...] = ()  # where several are mixed; their rows are numbered one source after the other
     notes: tuple[str, ...] = ()  # how files were read, where that needs words
     conversations: ConversationCounts | None = None  # of both splits; None: it is text
+    evaluation_conversations: ConversationCounts | None = None  # of these; None: no rows of them are evaluated on
 
     @property
     def end_begins_next(self) -> bool:
@@ -266,24 +273,29 @@ class PackedData:
         rows = f"{self.train_rows:,} rows to train and {self.evaluation_rows:,} to evaluate on"
         if self.conversations is None:
             return f"{rows}, {self.documents:,} documents"
-        return f"{rows}, {self.documents:,} conversations; {self._learned_in_words()}"
+        all_rows = self.train_rows + self.evaluation_rows
+        learned = self._learned_in_words(all_rows, self.tokens, self.conversations.learned_tokens)
+        return f"{rows}, {_many(self.documents, 'conversation')}; {learned}"
 
-    def _learned_in_words(self) -> str:
+    def _learned_in_words(self, rows: int, tokens: int, learned: int) -> str:
         assert self.conversations is not None
-        learned, padding = self.conversations.learned_tokens, self.row_padding_tokens
         what = {"answers": "answers", "last-answer": "the last answers", "all": "all"}[self.conversations.learn]
         return (
-            f"{self.tokens:,} tokens, {learned:,} of them learned ({learned / self.tokens:.1%}: {what}),"
-            f" {padding / (self.tokens + padding):.1%} of the rows is padding"
+            f"{tokens:,} tokens, {learned:,} of them learned ({learned / tokens:.1%}: {what}),"
+            f" {1 - tokens / (rows * self.sequence_length):.1%} of the rows is padding"
         )
 
     def train_in_words(self) -> str:
         """How much there is to train on."""
         documents = self.train_documents or self.documents - self.evaluation_documents
         if self.conversations is not None:
-            of = f"{documents:,} conversation{'s' if documents > 1 else ''}"
-            return f"{self.train_rows:,} rows of {self.sequence_length:,} tokens from {of}; {self._learned_in_words()}"
-        of_documents = "1 document" if documents == 1 else f"{documents:,} documents"
+            tokens, learned = self.tokens, self.conversations.learned_tokens
+            if (held_out := self.evaluation_conversations) is not None:
+                tokens, learned = tokens - held_out.real_tokens, learned - held_out.learned_tokens
+            rows = f"{_many(self.train_rows, 'row')} of {self.sequence_length:,} tokens"
+            of = _many(documents, "conversation")
+            return f"{rows} from {of}; {self._learned_in_words(self.train_rows, tokens, learned)}"
+        of_documents = _many(documents, "document")
         tokens = self.train_rows * self.sequence_length
         return f"{self.train_rows:,} rows of {self.sequence_length:,} tokens ({tokens:,} in all) from {of_documents}"
 
@@ -321,13 +333,18 @@ class PackedData:
         """The inverse of `to_json`."""
         values = {field.name: document[field.name] for field in fields(cls) if field.name in document}
         values["folder"] = Path(values["folder"])
-        if values.get("conversations") is not None:
-            values["conversations"] = ConversationCounts.from_json(values["conversations"])
+        for name in ("conversations", "evaluation_conversations"):
+            if values.get(name) is not None:
+                values[name] = ConversationCounts.from_json(values[name])
         values["begin_ids"], values["notes"] = tuple(values["begin_ids"]), tuple(values["notes"])
         values["sources"] = tuple(SourceRows.from_json(source) for source in values["sources"])
         if values["evaluation_folder"] is not None:
             values["evaluation_folder"] = Path(values["evaluation_folder"])
         return cls(**values)
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def is_without_special_tokens(earlier: Mapping[str, Any]) -> bool:

@@ -82,7 +82,6 @@ def prepare_data(
     packings = [part.whole for part in parts] + (evaluation if evaluation_source is not None else [])
     used = [*training, *evaluation]
     evaluation_rows = sum(each.manifest.rows for each in evaluation)
-    mixed = section.sources is not None
     shares = shares_of(
         [entry.share for entry in section.sources or []] or [None], [each.manifest.rows for each in training]
     )
@@ -90,7 +89,7 @@ def prepare_data(
     return PackedData(
         folder=training[0].folder,
         evaluation_folder=evaluation[0].folder if evaluation else None,
-        key=_key_of_data(section, packings, evaluation_rows, config.train.seed, shares if mixed else ()),
+        key=_key_of_data(section, packings, evaluation_rows, config.train.seed, shares if section.sources else ()),
         train_rows=sum(each.manifest.rows for each in training),
         evaluation_rows=evaluation_rows,
         sequence_length=section.sequence_length,
@@ -117,6 +116,7 @@ def prepare_data(
         ),
         notes=(*words_of_forms(training_sources), *(note for each in packings for note in each.manifest.notes)),
         conversations=counts_of(used, packings),
+        evaluation_conversations=counts_of(evaluation, evaluation),
     )
 
 
@@ -315,7 +315,8 @@ class Packer:
             **with_conversation_counts(counts),
         )
         tokens, read = manifest.real_tokens + manifest.dropped_tokens, last.bytes_total or last.bytes_done
-        self.progress(Progress(manifest.documents, read, last.bytes_total, tokens, "tokenise", is_done=True))
+        done = Progress(manifest.documents, read, last.bytes_total, tokens, "tokenise", is_done=True)
+        self.progress(replace(done, counted=manifest.kind))
         manifest.write(partial)
 
 

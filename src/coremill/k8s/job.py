@@ -18,8 +18,8 @@ from coremill.plan.planner import make_plan
 from coremill.plan.pod_type import cheapest_type
 from coremill.plan.types import Choice, Plan
 from coremill.plan.words import size
+from coremill.run.cards import card_without_weights
 from coremill.run.machines import find_fleet
-from coremill.run.prepare import card_without_weights
 
 # Beside the restarts inside of a pod, which end after three without progress: lives of each pod.
 FAILURES_PER_POD = 3

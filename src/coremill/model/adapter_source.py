@@ -11,7 +11,7 @@ from pathlib import Path
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.model.hub_models import download_files
-from coremill.model.lora_base import Base, digest_of_model
+from coremill.model.lora_base import Base, base_of, digest_of_model
 from coremill.model.parameter_list import parameters_of
 from coremill.model.source import ModelFolder, Say
 from coremill.nearby import missing_folder
@@ -46,10 +46,25 @@ def find_adapter(
         if goes_on:
             return None
         raise
-    if not goes_on and (named := base_named_by(folder, base.name)) is not None:
+    if goes_on:
+        return folder
+    if (named := base_named_by(folder, base.name)) is not None:
         _refuse_another_base(folder, named, base, model)
         say(words_of_another_base(folder, named, base.name))
+    say(f"begins with the adapter in {folder}, not with a new one")
     return folder
+
+
+def refuse_unfit_adapter(config: RunConfig, model: ModelFolder, cache: Path) -> None:
+    """For a plan, which fetches nothing: a folder of this machine that `train` would refuse."""
+    name = config.lora.start_from
+    if name is None or config.lora.rank is None or not is_folder(name):
+        return
+    folder = _found(name)
+    refuse_other_adapter(folder, config.lora, adapted_by(parameters_of(model, cache), config.lora))
+    base = base_of(config, model) if is_folder(config.model.name) else None  # one on the hub has no weights here
+    if base is not None and (named := base_named_by(folder, base.name)) is not None:
+        _refuse_another_base(folder, named, base, model)
 
 
 def _refuse_another_base(folder: Path, named: str, base: Base, model: ModelFolder) -> None:

@@ -78,9 +78,14 @@ def digest_of_model(model: ModelFolder) -> str:
     return digest.hexdigest()
 
 
+def is_changed(base: Base, model: ModelFolder) -> bool:
+    """Whether a model's files are others than those of the base."""
+    return base.digest is not None and digest_of_model(model) != base.digest
+
+
 def refuse_changed_base(base: Base, model: ModelFolder) -> None:
     """Where a model's files are read once more, they are still those of the base."""
-    if base.digest is not None and digest_of_model(model) != base.digest:
+    if is_changed(base, model):
         raise InputError(
             f"the files of {base.name} have changed while the run went on: adapters cannot be merged into them",
             where=str(model.folder),

@@ -40,7 +40,7 @@ def parameters_of(model: ModelFolder, cache: Path, say: Say | None = None) -> li
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         if say is not None:
-            say("listing the model's parameters, which the run file names some of")
+            say("listing the model's parameters, once for this model")
         found = _ask_child(model)
         with contextlib.suppress(OSError):  # then it is found anew each time
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -81,7 +81,8 @@ def _known_layer_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> i
     if block.shared_norm_input:
         norms -= (block.norms_into_matmul - 1) * compute * hidden
     mlp = _experts_bytes(card, compute) if card.experts else block.mlp_tensors_kept * compute * card.intermediate
-    return norms + _attention_bytes(card, arrangement) + mlp + block.residual_dropouts * compute * hidden
+    masks = block.residual_dropouts * compute * hidden if block.masks_kept else 0
+    return norms + _attention_bytes(card, arrangement) + mlp + masks
 
 
 def _experts_bytes(card: ModelCard, compute: int) -> int:
@@ -95,7 +96,7 @@ def ends_bytes_per_token(card: ModelCard, arrangement: Arrangement) -> int:
     """Token ids, the final norm, and hidden states with their gradient, made in forward by the chunked loss; of an
     encoder the norm of its embedding, and what comes out of the last layer."""
     block, compute, width = card.block, arrangement.compute_bytes, card.lookup_width
-    embedding = compute * width if block.embedding_dropout else 0
+    embedding = compute * width if block.embedding_dropout and block.masks_kept else 0
     if not block.embedding_norm:
         return 8 + embedding + _norm_bytes(card, compute) + compute * card.hidden
     into_projection = compute * width if width != card.hidden else 0
@@ -171,6 +172,8 @@ def _attention_bytes(card: ModelCard, arrangement: Arrangement) -> int:
         matrix = 4 + 2  # the softmax in fp32, and its copy in bf16
     if block.attention_dropout:
         matrix = 3 * math_bytes
+        if arrangement.attention == "sdpa" and not (block.masks_kept or card.is_causal):  # in model/quick_dropout.py
+            math_bytes, matrix = compute, 2 * compute
     if block.softcap:
         matrix += compute
     return head_norms + math_bytes * 3 * width + compute * width + matrix * card.heads * length

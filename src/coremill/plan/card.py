@@ -237,7 +237,7 @@ def fully_trained(card: ModelCard) -> ModelCard:
 
 def as_written(card: ModelCard) -> ModelCard:
     """The card of the same model with `model.fused: false`: every forward is transformers' own (model/changes.py)."""
-    block = replace(card.block, plain_logits=False, plain_lookup=False)
+    block = replace(card.block, plain_logits=False, plain_lookup=False, masks_kept=True)
     if block.norm == "rms":  # of families with RMS norms all MLPs are gated: the activated gate is kept as well
         block = replace(block, norm="unfused rms", mlp_tensors_kept=4)
     return replace(card, block=block)

@@ -1,8 +1,11 @@
-"""When a run does not fit: the changes that make it fit, each planned to the end, cheapest first."""
+"""When a run does not fit: the changes that make it fit, each planned to the end, cheapest first.
+
+Last comes bf16 on a CPU that has no units for it, which may be all that fits on one machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from coremill.config.schema import BUILT_IN, RunConfig
@@ -11,6 +14,7 @@ from coremill.hardware.instances import Instance, all_instances, fleet_of
 from coremill.hardware.pods import pods_of
 from coremill.plan.adapters import with_usual_adapters
 from coremill.plan.card import ModelCard
+from coremill.plan.dtype import bf16_flops_per_second, choose_dtype
 from coremill.plan.engine_cost import cost_named
 from coremill.plan.planner import make_plan
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND
@@ -33,15 +37,21 @@ class _Change:
 
 def find_remedies(config: RunConfig, fleet: Fleet, card: ModelCard, rows: RowCount | None = None) -> tuple[Remedy, ...]:
     """Single changes that make the run fit; of a ladder (more nodes, shorter rows) the first rung that does."""
-    found: list[Remedy] = []
-    for ladder in _ladders(config, fleet, card):
+
+    def first_that_fits(ladder: Iterable[_Change]) -> Iterator[Remedy]:
         for change in ladder:
             plan = make_plan(change.config, change.fleet, change.card or card, rows=rows, with_remedies=False)
             if plan.fits:
-                found.append(_remedy(change, plan))
-                break
-    # Money first where it is known, else time.
-    return tuple(sorted(found, key=lambda remedy: (remedy.usd is None, remedy.usd or 0.0, -remedy.tokens_per_second)))
+                yield _remedy(change, plan)
+                return
+
+    found = [remedy for ladder in _ladders(config, fleet, card) for remedy in first_that_fits(ladder)]
+    in_bf16 = [*first_that_fits(_in_bf16(config, fleet, card, found))]
+    if fleet.node.has_bf16_units:
+        found += in_bf16
+    # Money first where it is known, else time; last what may take days here.
+    found.sort(key=lambda remedy: (remedy.usd is None, remedy.usd or 0.0, -remedy.tokens_per_second))
+    return (*found, *(remedy for remedy in in_bf16 if remedy not in found))
 
 
 def _remedy(change: _Change, plan: Plan) -> Remedy:
@@ -68,7 +78,7 @@ def _ladders(config: RunConfig, fleet: Fleet, card: ModelCard) -> Iterator[Itera
                 yield iter([_set(config, fleet, relief, "parallel", "engine", name)])
     if parallel.ranks_per_node != "auto" and parallel.ranks_per_node > 1:
         yield iter([_set(config, fleet, "fewer ranks per machine", "parallel", "ranks_per_node", 1)])
-    if config.model.weights == "pretrained" and config.model.name != BUILT_IN and card.frozen is None:
+    if _may_adapt(config, card):
         yield iter([_adapters(config, fleet, card)])
     yield _more_nodes(config, fleet)
     if config.fleet.instance is not None or fleet.pod is not None:
@@ -82,8 +92,26 @@ def _set(config: RunConfig, fleet: Fleet, words: str, section: str, key: str, va
     return _Change(words, (f"{section}.{key}={text}",), config.model_copy(update={section: changed}), fleet)
 
 
+def _may_adapt(config: RunConfig, card: ModelCard) -> bool:
+    """Whether adapters could be trained: of a model that has learned nothing there would be nothing to adapt."""
+    return config.model.weights == "pretrained" and config.model.name != BUILT_IN and card.frozen is None
+
+
+def _in_bf16(config: RunConfig, fleet: Fleet, card: ModelCard, others: Sequence[Remedy]) -> Iterator[_Change]:
+    """bf16 where the plan computes in fp32; with adapters where neither of the two is enough."""
+    if choose_dtype(config.parallel.dtype, fleet.node, fleet.calibration).value == "bf16":
+        return
+    slower = fleet.calibration.fp32_matmul_flops_per_second / bf16_flops_per_second(fleet.calibration)
+    cost = f": products run {slower:.0f} times slower than in fp32" if slower >= 1.5 else ""
+    units = "" if fleet.node.has_bf16_units else ", for which this CPU has no units"
+    alone = _set(config, fleet, f"arithmetic in bf16{units}{cost}", "parallel", "dtype", "bf16")
+    yield alone
+    if _may_adapt(config, card) and not any(f"lora.rank={USUAL_RANK}" in remedy.settings for remedy in others):
+        both = _adapters(alone.config, fleet, card)
+        yield replace(both, words=f"{both.words}, with {alone.words}", settings=both.settings + alone.settings)
+
+
 def _adapters(config: RunConfig, fleet: Fleet, card: ModelCard) -> _Change:
-    """Of a model that has learned something already, or there would be nothing to adapt."""
     words = "train adapters beside the model, which stays as it is (LoRA)"
     return replace(_set(config, fleet, words, "lora", "rank", USUAL_RANK), card=with_usual_adapters(card, USUAL_RANK))
 

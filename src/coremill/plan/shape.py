@@ -54,6 +54,7 @@ class BlockShape:
     residual_dropouts: int
     embedding_dropout: bool
     embedding_norm: bool = False  # behind the lookup, in place of the one behind the layers
+    masks_kept: bool = False  # of dropouts, as torch draws them; else they are looked up again (model/quick_dropout.py)
     dropout_places: int = 2  # of what a layer adds, where there is dropout
     softcap: bool  # keeps the flash kernel from being used
     eager_only: bool  # transformers has no sdpa form

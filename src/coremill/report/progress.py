@@ -24,7 +24,7 @@ WORDS_OF_STAGE: dict[Stage, str] = {
     "download": "fetching the data from the hub or its cache",
     "tokenise": "tokenising",
     "encode": "encoding",
-    "hold out": "holding out documents for evaluation",
+    "hold out": "holding out for evaluation",
     "train tokenizer": "making the tokenizer",
 }
 
@@ -119,8 +119,7 @@ class StageProgress:
             self._stage, self._bar = progress.stage, AmountProgress(WORDS_OF_STAGE[progress.stage], self._console)
         assert self._bar is not None
         if progress.bytes_done or not progress.is_done:
-            what = "examples" if progress.stage == "encode" else "documents"
-            documents = f"{progress.documents_done:,} {what}, " if progress.documents_done else ""
+            documents = f"{progress.documents_done:,} {progress.counted}, " if progress.documents_done else ""
             counts = f"{documents}{progress.tokens:,} tokens" if progress.tokens else ""
             self._bar.show(progress.bytes_done, progress.bytes_total, counts)
         if progress.is_done:

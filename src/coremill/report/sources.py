@@ -24,14 +24,20 @@ def source_figures(sources: Sequence[Mapping[str, Any]], rows_seen: int) -> list
     ]
 
 
+def kind_of_documents(counts: Mapping[str, Any]) -> str:
+    """What the documents of the event `data` are called, for people."""
+    return "conversations" if counts.get("learn") else "documents"
+
+
 def words_of_data(counts: Mapping[str, Any], rows_of_run: int) -> list[str]:
     """What the screen says of the data before a run of so many rows: how files are read, how often sources are used."""
     lines = [str(note) for note in counts.get("notes") or ()]
+    kind = kind_of_documents(counts)
     for source in source_figures(counts.get("sources") or (), rows_of_run):
         asked = "" if source["share_asked"] is not None else ", by its size"
         lines.append(
             f"source {source['name']}: {format_share(source['share'])} of the rows{asked}; {source['documents']:,}"
-            f" documents in {source['rows']:,} rows, {words_of_use(source)}"
+            f" {kind} in {source['rows']:,} rows, {words_of_use(source)}"
         )
     return lines
 

@@ -31,7 +31,7 @@ from coremill.report.weights import weight_findings
 
 DATA_COUNTS = (
     *("documents", "evaluation_documents", "train_rows", "evaluation_rows", "tokens", "dropped_tokens"),
-    "evaluation_words",
+    *("evaluation_words", "learn"),
 )
 EXPORT_FIELDS = ("folder", "bytes", "seconds", "step", "reason", "form", "base")
 

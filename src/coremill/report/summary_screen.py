@@ -19,6 +19,7 @@ from coremill.report.metrics import (
     metric_names,
     model_class_of,
 )
+from coremill.report.sources import kind_of_documents
 from coremill.report.terminal import (
     bar,
     format_bytes,
@@ -214,7 +215,8 @@ def _sources(summary: Mapping[str, Any], console: Console) -> None:
         for source in sources
     ]
     print_heading(console, "Sources")
-    print_rows(console, "source", ("", "share", "came out", "documents", "rows", "passes"), rows)
+    columns = ("", "share", "came out", kind_of_documents(summary.get("data") or {}), "rows", "passes")
+    print_rows(console, "source", columns, rows)
 
 
 def _evaluations(summary: Mapping[str, Any], console: Console) -> None:

@@ -25,16 +25,17 @@ from coremill.model.source import resolve_model, resolve_tokenizer
 from coremill.model.tokenizer_fit import require_fitting_tokenizer
 from coremill.remote_code import is_folder
 from coremill.report.progress import StageProgress
-from coremill.report.sources import COUNTS
+from coremill.report.sources import COUNTS, kind_of_documents
 from coremill.report.terminal import format_share, print_line, print_rows
+from coremill.run.cards import card_for
 from coremill.run.opening import say_basis
-from coremill.run.prepare import card_for, say
+from coremill.run.prepare import say
 from coremill.tasks.base import Rows, ShownRow, make_task
 
 LEARNED, NOT_LEARNED, SPECIAL, BORDER = "green", "bright_black", "bold magenta", "cyan"
 SPECIAL_LEARNED = "bold green"  # the end token of an answer, for one
 OPENED, CLOSED = "«", "»"  # around what is learned, off a terminal
-NEXT_DOCUMENT = "--- next document ---"
+NEXT_DOCUMENT = "--- next {} ---"
 # Characters that would move the cursor or change colours are shown as their pictures.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -45,16 +46,22 @@ class ReadRow:
 
     shown: ShownRow
     segments: tuple[Segment, ...]
+    kind: str  # documents or conversations
 
     @property
     def documents(self) -> int:
         return len(self.shown.document_starts) + 1
 
+    @property
+    def border(self) -> str:
+        """Between two of them."""
+        return NEXT_DOCUMENT.format(self.kind.removesuffix("s"))
+
     def in_words(self, total: int) -> str:
         """`row 17 of 557, from small.csv: 64 tokens, 63 of them learned, 3 documents`."""
         tokens, learned = len(self.shown.ids), sum(self.shown.learned)
         source = f", from {self.shown.source}" if self.shown.source else ""
-        documents = f"{self.documents} document{'s' if self.documents > 1 else ''}"
+        documents = f"{self.documents:,} {self.kind if self.documents > 1 else self.kind.removesuffix('s')}"
         more = f", {self.shown.words}" if self.shown.words else ""
         holds = self.shown.summary or f"{learned:,} of them learned, {documents}"
         return f"row {self.shown.row:,} of {total:,}{source}: {tokens:,} tokens, {holds}{more}"
@@ -90,7 +97,7 @@ def show_data(loaded: LoadedConfig, *, rows: int, evaluation: bool, as_json: boo
         )
     task = make_task(loaded.config)
     found = [
-        ReadRow(row, tuple(text.segments(row.ids, row.learned, row.document_starts)))
+        ReadRow(row, tuple(text.segments(row.ids, row.learned, row.document_starts)), kind_of_documents(data.counts()))
         for row in task.shown_rows(data, count=rows, evaluation=evaluation)
     ]
     if as_json:
@@ -148,7 +155,7 @@ def _say_what_there_is(
             say(console, words)
     sources = [{name: source.get(name) for name in COUNTS} for source in counts.get("sources") or ()]
     if sources:
-        columns = ("source", "share", "documents", "rows", "passes in an epoch")
+        columns = ("source", "share", kind_of_documents(counts), "rows", "passes in an epoch")
         rows = [
             (
                 str(source["name"]),
@@ -164,7 +171,7 @@ def _say_what_there_is(
         say(console, f"the task {config.task} has nothing to show of a row")
         return
     order = "as evaluations take them" if evaluation else f"in the order of the run (train.seed {config.train.seed})"
-    legend = Text(f"{len(found)} of them, {order}; ")
+    legend = Text(f"shown: {len(found):,} row{'s' if len(found) > 1 else ''}, {order}; ")
     if console.is_terminal:
         legend.append("learned", LEARNED).append(", ").append("not learned", NOT_LEARNED).append(", ")
         legend.append("special tokens", SPECIAL).append(", ").append("learned ones", SPECIAL_LEARNED)
@@ -177,30 +184,30 @@ def _show_row(row: ReadRow, total: int, console: Console) -> None:
     console.print()
     print_line(console, row.in_words(total), style="bold")
     if console.is_terminal:
-        console.print(Padding(_coloured(row.segments), (0, 0, 0, 2)), highlight=False)
+        console.print(Padding(_coloured(row), (0, 0, 0, 2)), highlight=False)
     else:
-        console.print(Text(_marked(row.segments)), soft_wrap=True, highlight=False)
+        console.print(Text(_marked(row)), soft_wrap=True, highlight=False)
 
 
-def _coloured(segments: Sequence[Segment]) -> Text:
+def _coloured(row: ReadRow) -> Text:
     text = Text()
-    for segment in segments:
+    for segment in row.segments:
         if segment.starts_document:
-            text.append(f"\n{NEXT_DOCUMENT}\n", BORDER)
+            text.append(f"\n{row.border}\n", BORDER)
         special = SPECIAL_LEARNED if segment.learned else SPECIAL
         text.append(visible(segment.text), special if segment.special else LEARNED if segment.learned else NOT_LEARNED)
     return text
 
 
-def _marked(segments: Sequence[Segment]) -> str:
+def _marked(row: ReadRow) -> str:
     """Plain text; no learned stretch goes on behind the line between two documents."""
     parts, is_open = [], False
-    for segment in segments:
+    for segment in row.segments:
         if is_open and (segment.starts_document or not segment.learned):
             parts.append(CLOSED)
             is_open = False
         if segment.starts_document:
-            parts.append(f"\n{NEXT_DOCUMENT}\n")
+            parts.append(f"\n{row.border}\n")
         if segment.learned and not is_open:
             parts.append(OPENED)
             is_open = True

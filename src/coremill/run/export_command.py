@@ -44,7 +44,17 @@ class Wanted:
     dtype: str | None  # None: that of the run
     push: str | None
     private: bool
-    merged: bool | None = None  # of adapters; None: as the run file says
+    merged: bool = False  # of adapters; neither of the two: as the run file says
+    adapter: bool = False
+
+    def __post_init__(self) -> None:
+        if self.merged and self.adapter:
+            raise InputError(
+                "--merged and --adapter are both given",
+                where="--merged --adapter",
+                why="a folder holds the whole model with the adapters added in, or the adapters alone",
+                do="keep one of them; a second export makes the other",
+            )
 
 
 def export_run(run: Path, destination: Path, wanted: Wanted, console: Console) -> None:
@@ -80,7 +90,7 @@ def export_run(run: Path, destination: Path, wanted: Wanted, console: Console) -
 
 
 def _refuse_merging_nothing(config: RunConfig, wanted: Wanted) -> None:
-    if wanted.merged is not None and config.lora.rank is None:
+    if (wanted.merged or wanted.adapter) and config.lora.rank is None:
         raise InputError(
             "this run has no adapters: it trained the weights themselves",
             where="--merged" if wanted.merged else "--adapter",
@@ -187,7 +197,9 @@ def _export(
 
     dtype = wanted.dtype or (sources.dtype if sources.base is None else None)
     adapters = asked_of(
-        config, sources.base if wanted.push is None else _to_publish(sources.base), merged=wanted.merged
+        config,
+        sources.base if wanted.push is None else _to_publish(sources.base),
+        merged=wanted.merged or (False if wanted.adapter else None),
     )
     with contextlib.ExitStack() as stack:
         files = _readable(config, folder, wanted.step, stack, console)

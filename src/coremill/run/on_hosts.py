@@ -21,9 +21,10 @@ from coremill.launch.request import Request, check_request, hosts_of, via_of
 from coremill.launch.script import launch_script, say
 from coremill.plan.planner import make_plan
 from coremill.run.attempts import grace_of
+from coremill.run.cards import card_without_weights
 from coremill.run.machines import fleet_of_hosts
 from coremill.run.opening import Options
-from coremill.run.prepare import card_without_weights, refuse_what_does_not_fit
+from coremill.run.prepare import refuse_what_does_not_fit
 from coremill.run.story import run_as_launcher
 
 

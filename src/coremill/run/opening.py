@@ -35,6 +35,7 @@ from coremill.config.show import show
 from coremill.errors import InputError
 from coremill.files import write_whole
 from coremill.hardware.probe import environment_snapshot, probe_node
+from coremill.model.lora_base import is_changed
 from coremill.redaction import redact
 from coremill.report.events import reset_events
 from coremill.report.summary import summarise
@@ -188,6 +189,7 @@ def already_finished(
         if changed and not early:
             text += f"; that {changed} changed has no effect without more train.steps or train.epochs"
         say(console, f"{text}; coremill report {folder.path} shows it, --fresh runs it anew")
+        _say_changed_base(folder, console)
         return True
     if checkpoint is not None:
         refuse_another_run(config, checkpoint)
@@ -200,6 +202,18 @@ def already_finished(
     elif folder.config.is_file():
         say(console, f"{folder.path} holds an unfinished run without a whole checkpoint: it starts anew")
     return False
+
+
+def _say_changed_base(folder: RunFolder, console: Console) -> None:
+    """Of a run with adapters, where the model that they were trained beside is another one now."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, InputError):  # gone, or of an older release
+        orders = Orders.read(folder.orders)
+        if orders.base is not None and is_changed(orders.base, orders.model):
+            say(
+                console,
+                f"warning: the files of {orders.base.name} have changed since: its adapters were trained beside other"
+                " weights and mean nothing beside these; bring those back, or train anew with --fresh",
+            )
 
 
 def _is_at_its_end(config: RunConfig, folder: RunFolder, options: Options) -> bool:

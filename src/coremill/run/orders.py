@@ -32,6 +32,7 @@ from coremill.hosts.fingerprint import (
 from coremill.plan.known_length import with_steps
 from coremill.plan.stored import plan_from_json
 from coremill.plan.time import LINK_SHARE
+from coremill.run.cards import card_for
 from coremill.run.folder import RunFolder
 from coremill.run.machines import Place, measured_fleet
 from coremill.run.opening import (
@@ -43,7 +44,7 @@ from coremill.run.opening import (
     steps_done,
     write_orders,
 )
-from coremill.run.prepare import Orders, card_for, plan_for_rows, prepare_run, say
+from coremill.run.prepare import Orders, plan_for_rows, prepare_run, say
 from coremill.world.group import World
 from coremill.world.run_lock import OWNED
 from coremill.world.stop import forget_request

@@ -36,10 +36,10 @@ from coremill.report.terminal import (
     print_line,
     print_rows,
 )
+from coremill.run.cards import card_of_new_run, card_without_weights
 from coremill.run.folder import RunFolder
 from coremill.run.machines import Place, find_fleet, measured_fleet, with_slots
 from coremill.run.opening import say_basis, with_paths_of_run
-from coremill.run.prepare import card_without_weights
 from coremill.run.row_count import count_rows
 from coremill.tasks.base import deciding_metric
 
@@ -49,7 +49,7 @@ def plan_and_card(loaded: LoadedConfig, fleet: str | None, *, live: bool = False
     config = with_slots(loaded.located, fleet)
     deciding_metric(config)  # refuses a name that the task does not know
     with loaded.placing():
-        card = card_without_weights(config)
+        card = card_of_new_run(config, Console(stderr=True))
         machines = find_fleet(config, fleet, card, live=live)
     rows = count_rows(config, card, Console(stderr=True))
     plan = make_plan(config, machines, card, rows=rows)
@@ -74,7 +74,7 @@ def plan_on_fleets(
     """The same run on several fleets, ranked by cost and by time; none named: on this machine."""
     config = loaded.located
     with loaded.placing():
-        card = card_without_weights(config)
+        card = card_of_new_run(config, Console(stderr=True))
         machines = [find_fleet(config, fleet, card, live=live) for fleet in (*fleets, *([] if fleets else [None]))]
     rows = count_rows(config, card, Console(stderr=True))
     comparison = compare_fleets(config, machines, card, rows=rows)

@@ -33,29 +33,25 @@ from coremill.hosts.fingerprint import (
     facts_of_versions,
     facts_to_json,
 )
-from coremill.model import hub_models
 from coremill.model.adapter_source import find_adapter
 from coremill.model.lora_base import Base, base_of, require_peft
-from coremill.model.parameter_list import parameters_of
-from coremill.model.source import ModelFolder, Say, resolve_model, resolve_tokenizer
+from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
 from coremill.model.tokenizer_fit import require_fitting_tokenizer
 from coremill.plan.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from coremill.plan.adapters import adapted_by, with_adapters, words_of_adapters
-from coremill.plan.card import ModelCard, read_card, with_dropouts
+from coremill.plan.adapters import words_of_wide_adapters
+from coremill.plan.card import ModelCard
 from coremill.plan.headers import weight_files
 from coremill.plan.known_length import with_steps
 from coremill.plan.length import steps_of_epochs
 from coremill.plan.planner import make_plan, step_counts
 from coremill.plan.stored import plan_from_json
-from coremill.plan.trained import frozen_by, named_by, with_frozen, words_of_frozen
 from coremill.plan.types import Choice, Plan, RowLengths
-from coremill.remote_code import is_folder
 from coremill.report.plan_screen import render_plan_short, run_in_words
 from coremill.report.progress import StageProgress
 from coremill.report.readers.trackers import require_libraries
 from coremill.report.sources import words_of_data
-from coremill.report.subject import shape_name
 from coremill.report.terminal import print_line
+from coremill.run.cards import card_for
 from coremill.run.machines import Place, measured_fleet
 from coremill.supervise.rank_environment import oversubscription_note
 from coremill.tasks.base import Rows, Task, deciding_metric, make_task, rows_from_json
@@ -126,61 +122,6 @@ class Orders:
         return Orders.from_json(json.loads(path.read_text()))
 
 
-def card_for(config: RunConfig, model: ModelFolder, progress: Say | None = None) -> ModelCard:
-    """The card of a model that lies in a folder, with what of it the run trains."""
-    shape = config.model.config
-    name = config.model.name if shape is None else shape_name(shape)
-    card = read_card(
-        model.folder,
-        name=name,
-        pretrained=model.weights == "pretrained",
-        model_class=model.model_class,
-        labels=config.model.label_count,
-    )
-    return card_as_trained(config, card, lambda: model, progress)
-
-
-def card_without_weights(config: RunConfig) -> ModelCard:
-    """From the folder, from a config, or from the hub's headers: nothing is downloaded but those."""
-    model, task = config.model, make_task(config)
-    if model.config is None and model.name != BUILT_IN and not is_folder(model.name):
-        weights, code = model.weights == "pretrained", model.trust_remote_code
-        card = hub_models.card_on_hub(
-            model.name,
-            task,
-            revision=model.revision,
-            weights=weights,
-            setting="model",
-            code=code,
-            labels=model.label_count,
-        )
-        small = model.model_copy(update={"weights": "random"})  # config and code
-        cache = cache_folder(environment_snapshot())
-        return card_as_trained(config, card, lambda: resolve_model(small, task, cache=cache))
-    return card_for(config, resolve_model(model, task, cache=cache_folder(environment_snapshot())))
-
-
-def card_as_trained(
-    config: RunConfig, card: ModelCard, model: Callable[[], ModelFolder], progress: Say | None = None
-) -> ModelCard:
-    """With the dropout that the run sets; less what `train.freeze` names, or with adapters beside it. Patterns of these
-    and of `train.no_decay` name parts of the model."""
-    card = with_dropouts(card, hidden=config.model.dropout, attention=config.model.attention_dropout)
-    if not config.train.freeze and not config.train.no_decay and config.lora.rank is None:
-        return card
-    parameters = parameters_of(model(), cache_folder(environment_snapshot()), progress)
-    named_by(parameters, config.train.no_decay, key="train.no_decay")
-    if config.lora.rank is not None:
-        adapted = adapted_by(parameters, config.lora)
-        if progress is not None:
-            progress(words_of_adapters(adapted, config.lora))
-        return with_adapters(card, parameters, adapted)
-    frozen = frozen_by(parameters, config.train.freeze)
-    if frozen and progress is not None:
-        progress(words_of_frozen(parameters, frozen))
-    return with_frozen(card, frozen)
-
-
 def prepare_run(
     loaded: LoadedConfig,
     place: Place,
@@ -210,6 +151,8 @@ def prepare_run(
         model = resolve_model(config.model, task, cache=cache, progress=on_model)
         task = task.on_model(model.config, pretrained=model.weights == "pretrained")
         card = card_for(config, model, on_model)
+        if (warning := words_of_wide_adapters(card)) is not None:
+            say(console, warning)
         base = base_of(config, model)
         start_from = find_adapter(config, model, base, cache, on_model, goes_on=steps_done > 0)
         task.check_data(max_positions=card.max_positions)

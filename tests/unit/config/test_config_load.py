@@ -220,3 +220,15 @@ def test_what_is_missing_without_a_file_is_missing_on_the_command_line():
         load_config(None, ["model=m", "data.source=d.txt"])
     (problem,) = caught.value.problems
     assert problem.where == "command line (train.steps)" and "--set train.steps=100" in (problem.do or "")
+
+
+@pytest.mark.parametrize("value", ["null", "", "~"])
+def test_a_section_set_to_null_is_as_if_it_were_not_there(load, value):
+    text = f"{FILE}lora: {{rank: 8, alpha: 4}}\n"
+    assert load(text).config.lora.rank == 8
+    without = load(text, f"lora={value}")
+    assert without.config == load(FILE).config and str(without.origins["lora.rank"]) == "default"
+    again = load(text, f"lora={value}", "lora.rank=4").config.lora
+    assert (again.rank, again.alpha) == (4, None)
+    assert load(f"{FILE}lora:\n", "lora.rank=2").config.lora.rank == 2
+    assert load(FILE, "data=null").config.data == RunConfig().data

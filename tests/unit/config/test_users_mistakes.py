@@ -25,7 +25,7 @@ from coremill.errors import ConfigError, InputError
 from coremill.hardware.instances import fleet_of
 from coremill.model import hub_models
 from coremill.plan.planner import make_plan
-from coremill.run.prepare import card_without_weights
+from coremill.run.cards import card_without_weights
 from tiny_models import make_config_folder
 
 STEPS = "train: {steps: 10}\n"
@@ -88,6 +88,10 @@ FILES = [
     ("TRL", STEPS + "completion_only_loss: false", "set data.learn: all"),
     ("PEFT", STEPS + "peft: {r: 8}\nuse_peft: true", "lora.rank: 8"),
     ("PEFT", STEPS + "lora_r: 16\nlora_alpha: 32\nlora_dropout: 0.05", "lora.rank: 16"),
+    ("PEFT", STEPS + "lora: {r: 8, lora_alpha: 16}", "lora.rank: 8"),
+    ("PEFT", STEPS + "lora: {rank: 8, lora_alpha: 24}", "lora.alpha: 24"),
+    ("PEFT", STEPS + "lora: {rank: 8, lora_dropout: 0.1}", "lora.dropout: 0.1"),
+    ("PEFT", STEPS + "lora: {rank: 8, target_modules: all-linear}", "remove it"),
     ("bitsandbytes", STEPS + "load_in_4bit: true", "remove it; parallel.engine: shard"),
     # accelerate
     ("accelerate", STEPS + "compute_environment: LOCAL_MACHINE\nmachine_rank: 0\nmain_training_function: main\nsame_network: true\ndowncast_bf16: 'no'", "remove it"),

@@ -182,6 +182,11 @@ def test_whole_conversations_are_held_out(packed: Any, jobs: list[str]) -> None:
     both = sorted(learned_ids(data) + learned_ids(data, "evaluation"))
     assert both == learned_ids(whole) and jobs == ["tokenise", "hold out"]
     assert data.evaluation_words.startswith(f"held out for evaluation: {data.evaluation_documents} of 40 conversations")
+    trained = sum(PackedRows(data, "train").learned_and_real([row])[1] for row in range(data.train_rows))
+    share = 1 - trained / (data.train_rows * LENGTH)
+    assert f"; {trained:,} tokens, " in data.train_in_words() and trained < data.tokens
+    assert f" {share:.1%} of the rows is padding" in data.train_in_words()
+    assert f"; {data.tokens:,} tokens, " in data.in_words() and PackedData.from_json(data.to_json()) == data
     two = packed(chats(2), name="two.jsonl", evaluation_fraction=0.01)
     assert two.evaluation_documents == 1 and two.train_rows == two.evaluation_rows == 1
     with pytest.raises(InputError, match="one conversation cannot be shared"):
@@ -196,7 +201,7 @@ def test_what_is_longer_than_a_row_is_cut_counted_and_said(packed: Any) -> None:
     assert counts.cut == 2 and counts.left_out == 1 and data.documents == 21 and counts.cut_learned > 30
     (note,) = [note for note in data.notes if "beyond a row" in note]
     assert note.startswith("warning: 2 of 22 conversations (9.1%)") and "data.sequence_length 256 keeps 95%" in note
-    assert "1 are left out" in note
+    assert "1 is left out" in note
     with pytest.raises(InputError) as caught:
         packed([asked], name="none.jsonl")
     assert "no answer is left to learn" in caught.value.what and "sequence_length to 256" in str(caught.value.do)
@@ -277,3 +282,27 @@ def test_a_plan_counts_or_estimates_their_rows(
     monkeypatch.setattr(counting, "PACKED_NOW_BYTES", 1)
     estimate = counted("another")
     assert estimate.is_estimate and estimate.rows == pytest.approx(whole.train_rows, rel=0.1)
+
+
+@pytest.mark.parametrize("learn", ["answers", "last-answer", "all"])
+def test_the_token_that_ends_answers_is_known_whatever_is_learned(packed: Any, tmp_path: Path, learn: str) -> None:
+    """ChatML writes a line end behind it, which is learned with `all`."""
+    folder = make_chat_tokenizer(tmp_path / "chatml", FAMILIES["chatml"])
+    tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    ids = {token["content"]: token["id"] for token in tokens}
+    rows = chats(5)
+    rows.append({"messages": [*rows[0]["messages"], {"role": "user", "content": "and?"}]})  # ends with no answer
+    assert packed(rows, folder=folder, learn=learn).conversations.end_ids == (ids["<|im_end|>"],)
+
+
+def test_the_end_of_a_question_is_not_taken_for_that_of_an_answer(packed: Any, tmp_path: Path) -> None:
+    folder = make_chat_tokenizer(tmp_path / "mistral", FAMILIES["mistral"])
+    tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    rows = chats(5)
+    rows.append({"messages": [*rows[0]["messages"], {"role": "user", "content": "and?"}]})  # ends with [/INST]
+    ended = {
+        token["content"]
+        for token in tokens
+        if token["id"] in packed(rows, folder=folder, learn="all").conversations.end_ids
+    }
+    assert ended == {"</s>"}

@@ -147,3 +147,23 @@ def test_a_missing_column_says_what_could_be_meant(tmp_path: Path) -> None:
         list(open_text(source_of(path, messages_column="turns")).pieces)
     assert "there is no column 'turns'" in caught.value.what and "data.messages_column" in str(caught.value.do)
     assert MESSAGES.in_words() == "column 'messages'"
+
+
+def test_a_column_that_no_row_has_is_no_bad_row(tmp_path: Path) -> None:
+    path = write(tmp_path, {"messages": [ASKED, SAID]}, {"messages": [ASKED, SAID]})
+    with pytest.raises(InputError) as caught:
+        list(open_text(source_of(path, messages_column="message")).pieces)
+    assert "no column 'message'; did you mean 'messages'?" in caught.value.what
+    assert "set data.messages_column" in str(caught.value.do) and "on_bad_rows" not in str(caught.value.do)
+    path = write(tmp_path, {"messages": [ASKED, SAID]}, {"turns": [ASKED, SAID]})
+    with pytest.raises(InputError, match="there is no column") as caught:
+        list(open_text(source_of(path)).pieces)
+    assert "data.on_bad_rows=skip" in str(caught.value.do)
+
+
+def test_reasons_that_are_not_shown_are_counted(tmp_path: Path) -> None:
+    bad: list[Any] = [[], "I.", 7, ["I."], [ASKED]]
+    path = write(tmp_path, {"messages": [ASKED, SAID]}, *({"messages": messages} for messages in bad))
+    opened = open_text(source_of(path, on_bad_rows="skip"))
+    list(opened.pieces)
+    assert opened.bad.words().startswith("5 bad rows left out: ") and opened.bad.words().endswith(", others (2)")

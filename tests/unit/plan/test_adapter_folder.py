@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 from coremill.config.places import find_places, with_paths
 from coremill.config.schema import LoraSection, RunConfig
 from coremill.errors import InputError
-from coremill.model.adapter_source import _refuse_another_base
+from coremill.model import adapter_source
+from coremill.model.adapter_source import _refuse_another_base, find_adapter, refuse_unfit_adapter
 from coremill.model.lora_base import (
     Base,
     base_folder_of,
@@ -179,3 +180,30 @@ def test_a_path_beside_the_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     places = find_places(config, Path("project/run.yaml"))
     assert places.paths == {"lora.start_from": "project/a"} and "lora.start_from: a is not in" in places.notes[0]
     assert with_paths(config, places.paths).lora.start_from == "project/a"
+
+
+def test_a_plan_refuses_the_adapter_that_a_run_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_source, "parameters_of", lambda *_: PARAMETERS)
+    model, said = _model(tmp_path / "m", 1.0), list[str]()
+
+    def look_at(folder: Path, *, goes_on: bool = False) -> None:
+        lora = {"rank": 2, "start_from": str(folder)}
+        config = RunConfig.model_validate({"model": str(model.folder), "lora": lora})
+        refuse_unfit_adapter(config, model, tmp_path)
+        base = base_of(config, model)
+        assert find_adapter(config, model, base, tmp_path, said.append, goes_on=goes_on) == folder
+
+    good = write_adapter(tmp_path / "good", base_model_name_or_path=str(model.folder))
+    look_at(good, goes_on=True)
+    assert not said
+    look_at(good)
+    assert said == [f"begins with the adapter in {good}, not with a new one"]
+    other = str(_model(tmp_path / "other", 2.0).folder)
+    for folder, words in (
+        (tmp_path / "gone", "no such adapter folder"),
+        (model.folder, "no adapter_config.json"),
+        (write_adapter(tmp_path / "wide", r=16), "has r 16, the run file lora.rank 2"),
+        (write_adapter(tmp_path / "foreign", base_model_name_or_path=other), "different weights"),
+    ):
+        with pytest.raises(InputError, match=words):
+            look_at(folder)

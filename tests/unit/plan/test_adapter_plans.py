@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from shapes import GIB, LLAMA_3_8B, LLAMA_50M, fleet, with_memory
+from shapes import GIB, LLAMA_3_8B, LLAMA_50M, fleet, machine, with_memory
 
 from coremill.config.schema import RunConfig
+from coremill.errors import InputError
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import fleet_of
-from coremill.plan.adapters import adapted_by, with_adapters, with_usual_adapters
+from coremill.plan.adapters import adapted_by, with_adapters, with_usual_adapters, words_of_wide_adapters
 from coremill.plan.card import ModelCard, fully_trained, read_card
 from coremill.plan.engine_cost import cost_of
 from coremill.plan.planner import candidates_of, make_plan
@@ -26,6 +27,7 @@ from coremill.report.plan_screen import render_plan
 
 LLAMA = read_card(config=LLAMA_3_8B, name="Llama-3-8B")
 SMALL = read_card(config=LLAMA_50M, name="small")
+OF_TWO = "an adapter of one of the two could not be merged: the other would change with it"
 ADAPTERS_OF_8B = 41_943_040  # rank 16 beside all linear maps of Llama-3-8B
 
 
@@ -191,3 +193,53 @@ def test_the_screen_says_what_is_trained_and_what_full_training_would_need() -> 
 def test_micro_batches_without_matrix_units_are_as_before() -> None:
     made = plan(fleet(), SMALL)
     assert made.micro_batch_rows.value * made.sequence_length <= 1024
+
+
+def test_bf16_is_the_last_remedy_where_the_cpu_has_no_units_for_it() -> None:
+    small = fleet(node=machine(memory_gib=25))
+    llama = {"name": "owner/llama"}
+    full = make_plan(config({}, model=llama), small, LLAMA)
+    assert full.dtype.value == "fp32" and not full.fits
+    last = full.remedies[-1]
+    assert last.settings == ("lora.rank=16", "parallel.dtype=bf16")
+    assert "no units" in last.change and "300 times slower than in fp32" in last.change
+    assert last.tokens_per_second == min(remedy.tokens_per_second for remedy in full.remedies)
+    beside = plan(small, model=llama)
+    assert not beside.fits and beside.remedies[-1].settings == ("parallel.dtype=bf16",)
+    assert beside.remedies[-1].total_bytes_per_rank == pytest.approx(last.total_bytes_per_rank, rel=0.01)
+    followed = plan(small, model=llama, parallel={"dtype": "bf16"})
+    assert followed.fits and followed.tokens_per_second == pytest.approx(last.tokens_per_second, rel=0.01)
+    # Where adapters in fp32 are enough, nobody needs the slow way; what runs in bf16 already has no such remedy.
+    roomy = make_plan(config({}, model=llama), fleet(node=machine(memory_gib=60)), LLAMA)
+    changes = [remedy.settings for remedy in roomy.remedies]
+    assert ("lora.rank=16",) in changes and ("lora.rank=16", "parallel.dtype=bf16") not in changes
+    other = make_plan(config({}, model=llama), fleet_of("1xc7i.8xlarge"), LLAMA)
+    assert all("parallel.dtype=bf16" not in remedy.settings for remedy in other.remedies)
+
+
+def test_adapters_wider_than_the_model_are_warned_of() -> None:
+    assert words_of_wide_adapters(SMALL) is None and words_of_wide_adapters(adapted(SMALL, config())) is None
+    words = words_of_wide_adapters(adapted(SMALL, config({"rank": 9999})))
+    assert words is not None and f"lora.rank 9,999 exceeds the model's width of {SMALL.hidden:,}" in words
+
+
+@pytest.mark.parametrize(
+    ("lora", "why", "do"),
+    [
+        ({"target_modules": ["embed_tokens"]}, "they end in up, down, lm_head", "take names from there"),
+        ({"target_modules": ["all-linear"]}, "they end in up, down, lm_head", "leave lora.target_modules out"),
+        ({"modules_to_save": ["hed"]}, "they end in model, layers, up, down, lm_head, embed_tokens", "lm_head"),
+        ({"target_modules": ["lm_head"]}, OF_TWO, "lora.modules_to_save: [lm_head]"),
+    ],
+)
+def test_names_that_mean_nothing_say_what_there_is(lora: dict[str, Any], why: str, do: str) -> None:
+    """A table that a head has in common is no linear map, and the number of a layer no name."""
+    tied = [
+        NamedParameter(("model.layers.0.up.weight",), (10, 6), is_linear=True),
+        NamedParameter(("model.layers.0.down.weight",), (6, 10), is_linear=True),
+        NamedParameter(("lm_head.weight", "model.embed_tokens.weight"), (11, 6), is_linear=True),
+    ]
+    with pytest.raises(InputError) as caught:
+        adapted_by(tied, config({"rank": 2, **lora}).lora)
+    assert caught.value.why == why
+    assert do in str(caught.value.do)

@@ -14,6 +14,7 @@ from coremill.config.schema import LoraSection
 from coremill.model.fused_layers import fuse_layers
 from coremill.model.lora import add_adapters, fuse_adapters
 from coremill.model.parameter_list import named_parameters
+from coremill.model.quick_dropout import quicken_dropout
 from coremill.model.trained import freeze
 from coremill.plan.activations import ends_bytes_per_token, layer_bytes_per_token
 from coremill.plan.activations import kept_bytes as planned_bytes
@@ -103,6 +104,7 @@ def kept_bytes(
         torch.nn.init.zeros_(model.get_input_embeddings().weight)
     if fused:
         fuse_layers(model)
+        quicken_dropout(model)
         if lora is not None:
             fuse_adapters(model)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}

@@ -15,8 +15,14 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
+from coremill.config.schema import LoraSection
+from coremill.model.fused_layers import fuse_layers
+from coremill.model.lora import add_adapters, fuse_adapters
+from coremill.model.parameter_list import named_parameters
+from coremill.model.quick_dropout import quicken_dropout
 from coremill.plan.activations import backward_bytes, layer_bytes_per_token
 from coremill.plan.activations import kept_bytes as planned_bytes
+from coremill.plan.adapters import adapted_by, with_adapters
 from coremill.plan.attention import EAGER_ONLY, EAGER_ONLY_ENCODERS
 from coremill.plan.card import ModelCard, read_card
 from coremill.plan.headers import TensorHeader
@@ -43,11 +49,27 @@ def with_changes(values: dict[str, Any], layers: int, dropouts: tuple[float, flo
 
 
 def kept_bytes(
-    values: dict[str, Any], *, attention: str, dtype: torch.dtype, padded: bool, checkpointing: bool = False
+    values: dict[str, Any],
+    *,
+    attention: str,
+    dtype: torch.dtype,
+    padded: bool,
+    checkpointing: bool = False,
+    lora: LoraSection | None = None,
 ) -> int:
     """What autograd really keeps of one forward pass, parameters aside."""
     auto = getattr(transformers, ANSWERS)
     model = auto.from_config(config_of(values), attn_implementation=attention).to(dtype).train()
+    if lora is not None:
+        add_adapters(model, lora)  # which are on meta
+        for module in model.modules():
+            for name, parameter in list(module._parameters.items()):
+                if parameter is not None and parameter.is_meta:
+                    zeros = torch.zeros(parameter.shape)
+                    module._parameters[name] = torch.nn.Parameter(zeros, requires_grad=parameter.requires_grad)
+        fuse_layers(model)
+        fuse_adapters(model)
+    quicken_dropout(model)
     if checkpointing:
         model.config.use_cache = False
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -204,6 +226,29 @@ def test_layers_that_are_computed_again_keep_their_inputs(name: str, dropouts: t
     assert planned[0] - planned[1] == measured[0] - measured[1]
     assert planned[0] == pytest.approx(measured[0], rel=0.1)  # of ends there is little
     assert backward_bytes(card_of(values[0]), again) > backward_bytes(card_of(values[0]), one("fp32", "sdpa"))
+
+
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        ("bert", {}),
+        ("bert", {"target_modules": ["query", "value"]}),
+        ("bert", {"target_modules": ["intermediate.dense"]}),
+        ("bert", {"dropout": 0.1}),
+        ("distilbert", {}),
+        ("distilbert", {"target_modules": ["q_lin", "v_lin"]}),
+    ],
+)
+def test_layers_with_adapters_keep_what_the_plan_says(name: str, section: dict[str, Any]) -> None:
+    lora, planned, measured = LoraSection.model_validate({"rank": 4, **section}), [], []
+    for layers in (3, 2):
+        values = with_changes(TINY_ENCODERS[name], layers, HIDDEN_ONLY)
+        measured.append(kept_bytes(values, attention="sdpa", dtype=torch.float32, padded=True, lora=lora))
+        with torch.device("meta"):
+            parameters = named_parameters(getattr(transformers, ANSWERS).from_config(config_of(values)))
+        card = with_adapters(card_of(values), parameters, adapted_by(parameters, lora))
+        planned.append(planned_bytes(card, one("fp32", "sdpa")))
+    assert 0.995 * (measured[0] - measured[1]) <= planned[0] - planned[1] <= 1.06 * (measured[0] - measured[1])
 
 
 def test_encoders_without_sdpa_are_those_of_transformers() -> None:

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from coremill.config.load import load_config
 from coremill.plan.planner import candidates_of
+from coremill.run.cards import card_without_weights
 from coremill.run.machines import find_fleet
 from coremill.run.plan_command import plan_once
-from coremill.run.prepare import card_without_weights
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "plan.md"

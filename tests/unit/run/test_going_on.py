@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from rich.console import Console
+from safetensors.numpy import save_file
 
 from coremill.checkpoint.changed_settings import describe_changes
 from coremill.checkpoint.continuation import checkpoint_folder
 from coremill.config.load import LoadedConfig, load_config
 from coremill.config.show import show
+from coremill.errors import InputError
+from coremill.model.lora_base import Base, digest_of_model
+from coremill.model.source import ModelFolder
+from coremill.run.export_command import Wanted
 from coremill.run.folder import RunFolder
 from coremill.run.opening import Options, already_finished, with_folders_settled
+from coremill.run.prepare import Orders
 from unit.checkpoint.small_checkpoints import make_store, save
 
 RUN_FILE = """\
@@ -86,3 +94,32 @@ def test_the_folder_of_checkpoints_is_the_same_wherever_the_config_of_a_run_is_r
     assert already_finished(loaded.config, folder, Options(), console)
     assert "changed" not in console.export_text()
     assert with_folders_settled(loaded_in(tmp_path), folder).config.checkpoint.folder is None
+
+
+def test_a_finished_run_says_that_the_model_beside_its_adapters_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that it cannot be told, where orders are gone, is no error."""
+    file = tmp_path / "model.safetensors"
+    save_file({"w": np.ones(5, np.float32)}, file)
+    model = ModelFolder(tmp_path, {}, "pretrained", "m", "AutoModelForCausalLM")
+    loaded = loaded_in(tmp_path)
+    folder = finished_run(loaded)
+
+    def said() -> str:
+        console = Console(record=True, width=400)
+        assert already_finished(loaded.config, folder, Options(), console)
+        return console.export_text()
+
+    assert "have changed" not in said()
+    orders = SimpleNamespace(base=Base("/models/m", None, digest_of_model(model)), model=model)
+    monkeypatch.setattr(Orders, "read", lambda path: orders)
+    assert "have changed" not in said()
+    save_file({"w": np.zeros(5, np.float32)}, file)
+    assert "holds this run, finished" in said() and "warning: the files of /models/m have changed since" in said()
+
+
+def test_an_export_is_of_one_form() -> None:
+    with pytest.raises(InputError, match="--merged and --adapter are both given") as refused:
+        Wanted(step=None, dtype=None, push=None, private=False, merged=True, adapter=True)
+    assert refused.value.exit_code == 78

@@ -18,6 +18,7 @@ from coremill.report.metrics import (
 )
 from coremill.report.page import run_charts
 from coremill.report.page.document import render_blocks, render_document
+from coremill.report.sources import kind_of_documents
 from coremill.report.summary_screen import collective_rows
 from coremill.report.timeline import outcome_of
 
@@ -63,6 +64,7 @@ def _values(summary: Mapping[str, Any]) -> dict[str, Any]:
         "comparison": _comparison(summary),
         "environment": _environment(summary),
         "best_step": (summary.get("best") or {}).get("step"),
+        "documents": kind_of_documents(summary["data"] or {}),
         "sources": [_source(source) for source in summary.get("sources") or ()],
         "faults": [{**fault, "outcome": outcome_of(fault)} for fault in summary.get("faults") or ()],
     }
@@ -92,7 +94,7 @@ def _subject(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f" that stay as they are, {terminal.format_count(trained)} trained beside them in adapters of rank {rank}"
         )
     drawn = "started from random weights" if subject["weights"] == "random" else ""
-    documents = f"{data['documents']:,} documents" if data.get("documents") else ""
+    documents = f"{data['documents']:,} {kind_of_documents(data)}" if data.get("documents") else ""
     tokens = f"{terminal.format_count(data['tokens'])} tokens" if data.get("tokens") else ""
     rate, warmup = subject["learning_rate"], subject["warmup_steps"]
     peak = "" if rate is None else run_charts.short_number(rate)

@@ -26,11 +26,11 @@ from coremill.plan.card import ModelCard
 from coremill.plan.types import Choice, Plan
 from coremill.report.plan_screen import render_plan_short
 from coremill.report.terminal import format_bytes, format_count, print_line
+from coremill.run.cards import card_without_weights
 from coremill.run.init.findings import Findings, columns_of, likely_column, look_around
 from coremill.run.init.interview import Interview, answers_given
 from coremill.run.init.run_file import run_file_text
 from coremill.run.plan_command import plan_and_card
-from coremill.run.prepare import card_without_weights
 from coremill.tasks.base import make_task
 
 

@@ -75,7 +75,7 @@ def load_export(model_class: str, export: str, code_sha256: str | None, labels: 
     if adapter is not None:
         from peft import PeftModel
 
-        loaded = PeftModel.from_pretrained(loaded, export)
+        loaded = PeftModel.from_pretrained(loaded, export, trust_remote_code=False)
     return loaded.eval(), tokenizer
 
 
