@@ -43,6 +43,7 @@ STAGES = (
     "coremill.model.trained",
     "coremill.model.fused_layers",
     "coremill.model.load",
+    "coremill.train.evaluation",
     "coremill.train.loop",
     "coremill.train.numerics",
     "coremill.train.scores",

@@ -7,6 +7,7 @@ example trains the model that the example before it left.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -149,31 +150,47 @@ def encoder(workshop: Scene) -> list[str]:
     return ["model=encoder", "data.evaluation_split=null", "data.sequence_length=64", "train.learning_rate=1e-3"]
 
 
+LONG = pytest.mark.skipif(
+    not os.environ.get("COREMILL_LONG_TESTS"),
+    reason="tests/distributed/test_encoders.py trains so with ranks in memory: COREMILL_LONG_TESTS=1 runs it",
+)
+
+
 def of_files(settings: list[str], name: str, *more: str) -> list[str]:
     train, held_out = (f"examples-of-encoders/{name}-{split}.jsonl" for split in ("train", "validation"))
     named = [*settings, f"data.source={train}", f"data.evaluation_source={held_out}", *more]
     return [word for setting in named for word in ("--set", setting)]
 
 
-def test_questions_on_one_rank_and_on_four(workshop: Scene, encoder: list[str]):
-    shorter = ("data.doc_stride=16", "train.epochs=1")
-    report = run(workshop, *header(SQUAD), *of_files(encoder, "squad", *shorter))
+SHORTER_QUESTIONS = ("data.doc_stride=16", "train.epochs=1")
+
+
+def test_questions(workshop: Scene, encoder: list[str]):
+    report = run(workshop, *header(SQUAD), *of_files(encoder, "squad", *SHORTER_QUESTIONS))
     assert report["state"] == "finished" and set(report["metrics"]) >= {"f1", "exact_match"}
     assert {"predictions.json", "nbest_predictions.json"} <= {
         path.name for path in (workshop.path("runs") / "bert-large-squad").iterdir()
     }
-    # tests/hosts start ranks on hosts; here are four on one.
+
+
+@LONG
+def test_questions_on_four_ranks(workshop: Scene, encoder: list[str]):
+    """On one host; tests/hosts start ranks on several."""
     of_host = ("fleet.nodes=1", "parallel.ranks_per_node=4", "train.samples_per_step=16", "evaluation.every_steps=3")
-    report = run(workshop, *header(SQUAD_HOSTS), *of_files(encoder, "squad", *shorter, *of_host))
+    report = run(workshop, *header(SQUAD_HOSTS), *of_files(encoder, "squad", *SHORTER_QUESTIONS, *of_host))
     assert report["state"] == "finished" and len(report["peak_rss_bytes_per_rank"]) == 4
     assert report["best"]["step"] == report["export"]["step"]
 
 
-def test_pairs_of_sentences_and_adapters_on_them(workshop: Scene, encoder: list[str]):
+def test_pairs_of_sentences(workshop: Scene, encoder: list[str]):
     shorter = ("train.warmup_steps=2", "train.epochs=1", "evaluation.every_steps=5")
     report = run(workshop, *header(MRPC), *of_files(encoder, "mrpc", *shorter))
     assert report["state"] == "finished" and set(report["metrics"]) >= {"accuracy", "f1"}
     assert report["export"]["form"] == "model" and report["padding_fraction"] < 0.2
+
+
+@LONG
+def test_adapters_on_pairs_of_sentences(workshop: Scene, encoder: list[str]):
     report = run(workshop, *header(MRPC_LORA), *of_files(encoder, "mrpc", "train.epochs=1"))
     assert report["state"] == "finished" and report["export"]["form"] == "adapter"
     assert 0 < report["subject"]["trainable_parameters"] < report["subject"]["parameters"]

@@ -6,6 +6,7 @@ None of them has a terminal. One training each: importing torch is most of what 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 
@@ -115,6 +116,10 @@ manager.shutdown_kernel(now=True)
 """
 
 
+@pytest.mark.skipif(
+    not os.environ.get("COREMILL_LONG_TESTS"),
+    reason="half a minute; a thread of a script trains in any case: COREMILL_LONG_TESTS=1 runs it",
+)
 def test_a_cell_of_a_notebook_trains(scene: Scene) -> None:
     missing = [name for name in ("ipykernel", "jupyter_client") if importlib.util.find_spec(name) is None]
     if missing:

@@ -15,11 +15,11 @@ from coremill.config.schema import RunConfig, TrainSection
 from coremill.config.show import scalar_text
 from coremill.data.packed import is_without_special_tokens
 from coremill.errors import InputError
+from coremill.registry import find
 from coremill.train.schedule import learning_rate_at
 
 # Where a run lies is said by the line that it goes on; the config in its folder has the paths written out.
 NOT_WORTH_SAYING = ("run.folder", "checkpoint.folder")
-WRITTEN_OUT_ROWS = 64  # the default of evaluation.rows that coremill 0.1.0 wrote into runs; left out means the same
 _MEANS = {"evaluation.rows": ": evaluations so far are not compared with later ones"}
 
 
@@ -44,12 +44,13 @@ def changes_of(earlier: Mapping[str, Any], config: RunConfig) -> list[Change]:
 
     `data.special_tokens` had none: whether its value now changes what such a run reads is for its data to say.
     """
-    had = _with_defaults(earlier, RunConfig().model_dump(mode="json"))
-    if had["evaluation"]["rows"] == WRITTEN_OUT_ROWS and config.evaluation.rows is None and had["task"] == "causal-lm":
-        had["evaluation"] = {**had["evaluation"], "rows": None}
+    had, has = _with_defaults(earlier, RunConfig().model_dump(mode="json")), config.model_dump(mode="json")
+    for each in (had, has):
+        if each["evaluation"]["rows"] is None:  # what that means is for the task to say
+            each["evaluation"] = {**each["evaluation"], "rows": find("coremill.tasks", config.task).evaluated_rows}
     if is_without_special_tokens(dict(earlier)):
         had["data"] = {**had["data"], "special_tokens": config.data.special_tokens}
-    return list(_differing(had, config.model_dump(mode="json")))
+    return list(_differing(had, has))
 
 
 def fixed_keys(earlier: Mapping[str, Any], config: RunConfig) -> list[str]:

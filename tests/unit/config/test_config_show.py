@@ -97,6 +97,7 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
         cluster |= {"storage": "claim", "cpus": "auto", "instances": []}
     if "lora" in tree:
         tree["lora"]["rank"] = tree["lora"].get("rank") or 16
+        tree["lora"]["target_modules"] = tree["lora"].get("target_modules") or None  # an empty list is refused
         train["freeze"] = []
     data["sources"] = None  # its items are mappings, with rules of their own
     # One form of examples: text.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -50,3 +53,8 @@ def test_numbers_that_are_all_the_same():
     assert pearson(np.ones(4), np.arange(4.0)) == spearman(np.ones(4), np.arange(4.0)) == 0.0
     assert pearson(np.array([1.0]), np.array([2.0])) == 0.0
     assert 1 - 1e-15 <= pearson(np.arange(9.0), np.arange(9.0)) <= 1.0
+
+
+@pytest.mark.parametrize("measure", [pearson, spearman])
+def test_outputs_that_are_no_numbers_give_no_number(measure: Callable[..., float]) -> None:
+    assert math.isnan(measure(np.array([math.nan, 1.0, 2.0]), np.array([1.0, 2.0, 3.0])))

@@ -17,6 +17,11 @@ from training import make_packed
 def test_a_task_names_what_it_measures(name: str) -> None:
     task = make_task(RunConfig(task=name))
     assert type(task) is find("coremill.tasks", name)
+    assert task.metrics and len({metric.name for metric in task.metrics}) == len(task.metrics)
+
+
+def test_metrics_that_follow_from_the_loss_are_as_many_as_are_named() -> None:
+    task = make_task(RunConfig())
     assert len(task.training().metrics(0.5)) == len(task.metrics)
 
 

@@ -28,8 +28,10 @@ def f1(predicted: Classes, right: Classes, *, classes: int) -> float:
 
 
 def pearson(predicted: Numbers, right: Numbers) -> float:
-    """Correlation; 0 where one side is all the same and says nothing of the other."""
+    """Correlation; 0 where one side is all the same and says nothing of the other, no number where a value is none."""
     ours, theirs = (np.asarray(values, dtype=np.float64) for values in (predicted, right))
+    if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+        return math.nan
     if len(ours) < 2 or np.ptp(ours) == 0 or np.ptp(theirs) == 0:
         return 0.0
     ours, theirs = ours - ours.mean(), theirs - theirs.mean()
@@ -39,6 +41,8 @@ def pearson(predicted: Numbers, right: Numbers) -> float:
 
 def spearman(predicted: Numbers, right: Numbers) -> float:
     """Correlation of ranks; equal numbers have the mean of theirs."""
+    if not np.isfinite(np.asarray(predicted)).all():
+        return math.nan
     return pearson(ranks(np.asarray(predicted)), ranks(np.asarray(right)))
 
 
