@@ -5,6 +5,7 @@ Options of the command line go over the file, and what is set in the environment
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any
 
 from coremill.config.foreign import find_foreign
 from coremill.config.imports.accelerate_file import AccelerateFile, read_accelerate_file
+from coremill.errors import InputError
 from coremill.launch.request import Request
 
 _OF_CPUS = ("NO", "MULTI_CPU")
@@ -38,6 +40,10 @@ class TakenFromFile:
 
 def with_accelerate_file(request: Request, path: Path, environ: Mapping[str, str], *, is_rank: bool) -> TakenFromFile:
     """`is_rank`: somebody else's launcher has started us, and has settled how many there are and where."""
+    path = Path(os.path.expanduser(path))
+    if not os.path.exists(path):
+        do = "name the file that accelerate config wrote (~/.cache/huggingface/accelerate/default_config.yaml)"
+        raise InputError(f"there is no file {path}", where=f"--accelerate {path}", do=do)
     file = read_accelerate_file(path)
     changes = {} if is_rank else _places(request, file)
     variables = {name: value for name, value in _variables(file).items() if name not in environ}
@@ -49,7 +55,7 @@ def with_accelerate_file(request: Request, path: Path, environ: Mapping[str, str
 def _places(request: Request, file: AccelerateFile) -> dict[str, Any]:
     """How many ranks, on which hosts; only what the command line leaves open."""
     wanted: dict[str, Any] = {}
-    hostfile = request.hostfile or (Path(file.hostfile).expanduser() if file.hostfile else None)
+    hostfile = request.hostfile or (Path(os.path.expanduser(file.hostfile)) if file.hostfile else None)
     by_command_line = request.hostfile is not None or request.nnodes is not None
     if hostfile is not None and file.machines > 1 or request.hostfile is not None:
         wanted |= {"hostfile": hostfile, "ppn": file.processes_per_machine}
@@ -73,7 +79,7 @@ def _variables(file: AccelerateFile) -> dict[str, str]:
     for name, value in file.dynamo.items():
         text = value.upper() if name == "dynamo_backend" else value
         found[f"ACCELERATE_{name.upper()}"] = text
-    return found
+    return {**found, "ACCELERATE_DEBUG_MODE": "true"} if file.values.get("debug") is True else found
 
 
 def _as_options(changes: Mapping[str, Any]) -> list[str]:
@@ -82,6 +88,11 @@ def _as_options(changes: Mapping[str, Any]) -> list[str]:
 
 def _not_taken(file: AccelerateFile) -> list[str]:
     notes = []
+    place = str(file.values.get("compute_environment", "LOCAL_MACHINE")).upper()
+    if place != "LOCAL_MACHINE":
+        notes.append(f"compute_environment: {place}: ranks are started from this machine, not there")
+    if file.hostfile is not None and file.machines == 1:
+        notes.append(f"{file.hostfile}: not read; num_machines is 1, so all ranks are on this machine (--hostfile)")
     kind = str(file.values.get("distributed_type", "NO")).upper().removeprefix("DISTRIBUTEDTYPE.")
     if kind not in _OF_CPUS:
         notes.append(f"distributed_type: {kind}: ranks compute on CPUs here, each with the whole script")
@@ -90,8 +101,7 @@ def _not_taken(file: AccelerateFile) -> list[str]:
             row = find_foreign((section,))
             why = row.why if row is not None and row.why else "it is for other machines or engines"
             notes.append(f"{section}: not handed on; {why}")
-    if file.mixed_precision == "fp16":
-        notes.append(
-            "mixed_precision: fp16: scripts want a GPU for it; on CPUs it is bf16, where they have units for it"
-        )
+    if file.mixed_precision in ("fp16", "fp8"):
+        why = "scripts want a GPU for it; on CPUs it is bf16, where they have units for it"
+        notes.append(f"mixed_precision: {file.mixed_precision}: {why}")
     return notes

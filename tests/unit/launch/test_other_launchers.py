@@ -152,6 +152,21 @@ def test_what_is_not_taken_from_an_accelerate_file_is_said(tmp_path: Path) -> No
     notes = taken(tmp_path, text)[2]
     for part in ("distributed_type: FSDP: ", "fsdp_config: not handed on; ", "mixed_precision: fp16: "):
         assert part in notes
+    hosts = (
+        "distributed_type: MULTI_CPU\nmpirun_config:\n  mpirun_hostfile: hosts\ncompute_environment: AMAZON_SAGEMAKER"
+    )
+    notes = taken(tmp_path, hosts)[2]
+    assert "hosts: not read; num_machines is 1" in notes and "compute_environment: AMAZON_SAGEMAKER: " in notes
+
+
+def test_files_of_other_versions_of_accelerate(tmp_path: Path) -> None:
+    old = "distributed_type: MULTI_CPU\nfp16: true\nnum_processes: 2"
+    assert taken(tmp_path, old)[:2] == ({"nproc": 2}, {"ACCELERATE_MIXED_PRECISION": "fp16"})
+    alone = "distributed_type: 'NO'\ndynamo_config:\n  backend: EAGER\ndebug: true"
+    variables = {"ACCELERATE_DYNAMO_BACKEND": "EAGER", "ACCELERATE_DEBUG_MODE": "true"}
+    assert taken(tmp_path, alone)[:2] == ({"nproc": 1}, variables)
+    any_port = "distributed_type: MULTI_CPU\nnum_machines: 2\nmain_process_ip: 10.0.0.1\nmain_process_port: 0"
+    assert taken(tmp_path, any_port)[0] == {"nnodes": 2, "master": "10.0.0.1"}
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "learning_rate: 1\n", "{", "num_processes: [", "\0"])

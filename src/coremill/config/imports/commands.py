@@ -19,7 +19,6 @@ from coremill.config.imports.fates import Brought, Fate, by_name, fate_of, setti
 from coremill.config.imports.files import named_file, settings_of_deepspeed
 from coremill.config.imports.launchers import Option, Start
 from coremill.config.imports.run_file import Composed, compose
-from coremill.config.imports.settings_file import read_settings_file
 from coremill.config.other_tools import Script, flags, launcher_word, scripts, variable
 from coremill.config.unknown_keys import plain_name
 
@@ -152,7 +151,8 @@ def _places(start: Start, accelerate: AccelerateFile | None) -> Places:
         unit = (mapped.value or "").split(":")
         per_node = int(unit[1]) if unit[2:3] in (["node"], []) and unit[1].isdecimal() else None
     hostfile = _text(start.fact("hostfile"))
-    hosts = _hosts(start.fact("hosts"))
+    hosts, slots = _hosts(start.fact("hosts"))
+    per_node = slots if per_node is None and total is None else per_node
     if accelerate is not None:
         total = total if total is not None or per_node is not None else accelerate.processes
         nodes = nodes if nodes is not None else accelerate.machines if accelerate.machines > 1 else None
@@ -214,8 +214,9 @@ def _place_fate(brought: Brought, says: str, places: Places) -> Fate:
     ranks = {"parallel.ranks_per_node": places.ranks_per_node} if places.ranks_per_node else {}
     nodes = {"fleet.nodes": places.nodes} if places.nodes else {}
     threads = {"parallel.threads_per_rank": places.threads} if places.threads else {}
+    of_hosts = {**nodes, **(ranks if ":" in str(brought.value) else {})}  # node1:2
     settings: Mapping[str, Any] = {
-        "total": {**ranks, **nodes}, "per_node": ranks, "nodes": nodes, "hosts": nodes, "threads": threads
+        "total": {**ranks, **nodes}, "per_node": ranks, "nodes": nodes, "hosts": of_hosts, "threads": threads
     }.get(says, {})  # fmt: skip
     words = places.launch_words()
     option = {"hostfile": "--hostfile", "hosts": "--hostfile", "threads": "--threads", "node_rank": "--node-rank"}.get(
@@ -289,13 +290,9 @@ def _defaults(script: Script, brought: Sequence[Brought], given: Mapping[str, An
 
 def _deepspeed_file(arguments: Sequence[Brought], work: _Work) -> list[Brought]:
     """`--deepspeed ds.json`: the settings in it, where it is here."""
-    for each in arguments:
-        if each.path == ("deepspeed",) and isinstance(each.value, str):
-            path = named_file(each.value)
-            if path is not None:
-                return settings_of_deepspeed(read_settings_file(path))
-            work.notes.append(f"{each.value} is not here: run `coremill config import {each.value}` where it is.")
-    return []
+    found, notes = settings_of_deepspeed(arguments)
+    work.notes += notes
+    return found
 
 
 def _accelerate_file(start: Start, default: Path | None) -> AccelerateFile | None:
@@ -346,9 +343,19 @@ def _today(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def _hosts(option: Option | None) -> tuple[str, ...]:
-    named = option.value if option is not None else None
-    return tuple(part.partition(":")[0] for part in (named or "").replace("@", ",").split(",") if part)
+def _hosts(option: Option | None) -> tuple[tuple[str, ...], int | None]:
+    """Lines of a hostfile, and the ranks on each where all have as many.
+
+    Open MPI's `node1:2,node2:2` has slots behind the name, deepspeed's `node1:0,2@node2:0,2` numbers of devices.
+    """
+    named = (option.value or "") if option is not None else ""
+    of_deepspeed = option is not None and option.tool == "deepspeed"
+    parts = [part.partition(":") for part in named.split("@" if of_deepspeed else ",") if part]
+    counts = {len(told.split(",")) if of_deepspeed and told else _whole(told) for _, _, told in parts}
+    if of_deepspeed and [name for name, _, _ in parts] == ["localhost"]:
+        parts = []
+    hosts = tuple(name if of_deepspeed else "".join((name, colon, told)) for name, colon, told in parts)
+    return hosts, counts.pop() if len(counts) == 1 else None
 
 
 def _count(option: Option | None) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coremill.config.imports.fates import Fate, one_line
+from coremill.config.imports.fates import Fate, one_line, without_secrets
 from coremill.config.keys import TOP, keys
 from coremill.config.open_questions import QUESTIONS
 from coremill.config.rules import breaches_of
@@ -113,7 +113,11 @@ def render(composed: Composed, head: Sequence[str]) -> str:
     commands = [fate for fate in composed.fates if fate.kind == "mapped" and fate.command]
     if commands:
         lines += ["", "# On the command line."]
-        lines += [line for each in commands for line in _comment(f"- {each.brought.text} -> {each.command}", "    ")]
+        lines += [
+            line
+            for each in commands
+            for line in _comment(without_secrets(f"- {each.brought.text} -> {each.command}"), "    ")
+        ]
     for kind, title in _HEADS.items():
         those = [fate for fate in composed.fates if fate.kind == kind]
         if those:
