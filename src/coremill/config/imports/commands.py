@@ -24,6 +24,8 @@ from coremill.config.unknown_keys import plain_name
 
 _HOSTFILE = "hosts.txt"
 _COUNTED = "ranks are counted per machine, and hosts are named in a file"
+# A number of threads is right for one machine; of 24 cores tutorials leave one to oneCCL's worker, which gloo has not.
+_THREADS = "; train takes the cores of each machine by itself (parallel.threads_per_rank: auto)"
 _PLACES = ("total", "per_node", "nodes", "hostfile", "hosts", "node_rank", "master", "port", "threads")
 _MANY_BY_DEFAULT = ("mpirun", "deepspeed", "ipexrun")  # the others start one rank unless they are told
 
@@ -213,10 +215,9 @@ def _places_fates(start: Start, places: Places, accelerate: AccelerateFile | Non
 def _place_fate(brought: Brought, says: str, places: Places) -> Fate:
     ranks = {"parallel.ranks_per_node": places.ranks_per_node} if places.ranks_per_node else {}
     nodes = {"fleet.nodes": places.nodes} if places.nodes else {}
-    threads = {"parallel.threads_per_rank": places.threads} if places.threads else {}
     of_hosts = {**nodes, **(ranks if ":" in str(brought.value) else {})}  # node1:2
     settings: Mapping[str, Any] = {
-        "total": {**ranks, **nodes}, "per_node": ranks, "nodes": nodes, "hosts": of_hosts, "threads": threads
+        "total": {**ranks, **nodes}, "per_node": ranks, "nodes": nodes, "hosts": of_hosts
     }.get(says, {})  # fmt: skip
     words = places.launch_words()
     option = {"hostfile": "--hostfile", "hosts": "--hostfile", "threads": "--threads", "node_rank": "--node-rank"}.get(
@@ -224,7 +225,9 @@ def _place_fate(brought: Brought, says: str, places: Places) -> Fate:
     )
     option = "--ppn" if option in ("--nproc", "--nnodes") and places.on_hosts else option
     if option in words:
-        return Fate(brought, "mapped", _COUNTED, settings, command=f"{option} {words[words.index(option) + 1]}")
+        note = _THREADS if says == "threads" else ""
+        command = f"{option} {words[words.index(option) + 1]}"
+        return Fate(brought, "mapped", note.lstrip("; ") or _COUNTED, settings, command=command, note=note)
     if settings:
         return Fate(brought, "mapped", _COUNTED, settings)
     if says in ("master", "port", "node_rank", "nodes"):

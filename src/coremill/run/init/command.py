@@ -72,7 +72,7 @@ def _hold(interview: Interview, path: Path) -> None:
         hosts = f" --hostfile {found.hostfile or 'HOSTFILE'}"
     console.print()
     print_line(console, Text(f"wrote {path}", style="bold green"))
-    print_line(console, f"next: coremill train {path}{hosts}")
+    console.print(Text(f"next: coremill train {path}{hosts}"), soft_wrap=True)  # to be copied: one line, however long
 
 
 def _require_new(path: Path) -> None:

@@ -169,7 +169,8 @@ class Interview:
     def _read(self, suggested: str) -> str:
         prompt = Text("  [").append(suggested, style="bold cyan").append("] ").append("? for more: ", style="dim")
         try:
-            return self.console.input(prompt).strip() or suggested
+            self.console.print(prompt, end="", soft_wrap=True)  # wrapped by words it would lose its last space
+            return self.console.input().strip() or suggested
         except EOFError:
             self.console.print()
             raise Interrupted("no more answers: nothing was written") from None
