@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from coremill.config.foreign import find_foreign
 from coremill.config.imports.imported import Imported
+from coremill.config.imports.launchers import take_apart
 from coremill.errors import InputError
 from unit.config.brought import accelerate_section_fields, fates, imported, loaded
 
@@ -124,6 +127,32 @@ def test_hosts_with_their_slots(line, launch, head):
     found = imported(line, is_command=True)
     assert " ".join(found.launch) == f"coremill launch {launch}"
     assert head in found.text
+
+
+# program | the file of its package that has its options
+LAUNCHERS = [
+    ("accelerate launch", "accelerate", "accelerate/commands/launch.py"),
+    ("torchrun", "torch", "torch/distributed/run.py"),
+    ("deepspeed", "deepspeed", "deepspeed/launcher/runner.py"),
+    ("ipexrun", "torch", "torch/backends/xeon/run_cpu.py"),
+]
+
+
+@pytest.mark.parametrize(("program", "package", "file"), LAUNCHERS)
+def test_no_option_of_an_installed_launcher_swallows_the_script(program, package, file):
+    path = Path(str(importlib.metadata.distribution(package).locate_file(file)))
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    options = [call for call in calls if getattr(call.func, "attr", "") == "add_argument"]
+    tried = 0
+    for call in options:
+        action = next((ast.unparse(word.value) for word in call.keywords if word.arg == "action"), "")
+        is_flag = action in ("'store_true'", "'store_false'", "check_env")
+        names = [ast.literal_eval(name) for name in call.args if isinstance(name, ast.Constant)]
+        for name in (name for name in names if name.startswith("-") and name not in ("-h", "--help")):
+            start = take_apart([*program.split(), name, *([] if is_flag else ["7"]), "the_script.py", "--lr", "1"])
+            assert (start.script, start.arguments) == ("the_script.py", ["--lr", "1"]), name
+            tried += 1
+    assert tried > 20
 
 
 def test_secrets_of_a_command_are_not_written_down():
