@@ -114,6 +114,15 @@ def test_arguments_of_an_unknown_script_are_its_own():
     assert found.launch[-len(words.split()) + 2 :] == tuple(words.split()[2:])
 
 
+def test_arguments_with_several_values():
+    found = imported("torchrun train.py --report_to tensorboard wandb --lr 1e-4 rest", is_command=True)
+    assert settings_of(found) == {
+        "run.trackers": ["tensorboard", "wandb"],
+        "train.learning_rate": 1e-4,
+        "train.epochs": 1,
+    }
+
+
 # a command | what coremill launch is called with | a line of the head
 HOSTS = [
     ("mpirun -H h1:2,h2:2 python train.py", "--hostfile hosts.txt --ppn 2 train.py", "h1:2 h2:2 > hosts.txt"),

@@ -6,6 +6,7 @@ whose task coremill has become a run file.
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from coremill.config.imports.fates import Brought, Fate, by_name, fate_of, setti
 from coremill.config.imports.files import named_file, settings_of_deepspeed
 from coremill.config.imports.launchers import Option, Start
 from coremill.config.imports.run_file import Composed, compose
-from coremill.config.other_tools import Script, flags, launcher_word, scripts, variable
+from coremill.config.other_tools import Script, flags, launcher_word, lists, scripts, variable
 from coremill.config.unknown_keys import plain_name
 
 _HOSTFILE = "hosts.txt"
@@ -140,7 +141,10 @@ def arguments_of(words: Sequence[str], script: Script | None) -> list[Brought]:
         may_follow = name not in flags() or str(following).lower() in ("true", "false", "yes", "no", "1", "0")
         if taken is None and following is not None and may_follow and not following.startswith("--"):
             taken, position = following, position + 1
-        read = True if taken is None else read_document(taken).value
+        read: Any = True if taken is None else read_document(taken).value
+        more = list(itertools.takewhile(lambda each: not each.startswith("-"), words[position:]))
+        if taken is not None and not equals and more and name in lists():
+            taken, read, position = " ".join([taken, *more]), [taken, *more], position + len(more)
         found.append(Brought(text, (name,), taken if read is None else read, "examples" if script else "script", taken))
     return found
 
