@@ -130,6 +130,30 @@ def test_killed_it_goes_on_with_the_same_bits(inputs, tmp_path, world_size, sett
         assert all(expected["losses"][step] == loss for step, loss in result["losses"].items())
 
 
+KILLED = [
+    (1, {"engine": "replicate", "dtype": "bf16", **LEAN}),
+    (2, {"engine": "replicate", **LEAN}),
+    (2, {"engine": "shard", "optimizer": "adamw-8bit"}),
+    (4, {"engine": "shard", **LEAN}),
+]
+
+
+@LONG
+@pytest.mark.parametrize(("world_size", "settings"), KILLED, ids=_name)
+def test_twenty_kills_are_resumed_to_the_same_bits(inputs, tmp_path, world_size, settings):
+    """Five runs of each: killed before the first checkpoint, right after one, between two, twice, near the end."""
+    settings = {"every": "3steps", **settings}
+    reference = _saved(inputs, world_size, tmp_path / "whole", **settings)
+    for kills in ((2,), (3,), (8,), (13, 13), (15,)):
+        folder = tmp_path / f"killed-{'-'.join(map(str, kills))}"
+        for kill_at in kills:
+            with pytest.raises(ranks.RankError) as caught:
+                _saved(inputs, world_size, folder, kill_at=kill_at, **settings)
+            assert caught.value.kind == "died"
+        results = _saved(inputs, world_size, folder, **settings)
+        assert [each["digest"] for each in results] == [each["digest"] for each in reference]
+
+
 @LONG
 @pytest.mark.parametrize("update", ["after", "inside"])
 def test_other_ranks_and_engines_go_on_with_the_same_numbers(inputs, tmp_path, update):
