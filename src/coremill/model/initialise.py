@@ -106,7 +106,8 @@ def _replay_rows(target: RowSlice, operation: InitialOperation, order: int, seed
         first, last = block * block_rows, min((block + 1) * block_rows, total_rows)
         generator = _generator(seed, target.name, order, block)
         HEARTBEAT.mark()
-        if start <= first and last <= stop:
+        # In bf16 others would be drawn: what is held so is rounded.
+        if start <= first and last <= stop and local.dtype == torch.float32:
             _draw(local[first - target.start : last - target.start], operation, generator)
             continue
         drawn = torch.empty(last - first, target.row_elements)

@@ -64,12 +64,14 @@ def test_padding_row_is_zero_whoever_holds_it(tmp_path: Path) -> None:
     assert torch.equal(drawn(name, (131, 24), record, seed=1, size=3), whole)
 
 
-def drawn(name: str, shape: tuple[int, ...], record: dict, *, seed: int, size: int) -> torch.Tensor:
+def drawn(
+    name: str, shape: tuple[int, ...], record: dict, *, seed: int, size: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """The parameter as that many ranks draw it, put together."""
     parts = []
     for rank in range(size):
         start, stop = rows_of_rank(shape[0], rank, size)
-        local = torch.full((stop - start, *shape[1:]), float("nan"))
+        local = torch.full((stop - start, *shape[1:]), float("nan"), dtype=dtype)
         initialise(RowSlice(name, shape, start, stop, local), record, seed)
         parts.append(local)
     return torch.cat(parts)
@@ -98,6 +100,13 @@ def test_any_number_of_ranks(function: str, arguments: dict, size: int) -> None:
     whole = drawn("p", (300, 13), record, seed=1, size=1)
     assert not whole.isnan().any()
     assert torch.equal(drawn("p", (300, 13), record, seed=1, size=size), whole)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_weights_held_in_bf16_are_those_of_fp32_rounded(size: int) -> None:
+    record = {"p": [operation("normal_", {"std": 0.02}, (300, 13))]}
+    whole = drawn("p", (300, 13), record, seed=1, size=1)
+    assert torch.equal(drawn("p", (300, 13), record, seed=1, size=size, dtype=torch.bfloat16), whole.bfloat16())
 
 
 def test_seed_name_and_block_all_matter() -> None:
