@@ -256,7 +256,7 @@ def restore_parameters(model: nn.Module, checkpoint: Checkpoint, *, rank: int, w
         bytes_read = reader.bytes_read
     return LoadReport(
         bytes_read=bytes_read,
-        tensor_bytes=4 * sum(torch.Size(piece.shape).numel() for piece in slices),
+        tensor_bytes=sum(torch.Size(piece.shape).numel() * piece.local.element_size() for piece in slices),
         seconds=time.perf_counter() - started,
         largest_slice_bytes=max((piece.bytes for piece in slices), default=0),
         initialised=(),
