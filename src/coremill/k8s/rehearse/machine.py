@@ -16,12 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import coremill
 from coremill.errors import CoremillError, InputError
 from coremill.hardware.probe import environment_snapshot
 from coremill.k8s.rehearse import pod_init
 from coremill.k8s.rehearse import system_calls as calls
+from coremill.k8s.rehearse.container import RUNTIME, Surroundings, make_bundle
 from coremill.k8s.rehearse.images import Image
 from coremill.k8s.rehearse.memory_groups import MemoryGroups
 from coremill.k8s.rehearse.pods import Container, Pod
@@ -158,33 +160,13 @@ class Machine:
         self, pod: Pod, container: Container, network: PodNetwork, cpus: Sequence[int]
     ) -> subprocess.Popen[bytes]:
         """A container in the namespaces of its pod; what it prints goes to the pod's log."""
-        root = self._inside / pod.name / container.name
-        root.mkdir(parents=True, exist_ok=True)
-        given = {} if self.image is None else self.image.environ
-        command = list(container.command)
-        environ = {"PATH": _PATH, "HOSTNAME": pod.hostname, **given, **self.environ, **container.environ}
-        if self.image is None and command[0] == "coremill":  # of this installation
-            command[:1] = [sys.executable, "-P", "-m", "coremill"]
-            environ["PYTHONPATH"] = str(Path(coremill.__file__).resolve().parents[1])
-        order = {
-            "parent_pid": os.getpid(),
-            "groups": self.groups.make(pod.name, pod.container.memory_bytes),
-            "cpus": list(cpus),
-            "network": network.file,
-            "hostname": pod.hostname,
-            "root": str(root),
-            "image": None if self.image is None else str(self.image.root),
-            "shown": shown_folders() if self.image is None else [],
-            "mounts": self._mounts(pod, container),
-            "command": command,
-            "environ": environ,
-            "working_folder": container.working_folder,
-            "user": container.user,
-            "group": container.group,
-            "capabilities": list(container.capabilities),
-            "has_read_only_root": container.has_read_only_root,
-            "may_gain_rights": container.may_gain_rights,
-        }
+        place = self._inside / pod.name / container.name
+        place.mkdir(parents=True, exist_ok=True)
+        order: dict[str, Any] = {"parent_pid": os.getpid(), "cpus": list(cpus)}
+        if self.image is None:
+            order |= self._order(place, pod, container, network)
+        else:
+            order |= {"groups": [], "bundle": self._bundle(place, self.image, pod, container, network, cpus)}
         with (self.logs / f"{pod.name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", pod_init.__name__],
@@ -197,6 +179,59 @@ class Machine:
         process.stdin.write(json.dumps(order).encode())
         process.stdin.close()
         return process
+
+    def _order(self, root: Path, pod: Pod, container: Container, network: PodNetwork) -> dict[str, Any]:
+        """For a pod that sees programs and packages of this machine."""
+        command = list(container.command)
+        environ = {"PATH": _PATH, "HOSTNAME": pod.hostname, **self.environ, **container.environ}
+        if command[0] == "coremill":  # of this installation
+            command[:1] = [sys.executable, "-P", "-m", "coremill"]
+            environ["PYTHONPATH"] = str(Path(coremill.__file__).resolve().parents[1])
+        return {
+            "bundle": None,
+            "groups": self.groups.make(pod.name, pod.container.memory_bytes),
+            "network": network.file,
+            "hostname": pod.hostname,
+            "root": str(root),
+            "shown": shown_folders(),
+            "mounts": self._mounts(pod, container),
+            "command": command,
+            "environ": environ,
+            "working_folder": container.working_folder or "/",
+            "user": container.user,
+            "group": container.group,
+            "capabilities": list(container.capabilities),
+            "has_read_only_root": container.has_read_only_root,
+            "may_gain_rights": container.may_gain_rights,
+        }
+
+    def _bundle(
+        self,
+        folder: Path,
+        image: Image,
+        pod: Pod,
+        container: Container,
+        network: PodNetwork,
+        cpus: Sequence[int],
+    ) -> dict[str, Any]:
+        """For a container of the image."""
+        name = f"{pod.name}-{container.name}"
+        around = Surroundings(
+            network=network.file,
+            mounts=self._mounts(pod, container),
+            cpus=cpus,
+            environ={"HOSTNAME": pod.hostname, **self.environ},
+            group=self.groups.of_container(name),
+        )
+        make_bundle(folder, image, pod, container, around)
+        return {
+            "name": name,
+            "folder": str(folder),
+            "image": str(image.root),
+            "runtime": shutil.which(RUNTIME),
+            "state": str(self._inside / "containers"),
+            "pid_file": str(folder / "pid"),
+        }
 
     def _mounts(self, pod: Pod, container: Container) -> list[tuple[str, str, bool]]:
         found = [(source, target, True) for source, target in self.extra]

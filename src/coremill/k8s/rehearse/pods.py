@@ -37,7 +37,7 @@ class Container:
     name: str
     image: str
     command: tuple[str, ...]
-    working_folder: str
+    working_folder: str  # empty: the image's
     environ: dict[str, str]
     mounts: tuple[Mount, ...]
     user: int
@@ -155,7 +155,7 @@ class _Reader:
             name=str(raw.get("name")),
             image=str(raw.get("image")),
             command=tuple(_expanded(str(word), environ) for word in words),
-            working_folder=str(raw.get("workingDir") or "/"),
+            working_folder=str(raw.get("workingDir") or ""),
             environ=environ,
             mounts=tuple(self._mounts(raw, line)),
             user=user,
