@@ -127,8 +127,9 @@ def rehearse(
     image: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER",
-            help="pods are containers of this image: the folder it was unpacked into, or an OCI bundle; left out: they "
+            metavar="NAME|FILE|FOLDER",
+            help="pods are containers of this image, by runc: a name of `buildah images`, an OCI archive (docker save, "
+            "buildah push NAME oci-archive:FILE), or a folder it was unpacked into; nothing is pulled; left out: they "
             "run the coremill of this machine",
             show_default=False,
         ),
