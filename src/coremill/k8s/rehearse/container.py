@@ -18,6 +18,7 @@ from coremill.k8s.rehearse.images import Image
 from coremill.k8s.rehearse.pods import Container, Pod
 
 RUNTIME = "runc"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # where an image names none
 _SAFE = ["nosuid", "noexec", "nodev"]
 # What runtimes hide of /proc and /sys, as containerd has it.
 _MASKED = (
@@ -35,7 +36,7 @@ class Surroundings:
     mounts: Sequence[tuple[str, str, bool]]  # path here, path in the container, read-only
     cpus: Sequence[int]
     environ: Mapping[str, str]
-    group: str  # of its limits, as the runtime wants it
+    group: str | None  # of its limits, as the runtime wants it; None: limits cannot be held here
 
 
 def require_runtime() -> None:
@@ -58,7 +59,7 @@ def make_bundle(folder: Path, image: Image, pod: Pod, container: Container, arou
 def runtime_config(image: Image, pod: Pod, container: Container, around: Surroundings) -> dict[str, Any]:
     """The bundle's config.json, by the OCI runtime specification 1.0."""
     rights = [f"CAP_{name.removeprefix('CAP_')}" for name in container.capabilities]
-    environ = {**image.environ, **around.environ, **container.environ}
+    environ = {"PATH": PATH, **image.environ, **around.environ, **container.environ}
     return {
         "ociVersion": "1.0.2",
         "process": {
@@ -78,8 +79,11 @@ def runtime_config(image: Image, pod: Pod, container: Container, around: Surroun
                 *({"type": kind} for kind in ("pid", "ipc", "uts", "mount", "cgroup")),
                 {"type": "network", "path": around.network},
             ],
-            "cgroupsPath": around.group,
-            "resources": _resources(container, around.cpus),
+            **(
+                {}
+                if around.group is None
+                else {"cgroupsPath": around.group, "resources": _resources(container, around.cpus)}
+            ),
             "maskedPaths": list(_MASKED),
             "readonlyPaths": list(_READ_ONLY),
         },

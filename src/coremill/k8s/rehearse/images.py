@@ -90,49 +90,43 @@ class FoundImage:
 def find_image(name: str) -> FoundImage:
     """An image that is not there is bad input, before anything is made."""
     path = Path(name).expanduser()
-    if path.is_dir() and not (path / "oci-layout").is_file():
-        return FoundImage(name=name, unpacked=_unpacked(name, path))
-    if path.exists():
+    if (path / "oci-layout").is_file() or path.is_file():
         _layout(path)
         return FoundImage(name=name, layout=path.resolve())
+    root = path / "rootfs" if (path / "rootfs").is_dir() else path
+    if (root / "bin").exists() and (root / "etc").is_dir():
+        return FoundImage(name=name, unpacked=_unpacked(name, path, root))
     if shutil.which("buildah") is None:
-        why = "it is neither a file nor a folder, and buildah, whose storage it might be in, is not installed"
+        why = "buildah is not installed, in whose storage it might be"
+    elif subprocess.run(["buildah", "inspect", "--type", "image", name], capture_output=True).returncode == 0:
+        return FoundImage(name=name)
     else:
-        known = subprocess.run(["buildah", "inspect", "--type", "image", name], capture_output=True, text=True)
-        if known.returncode == 0:
-            return FoundImage(name=name)
-        why = "it is neither a file nor a folder, and not among `buildah images`; nothing is pulled"
-    near = nearest_path(name, Path.exists)
+        why = "it is not among `buildah images`, and nothing is pulled"
+    if path.is_dir():
+        why = f"the folder holds neither oci-layout nor bin and etc, as a root file system does; {why}"
+    near = None if path.exists() else nearest_path(name, Path.exists)
+    advice = "build it (containers/Containerfile), or name an archive of it (docker save -o FILE NAME)"
     raise InputError(
         f"there is no image {name} on this machine",
         where="--image",
         why=why,
-        do=f"did you mean {near}?" if near else "build it (containers/Containerfile), or name an archive of it "
-        "(docker save -o FILE NAME)",
-    )  # fmt: skip
+        do=f"did you mean {near}?" if near else advice,
+    )
 
 
 def _layout(path: Path) -> unpack.Layout:
     try:
         return unpack.Layout(path)
-    except (OSError, KeyError, StopIteration, ValueError, tarfile.TarError) as error:
+    except (OSError, KeyError, ValueError, tarfile.TarError) as error:
         raise InputError(
             f"{path} is not an image",
             where="--image",
-            why=str(error) or "there is no index.json in it",
+            why=str(error),
             do="name an OCI archive: buildah push NAME oci-archive:FILE, or docker save (25 and newer)",
         ) from error
 
 
-def _unpacked(name: str, folder: Path) -> Image:
-    root = folder / "rootfs" if (folder / "rootfs").is_dir() else folder
-    if not (root / "bin").exists() or not (root / "etc").is_dir():
-        raise InputError(
-            f"{root} holds no image",
-            where="--image",
-            why="a root file system has bin and etc, and an OCI layout has oci-layout",
-            do="name the folder that an image was unpacked into",
-        )
+def _unpacked(name: str, folder: Path, root: Path) -> Image:
     config = folder / "config.json"
     if root == folder or not config.is_file():
         return Image(name=name, root=root.resolve())

@@ -23,7 +23,7 @@ from coremill.errors import CoremillError, InputError
 from coremill.hardware.probe import environment_snapshot
 from coremill.k8s.rehearse import pod_init
 from coremill.k8s.rehearse import system_calls as calls
-from coremill.k8s.rehearse.container import RUNTIME, Surroundings, make_bundle
+from coremill.k8s.rehearse.container import PATH, RUNTIME, Surroundings, make_bundle
 from coremill.k8s.rehearse.images import Image
 from coremill.k8s.rehearse.memory_groups import MemoryGroups
 from coremill.k8s.rehearse.pods import Container, Pod
@@ -34,7 +34,6 @@ _BRIDGE = "pods"
 _PROGRAMS = ("ip", "nsenter", "unshare")
 # Programs and libraries; homes, data and secrets of this machine are not for pods.
 _SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr", "/opt", "/nix")
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def require_rights() -> None:
@@ -183,7 +182,7 @@ class Machine:
     def _order(self, root: Path, pod: Pod, container: Container, network: PodNetwork) -> dict[str, Any]:
         """For a pod that sees programs and packages of this machine."""
         command = list(container.command)
-        environ = {"PATH": _PATH, "HOSTNAME": pod.hostname, **self.environ, **container.environ}
+        environ = {"PATH": PATH, "HOSTNAME": pod.hostname, **self.environ, **container.environ}
         if command[0] == "coremill":  # of this installation
             command[:1] = [sys.executable, "-P", "-m", "coremill"]
             environ["PYTHONPATH"] = str(Path(coremill.__file__).resolve().parents[1])

@@ -28,7 +28,6 @@ class MemoryGroups:
         parent, self._limit_name = found
         _remove_stale(parent)
         self._folder = parent / f"{_PREFIX}{os.getpid()}"
-        self._is_at_the_top = parent == _BASE
         try:
             self._folder.mkdir()
             if self._limit_name == "memory.max":
@@ -56,10 +55,12 @@ class MemoryGroups:
         (group / self._limit_name).write_text(str(limit_bytes))
         return [str(group)]
 
-    def of_container(self, name: str) -> str:
+    def of_container(self, name: str) -> str | None:
         """The group that a runtime makes for a container, below the same one; by version 1 one for each controller."""
-        below = f"{_PREFIX}{os.getpid()}/{name}"
-        return f"/{below}" if self._folder is not None and self._is_at_the_top else below
+        if self._folder is None:
+            return None
+        below = f"{self._folder.name}/{name}"
+        return f"/{below}" if self._folder.parent == _BASE else below
 
     def close(self) -> None:
         if self._watch is not None and self._watch.stdin is not None:

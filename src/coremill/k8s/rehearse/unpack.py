@@ -26,7 +26,7 @@ _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 
 
 class Layout:
-    """An OCI layout, in a folder or an archive. What it lacks is a KeyError or an OSError."""
+    """An OCI layout, in a folder or an archive. What it lacks is an OSError, what it is not a KeyError."""
 
     def __init__(self, path: Path) -> None:
         self._folder = path if path.is_dir() else None
@@ -39,10 +39,10 @@ class Layout:
         if self._folder is not None:
             return (self._folder / name).open("rb")
         assert self._archive is not None
-        names = (name, f"./{name}")
-        found = next(self._archive.extractfile(one) for one in names if one in self._archive.getnames())
-        assert found is not None
-        return found
+        for one in (name, f"./{name}"):
+            if one in self._archive.getnames() and (found := self._archive.extractfile(one)) is not None:
+                return found
+        raise FileNotFoundError(f"there is no {name} in it")
 
     def json(self, name: str) -> Any:
         with self.open(name) as file:
@@ -55,9 +55,11 @@ class Layout:
             if entry.get("platform", {}).get("architecture", own) == own:
                 found: dict[str, Any] = self.json(_blob(entry["digest"]))
                 return self._find(found) if "manifests" in found else found
-        raise KeyError(f"there is no image for {own} in it")
+        raise FileNotFoundError(f"there is no image for {own} in it")
 
     def layers(self) -> list[IO[bytes]]:
+        if any(str(one.get("mediaType")).endswith("zstd") for one in self.manifest["layers"]):
+            raise OSError("its layers are compressed by zstd: write it anew with gzip, or uncompressed")
         return [self.open(_blob(one["digest"])) for one in self.manifest["layers"]]
 
 
@@ -69,6 +71,8 @@ def unpack(layout: Layout, root: Path) -> None:
     os.umask(0)
     for layer in layers:
         with tarfile.open(fileobj=layer, mode="r|*") as archive:
+            # Links to anywhere are right here; older releases of 3.11 have no filters.
+            archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
             apply(archive)
 
 
@@ -89,7 +93,7 @@ def apply(archive: tarfile.TarFile) -> None:
             continue
         if not (member.isdir() and path.is_dir() and not path.is_symlink()):
             remove(path)
-        archive.extract(member, "/", numeric_owner=True, filter="fully_trusted")
+        archive.extract(member, "/", numeric_owner=True)
         own.update(str(one) for one in (path, *path.parents))
 
 
