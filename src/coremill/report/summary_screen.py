@@ -31,6 +31,7 @@ from coremill.report.terminal import (
     format_rate,
     format_seconds,
     format_share,
+    format_usd,
     print_heading,
     print_line,
     print_rows,
@@ -181,8 +182,23 @@ def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:
         ("reading weights", _loading(summary)),
     ):
         rows.append((label, "", text, ""))
+    cost = summary.get("cost")
+    if cost:
+        spent, said = cost["usd"], cost["planned_usd"]
+        rows.append(("dollars", format_usd(said), format_usd(spent), format_difference(spent, said)))
     console.print()
     print_rows(console, "", ("", "plan", "measured", "difference"), rows)
+    if cost:
+        print_line(console, cost_words(cost))
+
+
+def cost_words(cost: Mapping[str, Any]) -> str:
+    """What was paid for, and at which price."""
+    restarts = f"{cost['restarts']} restart{'' if cost['restarts'] == 1 else 's'}"
+    return (
+        f"{cost['nodes']} x {cost['instance']} for {format_seconds(3600 * cost['hours'])}, {restarts} included, at"
+        f" {format_usd(cost['usd_per_hour'])} per hour ({cost['price_words']}); booting nodes come on top"
+    )
 
 
 def _utilization(summary: Mapping[str, Any]) -> str:
