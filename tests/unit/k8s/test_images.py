@@ -80,7 +80,8 @@ def test_the_runtime_is_told_what_the_manifest_says(tmp_path: Path) -> None:
     config = runtime_config(image, pod, pod.container, around)
     process, linux = config["process"], config["linux"]
     assert process["args"][:2] == ["coremill", "train"] and process["cwd"] == "/tmp"
-    assert process["user"] == {"uid": 10001, "gid": 10001, "umask": 0o022} and process["noNewPrivileges"] is True
+    own = {"uid": 10001, "gid": 10001, "additionalGids": list(pod.container.more_groups), "umask": 0o022}
+    assert process["user"] == own and process["noNewPrivileges"] is True
     assert set(map(tuple, process["capabilities"].values())) == {()} and "rlimits" not in process
     assert {"PATH=/opt/coremill/bin", "HOSTNAME=tiny-0", "HF_TOKEN=token"} <= set(process["env"])
     assert "HOME=/image" not in process["env"]  # the manifest has another

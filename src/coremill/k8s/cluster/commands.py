@@ -15,7 +15,7 @@ from coremill.k8s.cluster import ending, submitting
 from coremill.k8s.cluster.conditions import exit_code
 from coremill.k8s.cluster.log_following import lines_of, pod_index
 from coremill.k8s.cluster.opening import Opened, open_job
-from coremill.k8s.cluster.seen import labels_of, look
+from coremill.k8s.cluster.seen import labels_of, look, look_again
 from coremill.k8s.cluster.status import OVER, headline, live_pods, show_status, state_of, status_of, told_reasons
 from coremill.k8s.render_command import summary_of
 from coremill.report.terminal import print_line
@@ -137,7 +137,7 @@ def _wait_for_pods(opened: Opened, say: Say) -> dict[str, Any]:
     cluster, job = opened.cluster, opened.rendered.job
     told: set[str] = set()
     while True:
-        seen = look(cluster, job)
+        seen = look_again(cluster, job, say)
         document = status_of(seen)
         for words in (headline(document), *(text for text, _ in told_reasons(document))):
             if words not in told:

@@ -14,7 +14,7 @@ from coremill.k8s.check.checking import check
 from coremill.k8s.check.crds import shipped_schemas
 from coremill.k8s.check.manifests import manifests_of
 from coremill.k8s.cluster.connection import Cluster
-from coremill.k8s.cluster.ending import resume, wait_until_gone
+from coremill.k8s.cluster.ending import delete_job, resume, wait_until_gone
 from coremill.k8s.cluster.kinds import VOLUME_KINDS, name_of
 from coremill.k8s.cluster.refusals import INVALID, Refused
 from coremill.k8s.cluster.releases import require_releases
@@ -63,8 +63,7 @@ def submit(rendered: Rendered, cluster: Cluster, file: str, say: Say) -> list[Ac
     made_anew = seen.live is not None
     if seen.live is not None:
         say(f"{name_of(rendered.objects[-1])} is {state}: it is made anew, and goes on from its newest checkpoint")
-        cluster.delete(seen.live)
-        wait_until_gone(cluster, job, say)
+        delete_job(cluster, job, seen.live, say)
     actions = _place(cluster, rendered, live, say)
     return [*actions[:-1], Action(actions[-1].object, "made anew")] if made_anew else actions
 

@@ -64,7 +64,12 @@ def runtime_config(image: Image, pod: Pod, container: Container, around: Surroun
         "ociVersion": "1.0.2",
         "process": {
             "terminal": False,
-            "user": {"uid": container.user, "gid": container.group, "umask": 0o022},
+            "user": {
+                "uid": container.user,
+                "gid": container.group,
+                "additionalGids": list(container.more_groups),
+                "umask": 0o022,
+            },
             "args": list(container.command),
             "env": [f"{name}={value}" for name, value in environ.items()],
             "cwd": container.working_folder or image.working_folder,

@@ -144,16 +144,22 @@ class Machine:
         _unmount(Path(network.file))
         subprocess.run(["ip", "link", "delete", network.link], capture_output=True)
 
-    def name_pods(self, names: dict[str, Sequence[str]]) -> None:
-        """What the headless service's names lead to now: address and names. Pods see it at once, in /etc/hosts."""
-        lines = ["127.0.0.1 localhost", *(f"{address} {' '.join(words)}" for address, words in names.items())]
-        hosts = self._inside / "hosts"
-        text = "".join(f"{line}\n" for line in lines).encode()
-        # In place: it is mounted into pods by its inode.
-        descriptor = os.open(hosts, os.O_RDWR | os.O_CREAT, 0o644)
-        os.pwrite(descriptor, text, 0)
-        os.ftruncate(descriptor, len(text))
-        os.close(descriptor)
+    def name_pods(self, pods: Sequence[tuple[Pod, str]], names: Mapping[str, Sequence[str]]) -> None:
+        """What names lead to now, seen by pods at once, in /etc/hosts: those of the service, and a pod's own.
+
+        `pods`: each with its address; `names`: address and what the headless service calls it.
+        """
+        shared = ["127.0.0.1 localhost", *(f"{address} {' '.join(words)}" for address, words in names.items())]
+        for pod, address in pods:
+            text = "".join(f"{line}\n" for line in (*shared, f"{address} {pod.hostname}")).encode()
+            # In place: it is mounted into the pod by its inode.
+            descriptor = os.open(self._hosts_of(pod), os.O_RDWR | os.O_CREAT, 0o644)
+            os.pwrite(descriptor, text, 0)
+            os.ftruncate(descriptor, len(text))
+            os.close(descriptor)
+
+    def _hosts_of(self, pod: Pod) -> Path:
+        return self._inside / f"hosts-{pod.name}"
 
     def start(
         self, pod: Pod, container: Container, network: PodNetwork, cpus: Sequence[int]
@@ -199,6 +205,7 @@ class Machine:
             "working_folder": container.working_folder or "/",
             "user": container.user,
             "group": container.group,
+            "more_groups": list(container.more_groups),
             "capabilities": list(container.capabilities),
             "has_read_only_root": container.has_read_only_root,
             "may_gain_rights": container.may_gain_rights,
@@ -251,7 +258,7 @@ class Machine:
                         (source / Path(target).relative_to(mount.path)).mkdir(parents=True, exist_ok=True)
             found.append((str(source), mount.path, mount.read_only))
         found.sort(key=lambda one: one[1].count("/"))  # an outer mount before what lies in it
-        return [*found, (str(self._inside / "hosts"), "/etc/hosts", True)]
+        return [*found, (str(self._hosts_of(pod)), "/etc/hosts", True)]
 
 
 def shown_folders() -> list[str]:
