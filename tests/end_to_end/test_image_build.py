@@ -1,7 +1,8 @@
 """The image, built for real on a base made by mmdebstrap, weighed, examined by its own doctor, and rehearsed.
 
 Long form only: a base, a torch wheel and a hundred packages take some ten minutes. Where pip finds packages
-here is in this machine's configuration, which goes into the build as a secret.
+here is in this machine's configuration, which goes into the build as a secret. COREMILL_IMAGE names an image of buildah's
+storage that is built already: then that one is looked at.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from k8s.test_image_pods import LOOK_AROUND
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME, BASE = "localhost/coremill-under-test:0.1.0", "localhost/bookworm-under-test:1"
+BUILT = os.environ.get("COREMILL_IMAGE")
 MOST_BYTES = 2.5e9
 
 
@@ -73,6 +75,9 @@ def pip_of_this_machine(file: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A storage of the tests' own, for buildah here and for the rehearsal."""
+    if BUILT is not None:
+        yield os.environ.get("CONTAINERS_STORAGE_CONF", "/etc/containers/storage.conf")
+        return
     folder = tmp_path_factory.mktemp("storage")
     file = folder / "storage.conf"
     file.write_text(f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n')
@@ -83,6 +88,8 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def image(storage: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    if BUILT is not None:
+        return BUILT
     folder = tmp_path_factory.mktemp("build")
     build = ["buildah", "build", "--isolation", "chroot", "--pull-never", "--quiet"]
     base = ["mmdebstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(folder / "base.tar")]
