@@ -1,8 +1,8 @@
 """The image, built for real on a base made by mmdebstrap, weighed, examined by its own doctor, and rehearsed.
 
 Long form only: a base, a torch wheel and a hundred packages take some ten minutes. Where pip finds packages
-here is in this machine's configuration, which goes into the build as a secret. COREMILL_IMAGE names an image of buildah's
-storage that is built already: then that one is looked at.
+here is in this machine's configuration, which goes into the build as a secret. COREMILL_IMAGE names an image that is
+built already (buildah images): then that one is looked at.
 """
 
 from __future__ import annotations
