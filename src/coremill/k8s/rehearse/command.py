@@ -73,6 +73,8 @@ def rehearse(request: Request) -> int:
     provisions = provisions_for(run_file, sample.container, given.beside)
     with _owned(folder):
         volumes = _lay_out(folder, given, sample)
+        if found is not None and found.unpacked is None:
+            print_line(screen, f"{found.name} is unpacked in {folder / 'image'}, unless it is already")
         image = None if found is None else found.unpack(folder / "image")
         notes = [*given.notes, *planned.notes, *provisions.notes]
         notes += put_on_volume(provisions, sample.container, volumes)

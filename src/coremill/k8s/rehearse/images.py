@@ -14,14 +14,15 @@ import sys
 import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from coremill.errors import CoremillError, InputError
 from coremill.files import write_whole
-from coremill.k8s.check.lints.reading import at, texts
+from coremill.k8s.check.lints.reading import at, mapping, texts
 from coremill.k8s.rehearse import unpack
 from coremill.nearby import nearest_path
 
-_DIGEST = "digest"  # beside an unpacked image: which one it is
+_KEPT = "image.json"  # beside an unpacked image: which one it is, and what it says of processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class FoundImage:
     """An image that is on this machine, in one of the forms."""
 
     name: str
+    key: str = ""  # the same for the same image
     unpacked: Image | None = None
     layout: Path | None = None  # folder or archive; neither: it is in the storage
 
@@ -46,15 +48,19 @@ class FoundImage:
         """Into `folder`, unless it is unpacked; what an earlier rehearsal of the same image left there is taken."""
         if self.unpacked is not None:
             return self.unpacked
-        exported = folder.with_name(f"{folder.name}.layout")
-        try:
-            layout = self.layout or self._exported(exported)
-            return self._from_layout(layout, folder)
-        finally:
-            shutil.rmtree(exported, ignore_errors=True)
+        kept, root = folder / _KEPT, folder / "rootfs"
+        about = json.loads(kept.read_text()) if kept.is_file() else {}
+        if about.get("key") != self.key:
+            shutil.rmtree(folder, ignore_errors=True)
+            root.mkdir(parents=True)
+            config = self._fill(root, self.layout or self._exported(folder / "layout"))
+            shutil.rmtree(folder / "layout", ignore_errors=True)
+            about = {"key": self.key, "environ": _variables(config.get("Env")), "cwd": config.get("WorkingDir")}
+            write_whole(kept, json.dumps(about))
+        working_folder = about["cwd"] or "/"
+        return Image(name=self.name, root=root.resolve(), environ=about["environ"], working_folder=working_folder)
 
     def _exported(self, folder: Path) -> Path:
-        shutil.rmtree(folder, ignore_errors=True)
         command = ["buildah", "push", "--quiet", "--disable-compression", self.name, f"oci:{folder}:image"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
@@ -66,41 +72,35 @@ class FoundImage:
             )
         return folder
 
-    def _from_layout(self, path: Path, folder: Path) -> Image:
-        layout = _layout(path)
-        root = folder / "rootfs"
-        if not (folder / _DIGEST).is_file() or (folder / _DIGEST).read_text() != layout.digest:
-            shutil.rmtree(folder, ignore_errors=True)
-            root.mkdir(parents=True)
-            words = [sys.executable, "-P", "-m", unpack.__name__, str(path), str(root)]
-            done = subprocess.run(words, capture_output=True, text=True)
-            if done.returncode != 0:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise InputError(f"{self.name} cannot be unpacked", where="--image", why=done.stderr.strip())
-            write_whole(folder / _DIGEST, layout.digest)
-        config = layout.config.get("config") or {}
-        return Image(
-            name=self.name,
-            root=root.resolve(),
-            environ=_variables(config.get("Env")),
-            working_folder=config.get("WorkingDir") or "/",
-        )
+    def _fill(self, root: Path, path: Path) -> dict[str, Any]:
+        """All layers into `root`; returns what the image says of its processes."""
+        words = [sys.executable, "-P", "-m", unpack.__name__, str(path), str(root)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise InputError(
+                f"{self.name} cannot be unpacked",
+                where="--image",
+                why=done.stderr.strip(),
+                do="write the archive anew, or name a folder it was unpacked into",
+            )
+        return mapping(_layout(path).config.get("config"))
 
 
 def find_image(name: str) -> FoundImage:
     """An image that is not there is bad input, before anything is made."""
     path = Path(name).expanduser()
     if (path / "oci-layout").is_file() or path.is_file():
-        _layout(path)
-        return FoundImage(name=name, layout=path.resolve())
+        return FoundImage(name=name, key=_layout(path).digest, layout=path.resolve())
     root = path / "rootfs" if (path / "rootfs").is_dir() else path
     if (root / "bin").exists() and (root / "etc").is_dir():
         return FoundImage(name=name, unpacked=_unpacked(name, path, root))
     if shutil.which("buildah") is None:
         why = "buildah is not installed, in whose storage it might be"
-    elif subprocess.run(["buildah", "inspect", "--type", "image", name], capture_output=True).returncode == 0:
-        return FoundImage(name=name)
     else:
+        command = ["buildah", "inspect", "--type", "image", "--format", "{{.FromImageID}}", name]
+        known = subprocess.run(command, capture_output=True, text=True)
+        if known.returncode == 0:
+            return FoundImage(name=name, key=known.stdout.strip())
         why = "it is not among `buildah images`, and nothing is pulled"
     if path.is_dir():
         why = f"the folder holds neither oci-layout nor bin and etc, as a root file system does; {why}"
