@@ -20,6 +20,10 @@ from unit.k8s.clusters import job_spec_of
 _reason = why_not() or (None if shutil.which("runc") else "runc is not installed (make image-setup)")
 pytestmark = pytest.mark.skipif(_reason is not None, reason=f"no containers here: {_reason}")
 
+long_test = pytest.mark.skipif(
+    not os.environ.get("COREMILL_LONG_TESTS"), reason="covered mostly by the others: COREMILL_LONG_TESTS=1 runs it"
+)
+
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -58,6 +62,7 @@ def test_a_container_is_what_the_manifest_says(tmp_path: Path, bundle: Path) -> 
     assert (done.folder / "volumes/coremill").stat().st_uid == 0
 
 
+@long_test
 def test_an_archive_is_an_image_and_what_it_lacks_is_said(tmp_path: Path, bundle: Path) -> None:
     """The exit code is that of a container that cannot be started; the job's failure policy counts it."""
     archive = oci_archive(tmp_path / "tiny.tar", [layer_of(bundle / "rootfs")], {"Env": ["PATH=/opt/tools:/bin"]})
@@ -73,7 +78,7 @@ def test_an_archive_is_an_image_and_what_it_lacks_is_said(tmp_path: Path, bundle
     assert "executable file not found" in done.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=long_test), signal.SIGKILL])
 def test_no_container_is_left_however_it_ends(tmp_path: Path, bundle: Path, number: signal.Signals) -> None:
     """Nor its mounts, namespaces and groups, of any controller."""
     script = "touch /fsx/coremill/up-$HOSTNAME; trap '' TERM; sleep 300 & wait; sleep 300"
