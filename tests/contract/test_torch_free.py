@@ -16,6 +16,7 @@ PROBE = Path(__file__).with_name("torch_free_probe.py")
 # without the heavy libraries.
 COMPUTING = (
     "coremill.checkpoint.committing",
+    "coremill.checkpoint.dropout",
     "coremill.checkpoint.export",
     "coremill.checkpoint.export_adapter",
     "coremill.checkpoint.export_best",

@@ -189,11 +189,17 @@ def prepare_examples(
         known = None if labels is None else AskedLabels(labels, asked.setting if asked else OF_TRAINING, may_name=False)
         evaluation = encoder.encode(evaluated, known)
     shares = share_out(training.folder, training.manifest, section.evaluation_fraction, config.train.seed)
-    return _rows(config, training, evaluation, shares, time.perf_counter() - started)
+    files = (source if evaluated is None else evaluated).file_names
+    return _rows(config, training, evaluation, shares, files, time.perf_counter() - started)
 
 
 def _rows(
-    config: RunConfig, training: Encoding, evaluation: Encoding | None, shares: HeldOut, seconds: float
+    config: RunConfig,
+    training: Encoding,
+    evaluation: Encoding | None,
+    shares: HeldOut,
+    files: tuple[str, ...],
+    seconds: float,
 ) -> EncodedRows:
     fraction, seed = config.data.evaluation_fraction, config.train.seed
     whole, other = training.manifest, None if evaluation is None else evaluation.manifest
@@ -226,6 +232,7 @@ def _rows(
             if each.manifest.bad_rows
         ),
         evaluation_words=shares.words,
+        evaluation_files=files,
         notes=(*whole.notes, *(f"to evaluate on: {note}" for note in (other.notes if other is not None else ()))),
     )
 

@@ -18,7 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from coremill.data.compressed import is_compressed
-from coremill.data.encoded import GROUPS_FILE, OFFSETS_FILE, ROW_EXAMPLES_FILE, ExampleKind, target_file
+from coremill.data.encoded import (
+    GROUPS_FILE,
+    OFFSETS_FILE,
+    ORIGINS_FILE,
+    ROW_EXAMPLES_FILE,
+    ExampleKind,
+    target_file,
+)
 from coremill.data.encoded_writer import QuestionWriter, RowWriter
 from coremill.data.examples import LabelledText
 from coremill.data.files import parquet_schema
@@ -52,6 +59,7 @@ class EncodingJob:
     may_name: bool  # the labels may name classes of which only the count is known
     destination: Path
     where: str  # the source, for messages
+    files: tuple[str, ...]  # of it, as pieces name them
 
 
 def encode_source(job: Mapping[str, Any], on_progress: Callable[[Progress], None]) -> dict[str, Any]:
@@ -80,6 +88,7 @@ def encode_source(job: Mapping[str, Any], on_progress: Callable[[Progress], None
         may_name=may_name,
         destination=destination,
         where=source.where,
+        files=source.file_names,
     )
     return encode_examples(open_text(source), tokenizer, found, on_progress)
 
@@ -136,7 +145,10 @@ def _encode_texts(
     _require_room(tokenizer, job)
     tokenizer.backend.enable_truncation(job.sequence_length, strategy="longest_first")
     cut = source_bytes = 0
+    file_numbers = {file: number for number, file in enumerate(job.files)}
+    origins: list[tuple[int, int]] = []
     for batch in batches_of(_labelled(text, labels)):
+        origins += [(file_numbers[piece.file], piece.row) for piece in batch]
         texts = [_texts_of(piece) for piece in batch]
         encodings = tokenizer.backend.encode_batch_fast([each if len(each) > 1 else each[0] for each in texts])
         lengths = [len(encoding) for encoding in encodings]
@@ -151,6 +163,7 @@ def _encode_texts(
         return {"notes": []}  # what there is to say is said by who finds no rows
     found, targets, notes = labels.result(job.where)
     writer.save(target_file("labels"), targets)
+    writer.save(ORIGINS_FILE, np.array(origins, dtype=np.int64))
     numbers = np.arange(writer.rows, dtype=np.int32)
     writer.save(ROW_EXAMPLES_FILE, numbers)
     writer.save(GROUPS_FILE, numbers)
