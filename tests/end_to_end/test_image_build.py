@@ -107,6 +107,12 @@ def image(storage: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return NAME
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all rehearsals here: the first one unpacks the image, the others find it there."""
+    return tmp_path_factory.mktemp("rehearsals")
+
+
 def test_it_says_what_it_is(image: str, storage: str) -> None:
     about = json.loads(run(["buildah", "inspect", "--type", "image", image], CONTAINERS_STORAGE_CONF=storage))
     config = about["OCIv1"]["config"]
@@ -116,18 +122,9 @@ def test_it_says_what_it_is(image: str, storage: str) -> None:
     assert "certificates-of-pip" not in json.dumps(about)  # of this machine
 
 
-def test_its_weight_is_known_and_nothing_of_it_is_cuda(image: str, storage: str) -> None:
-    words = [sys.executable, "scripts/image_weight.py", image, "--json"]
-    weight: dict[str, Any] = json.loads(run(words, CONTAINERS_STORAGE_CONF=storage))
-    assert weight["cuda"] == [] and weight["bytes"] < MOST_BYTES
-    assert next(iter(weight["packages"])) == "Python: torch"
-    names = {name.removeprefix("Debian: ") for name in weight["packages"] if name.startswith("Debian: ")}
-    assert not names & {"gcc-12", "g++-12", "binutils", "make"} and "Python: pip" not in weight["packages"]
-
-
-def test_its_doctor_finds_nothing_to_complain_of(image: str, storage: str, tmp_path: Path) -> None:
+def test_its_doctor_finds_nothing_to_complain_of(image: str, storage: str, place: Path) -> None:
     script = "coremill doctor --json > /fsx/coremill/$HOSTNAME.json"
-    file = manifests(tmp_path, f"{LOOK_AROUND}\n{script}")
+    file = manifests(place, f"{LOOK_AROUND}\n{script}")
     done = rehearse(file, "--image", image, CONTAINERS_STORAGE_CONF=storage, timeout=900)
     assert done.code == 0, done
     found = json.loads((done.folder / "volumes/coremill/coremill/tiny-0.json").read_text())
@@ -138,17 +135,27 @@ def test_its_doctor_finds_nothing_to_complain_of(image: str, storage: str, tmp_p
     assert "cannot touch '/x': Read-only file system" in text and "'/fsx/x': Permission denied" in text
 
 
-def test_a_run_in_it_comes_to_its_end(image: str, storage: str, scene: Scene) -> None:
+def test_a_run_in_it_comes_to_its_end(image: str, storage: str, place: Path, scene: Scene) -> None:
     """As the pods' user, with a read-only root, on a volume whose root is another's; and one pod is taken back."""
     section = 'kubernetes: {image: "example.com/coremill:0.1.0", karpenter: none, kind: job, cpus: 4, memory_gib: 4}\n'
     scene.path("contained.yaml").write_text(f"{RUN_FILE}fleet: {{nodes: 2, instance: c7i.8xlarge}}\n{section}")
-    words = ["contained.yaml", "--json", "-o", "out-contained", "--image", image, "--reclaim", "0@3steps"]
+    words = ["contained.yaml", "--json", "-o", str(place / "out"), "--image", image, "--reclaim", "0@3steps"]
     command = [sys.executable, "-m", "coremill", "k8s", "rehearse", *words]
     ended = scene.start(command, {"CONTAINERS_STORAGE_CONF": storage}).end(900)
     assert ended.code == 0 and ended.left == [], ended
     summary = json.loads(ended.out)
     assert (summary["state"], summary["steps"], summary["steps_lost"]) == ("complete", 8, 0)
-    volume = scene.path("out-contained/volumes/coremill")
+    volume = place / "out/volumes/coremill"
     assert volume.stat().st_uid == 0
     assert {path.stat().st_uid for path in (volume / "coremill").rglob("*") if not path.is_symlink()} == {10001}
     assert "run by runc" in ended.err
+
+
+def test_its_weight_is_known_and_nothing_of_it_is_cuda(image: str, storage: str, place: Path) -> None:
+    unpacked = place / "out/image"
+    words = [sys.executable, "scripts/image_weight.py", str(unpacked) if unpacked.is_dir() else image, "--json"]
+    weight: dict[str, Any] = json.loads(run(words, CONTAINERS_STORAGE_CONF=storage))
+    assert weight["cuda"] == [] and weight["bytes"] < MOST_BYTES
+    assert next(iter(weight["packages"])) == "Python: torch"
+    names = {name.removeprefix("Debian: ") for name in weight["packages"] if name.startswith("Debian: ")}
+    assert not names & {"gcc-12", "g++-12", "binutils", "make"} and "Python: pip" not in weight["packages"]
