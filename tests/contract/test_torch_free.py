@@ -55,6 +55,7 @@ COMPUTING = (
     "coremill.model.load",
     "coremill.model.lora",
     "coremill.model.names",
+    "coremill.model.poolers",
     "coremill.model.read",
     "coremill.model.quick_dropout",
     "coremill.model.slices",

@@ -93,7 +93,7 @@ class Encoder:
             self.doc_stride if source.examples.kind == "questions" else 0,
             source.on_bad_rows,
             self.code_sha256,
-            None if asked is None else (asked.labels, asked.may_name),
+            None if asked is None else (asked.labels, asked.may_name, asked.setting),
         )
 
     def job_of(self, source: TextSource, asked: AskedLabels | None) -> dict[str, Any]:
@@ -186,7 +186,8 @@ def prepare_examples(
     labels = training.manifest.labels
     evaluation = None
     if evaluated is not None:
-        known = None if labels is None else AskedLabels(labels, asked.setting if asked else OF_TRAINING, may_name=False)
+        setting = OF_TRAINING if asked is None or asked.labels != labels else asked.setting
+        known = None if labels is None else AskedLabels(labels, setting, may_name=False)
         evaluation = encoder.encode(evaluated, known)
     shares = share_out(training.folder, training.manifest, section.evaluation_fraction, config.train.seed)
     files = (source if evaluated is None else evaluated).file_names

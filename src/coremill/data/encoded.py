@@ -30,7 +30,7 @@ from coremill.config.schema import RunConfig
 from coremill.data.labels import Labels
 from coremill.errors import InputError
 
-ENCODED_VERSION = 2  # part of every key: raise it when the meaning of the files, or what is made of examples, changes
+ENCODED_VERSION = 3  # part of every key: raise it when the meaning of the files, or what is made of examples, changes
 MANIFEST_FILE = "manifest.json"
 TOKENS_FILE, TYPES_FILE, OFFSETS_FILE = "tokens.bin", "types.bin", "offsets.bin"
 LENGTHS_FILE, ROW_EXAMPLES_FILE, GROUPS_FILE = "lengths.npy", "examples.npy", "groups.npy"

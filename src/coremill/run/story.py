@@ -185,7 +185,7 @@ def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine
     config, plan = run.config, run.orders.plan
     with phase(run.events, "build"):
         model = build_on_meta(run.orders.model, attention=config.model.attention)
-        choices = choose_trained(model, config) | apply_changes(model, task, config)
+        choices = choose_trained(model, config, run.orders.model) | apply_changes(model, task, config)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()

@@ -120,7 +120,18 @@ def test_classes_have_the_names_of_the_dataset(prepare, tmp_path):
     )
     table = datasets.Dataset.from_list(ROWS, features=features)
     table.to_parquet(str(tmp_path / "train.parquet"))
-    assert prepare(tmp_path / "train.parquet").labels.names == ("different", "same", "unsure")
+    file, names = tmp_path / "train.parquet", ("different", "same", "unsure")
+    rows = prepare(file)
+    assert rows.labels.names == names and EncodedSplit(rows, "train").targets["labels"][:3].tolist() == [0, 1, 2]
+    # A head, or other data, in another order: by name, on both sides.
+    head = AskedLabels(Labels(kind="classes", count=3, names=("Unsure", "Different", "Same")), "the model's head")
+    rows = prepare(file, asked=head, evaluation_source=str(file))
+    for side in ("train", "evaluation"):
+        assert EncodedSplit(rows, side).targets["labels"][:3].tolist() == [1, 2, 0]
+    assert [note.partition(":")[0] for note in rows.notes] == ["labels go by name", "to evaluate on"]
+    lines = write_jsonl(tmp_path / "named.jsonl", [row | {"label": "scale"[row["label"]]} for row in ROWS])
+    with pytest.raises(InputError, match="not those of the labels of the training data"):
+        prepare(lines, evaluation_source=str(file))
 
 
 def test_labels_of_training_decide(prepare, tmp_path):
