@@ -106,6 +106,69 @@ def check(
 
 
 @k8s_app.command()
+def rehearse(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG",
+            help="run file with a section kubernetes, which is rendered first, or manifests: a file or a folder",
+            show_default=False,
+        ),
+    ],
+    settings: Overrides = None,
+    reclaim: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="POD@TIME",
+            help="the machine of a pod is taken back (spot): SIGTERM, the manifest's grace, SIGKILL, a new pod with a "
+            "new address; 0@30s, or 1@20steps: once 20 steps are done; repeat as needed",
+            show_default=False,
+        ),
+    ] = None,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option(metavar="POD@TIME", help="a pod is killed without a word; repeat as needed", show_default=False),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="pods are containers of this image: the folder it was unpacked into, or an OCI bundle; left out: they "
+            "run the coremill of this machine",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="volume, logs and manifests of the rehearsal; left out: runs/NAME-rehearsal",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout, the screen on stderr")] = False,
+) -> None:
+    """The job on this machine, as the controllers of a cluster would run it, from the rendered objects alone.
+
+    coremill k8s rehearse run.yaml --reclaim 0@20steps
+
+    TrainJob to JobSet to Job to pods: each with a network, a host name, a user, mounts and a memory limit of its own,
+    as the manifest says; exit codes, failure policy, backoff and restarts are carried out as written there. At the end:
+    steps, restarts, lost work, whether the manifest's times were enough, and which line is wrong. Exit code 0: the job
+    came to its end, and nothing is; 1: it did not, or something is; 78: bad input.
+
+    As root, or as a user with subordinate ids (newuidmap). Nothing is left behind but the folder of -o.
+    """
+    from coremill.k8s.rehearse.command import Request
+    from coremill.k8s.rehearse.command import rehearse as rehearse_job
+
+    request = Request(config, tuple(settings or ()), tuple(reclaim or ()), tuple(kill or ()), image, output, as_json)
+    raise typer.Exit(rehearse_job(request))
+
+
+@k8s_app.command()
 def dashboard() -> None:
     """A Grafana dashboard of runs that serve metrics (run.metrics_port), as JSON on stdout.
 
