@@ -41,6 +41,7 @@ from coremill.run.opening import listen_for_metrics
 from coremill.world.identity import DEFAULT_PORT
 from unit.report.fake_run import CONFIG, START, make_fake_run, write_line
 
+PAGE = Path(__file__).parents[3] / "docs" / "eks.md"
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 # As `coremill k8s render` writes it: nodes have a price.
@@ -140,7 +141,7 @@ def test_a_node_without_the_first_one_s_files_serves_its_own(whole: Path, tmp_pa
 
 def test_names_follow_the_rules_and_are_documented(whole: Path) -> None:
     families = list(text_string_to_metric_families(generate_latest(RunMetrics(whole, None)).decode()))
-    page = (Path(__file__).parents[3] / "docs" / "eks.md").read_text()
+    page = PAGE.read_text()
     for each in families:
         names = {sample.name for sample in each.samples}
         assert all(re.fullmatch(r"coremill_[a-z]+(_[a-z]+)*", name) for name in names)
@@ -205,12 +206,13 @@ def test_over_http(whole: Path) -> None:
 
 
 def queries() -> list[str]:
-    """Of the panels, and of the choices above them."""
+    """Of the panels, of the choices above them, and of the alerts that the page proposes."""
     page = dashboard()
     found = [target["expr"] for panel in page["panels"] for target in panel.get("targets", ())]
     labels = [each["query"]["query"] for each in page["templating"]["list"] if each["type"] == "query"]
+    found += re.findall(r"^  expr: (.+)$", PAGE.read_text(), flags=re.MULTILINE)  # alerts
     found += [match.group(1) for each in labels if (match := re.fullmatch(r"label_values\((.+), \w+\)", each))]
-    assert len(found) == sum(len(panel.get("targets", ())) for panel in page["panels"]) + len(labels) > 30
+    assert len(found) == sum(len(panel.get("targets", ())) for panel in page["panels"]) + len(labels) + 4 > 30
     return found
 
 
