@@ -139,9 +139,9 @@ def _training(to: _Families, tally: RunTally) -> None:
     left = tally.remaining_seconds(steps, RECENT_STEPS)
     to.gauge("remaining_seconds", "Time to the last step at the pace of the most recent ones.", left)
     if last is not None:
-        to.gauge("loss", "Of the last step, before its update.", last.loss)
-        to.gauge("learning_rate", "Of the last step.", last.learning_rate)
-        to.gauge("gradient_norm", "Of the last step, before clipping.", last.gradient_norm)
+        to.gauge("loss", "Loss of the last step, before its update.", last.loss)
+        to.gauge("learning_rate", "Learning rate of the last step.", last.learning_rate)
+        to.gauge("gradient_norm", "Gradient norm of the last step, before clipping.", last.gradient_norm)
     done = tally.past.tokens + sum(int(record.tokens) for record in tally.steps.values())
     to.counter("tokens_total", "Real tokens trained on; steps done again count once.", done)
     to.gauge("tokens_per_second", f"Real tokens, over the last {RECENT_STEPS} steps.", recent)
@@ -159,12 +159,12 @@ def _evaluation(to: _Families, tally: RunTally) -> None:
     last = tally.evaluations.get(max(tally.evaluations, default=0))
     if last is None:
         return
-    to.gauge("evaluation_step", "Of the last evaluation.", last.number("step"))
+    to.gauge("evaluation_step", "Step of the last evaluation.", last.number("step"))
     for name in ("loss", *metric_names(last.fields)):
         value = last.get(name)
         if isinstance(value, int | float):
             to.gauge("evaluation_score", "What the last evaluation found, by metric.", value, metric=name)
-    to.gauge("best_step", "Of the best evaluation so far.", last.get("best_step"))
+    to.gauge("best_step", "Step of the best evaluation so far.", last.get("best_step"))
 
 
 def _reliability(to: _Families, run: MeteredRun) -> None:
@@ -179,11 +179,12 @@ def _reliability(to: _Families, run: MeteredRun) -> None:
         to.counter("faults_total", words, count, cause=cause)
     for outcome, count in {"saved": saves.done, "failed": saves.failed}.items():
         to.counter("saves_total", "Checkpoints, by whether they were saved.", count, outcome=outcome)
-    slowest = "Of the last checkpoint, the slowest rank's: "
-    to.gauge("last_save_seconds", f"{slowest}how long the save took, beside training.", saves.slowest("seconds"))
+    to.gauge(
+        "last_save_seconds", "How long the last save took the slowest rank, beside training.", saves.slowest("seconds")
+    )
     blocked = saves.slowest("blocked_seconds")
-    to.gauge("last_save_blocked_seconds", f"{slowest}how long training stood for it.", blocked)
-    to.gauge("last_save_step", "Of the last checkpoint.", saves.slowest("step"))
+    to.gauge("last_save_blocked_seconds", "How long training stood for the last save.", blocked)
+    to.gauge("last_save_step", "Step of the last checkpoint.", saves.slowest("step"))
     moment = max((event.time for event in saves.last.values()), default=None)
     to.gauge("last_save_timestamp_seconds", "When the last checkpoint was saved.", moment)
 
@@ -195,15 +196,15 @@ def _cost(to: _Families, run: MeteredRun) -> None:
     cost = cost_of(run.tally, run.config_text(), planned["hours"])
     if cost is not None:
         to.counter("cost_usd_total", "Dollars so far, for the nodes of the run.", cost["usd"])
-        to.gauge("cost_usd_per_hour", "What the nodes cost.", cost["usd_per_hour"])
+        to.gauge("cost_usd_per_hour", "What the nodes of the run cost, all together.", cost["usd_per_hour"])
         to.gauge("cost_planned_usd", "Dollars that the plan counts with.", cost["planned_usd"])
 
 
 def _rank(to: _Families, rank: RankTally) -> None:
     number = str(rank.rank)
-    to.gauge("rank_step", "The last step that the rank has done.", rank.last_step, rank=number)
+    to.gauge("rank_step", "Last step that the rank has done.", rank.last_step, rank=number)
     to.gauge("rank_memory_bytes", "Resident memory of the rank.", rank.rss_bytes or None, rank=number)
-    to.gauge("rank_memory_peak_bytes", "The most it ever held.", rank.peak_rss_bytes or None, rank=number)
+    to.gauge("rank_memory_peak_bytes", "The most memory the rank ever held.", rank.peak_rss_bytes or None, rank=number)
     sent = rank.wire_bytes.total + rank.first_wire_bytes.total
     to.counter("rank_sent_bytes_total", "What the rank sent to others in steps.", sent, rank=number)
     words = "Time of the rank in steps, by what it went into; the first step of an attempt is left out."

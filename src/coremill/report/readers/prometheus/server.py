@@ -28,7 +28,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from coremill.errors import CoremillError
-from coremill.report.http_service import BoundedServer, ReadOnlyHandler
+from coremill.report.http_service import LOOPBACK, BoundedServer, ReadOnlyHandler
 from coremill.report.readers.prometheus.families import MeteredRun, families_of
 from coremill.report.readers.prometheus.reader import PATH
 
@@ -74,7 +74,7 @@ class MetricsServer(BoundedServer):
     def __init__(self, listener: socket.socket, metrics: RunMetrics) -> None:
         super().__init__(listener, _Handler)
         self.metrics = metrics
-        self.is_loopback = str(listener.getsockname()[0]).startswith(("127.", "::1"))
+        self.is_loopback = listener.getsockname()[0] in (LOOPBACK, "::1")
 
 
 class _Handler(ReadOnlyHandler):
