@@ -91,7 +91,9 @@ def train(
     hostfile: Annotated[
         Path | None, typer.Option(help="train on these hosts, one a line (node1 slots=2)", show_default=False)
     ] = None,
-    ppn: Annotated[int | None, typer.Option(help="with --hostfile: ranks per host; left out: its slots")] = None,
+    ppn: Annotated[
+        int | None, typer.Option(help="with --hostfile: ranks per host; left out: by the run file, else its slots")
+    ] = None,
     via: Annotated[
         Literal["torchrun", "mpirun"] | None,
         typer.Option(help="with --hostfile: who starts the ranks; left out: coremill, which restarts what is lost"),

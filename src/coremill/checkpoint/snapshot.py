@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from coremill.checkpoint.dropout import dropout_of
 from coremill.checkpoint.export_folder import STORED_NAMES
 from coremill.checkpoint.manifest import Checkpoint, Manifest, StoredFile
 from coremill.checkpoint.store import StoredTensor
@@ -39,7 +40,6 @@ from coremill.model.slices import (
 )
 from coremill.model.source import ModelFolder
 from coremill.plan.headers import TensorHeader, read_file_header
-from coremill.plan.types import Choice
 from coremill.train.numerics import NumericsGuard
 from coremill.train.scores import Scores
 from coremill.world.heartbeat import HEARTBEAT
@@ -61,6 +61,7 @@ class Training:
     guard: NumericsGuard
     scores: Scores = field(default_factory=Scores)
     base: Base | None = None  # what the weights are beside of; None: they are all there is
+    micro_batch_rows: int | None = None  # dropout is drawn for so many at a time; None: not known
 
 
 @dataclass(frozen=True)
@@ -265,6 +266,18 @@ def restore_optimizer(engine: Engine, checkpoint: Checkpoint) -> None:
     engine.restore(state)
 
 
+def progress_of(training: Training, step: int) -> dict[str, Any]:
+    """What `restore_progress` needs beside tensors."""
+    dropout = dropout_of(training.model, training.micro_batch_rows)
+    return {
+        "loader": training.loader.state(),
+        "numerics": training.guard.state(),
+        "evaluations": training.scores.state(step),
+        **({} if training.base is None else {"base": training.base.to_json()}),
+        **({} if dropout is None else {"dropout": dropout}),
+    }
+
+
 def restore_progress(
     checkpoint: Checkpoint | None, training: Training, *, rank: int, world_size: int, seed: int
 ) -> None:
@@ -290,21 +303,6 @@ def restore_rng(checkpoint: Checkpoint | None, *, rank: int, world_size: int, se
         state = reader.read_whole(file_name(rank, world_size), RNG)
     assert state is not None
     torch.set_rng_state(state)
-
-
-def other_dropout(checkpoint: Checkpoint | None, model: nn.Module, world_size: int) -> Choice[str] | None:
-    """What becomes of dropout where other ranks go on: each rank had its own random numbers. None: nothing."""
-    if checkpoint is None or checkpoint.manifest.world_size == world_size:
-        return None
-    chances = [module.p for module in model.modules() if isinstance(module, nn.Dropout) and module.p > 0]
-    if not chances:
-        return None
-    before, now = (f"{count} rank{'s' if count != 1 else ''}" for count in (checkpoint.manifest.world_size, world_size))
-    return Choice(
-        "drawn anew",
-        f"{before} had random numbers of their own, and {now} cannot go on with them: what is dropped from here on, and"
-        f" with it the loss, is not what {before} would have had",
-    )
 
 
 def _check_shapes(slices: Sequence[RowSlice], checkpoint: Checkpoint) -> None:

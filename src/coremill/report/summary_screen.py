@@ -14,6 +14,7 @@ from coremill.report.loss_plot import render_loss_plot
 from coremill.report.metrics import (
     format_metric,
     in_words,
+    loading_expression,
     loading_lines,
     memory_beside_plan,
     metric_names,
@@ -301,8 +302,7 @@ def _next_steps(summary: Mapping[str, Any], console: Console) -> None:
             for line in filter(None, loading_lines(model_class, folder, base)):
                 print_verbatim(console, f"  {line}", style="cyan")
         else:
-            load = f'{model_class}.from_pretrained("{base or folder}")'
-            load = f'PeftModel.from_pretrained({load}, "{folder}")' if is_adapter else load
+            load = loading_expression(model_class, folder, base)
             print_line(console, f"export{which}: {folder} ({size}), load it with {load}")
         if is_adapter:
             print_verbatim(console, f"whole model: coremill export {shlex.quote(run)} FOLDER --merged")

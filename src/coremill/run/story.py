@@ -193,7 +193,7 @@ def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine
     config, plan = run.config, run.orders.plan
     with phase(run.events, "build"):
         model = build_on_meta(run.orders.model, attention=config.model.attention)
-        choices = choose_trained(model, config) | apply_changes(model, task, config)
+        choices = choose_trained(model, config, run.orders.model) | apply_changes(model, task, config)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -241,17 +241,19 @@ def resume(
     run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn.Module, origin: ResumePoint
 ) -> Training:
     """All that has a state besides the weights, where the checkpoint left it, or at its beginning."""
-    from coremill.checkpoint.snapshot import Training, other_dropout, restore_progress
+    from coremill.checkpoint.dropout import dropout_of, other_dropout
+    from coremill.checkpoint.snapshot import Training, restore_progress
     from coremill.train.numerics import NumericsGuard
     from coremill.train.scores import Scores
 
     config, plan, world = run.config, run.orders.plan, run.world
+    rows = plan.micro_batch_rows.value
     loader = task.make_loader(
         run.orders.data,
         seed=config.train.seed,
         rows_per_step=plan.rows_per_step,
         accumulation_steps=plan.accumulation_steps.value,
-        micro_batch_rows=plan.micro_batch_rows.value,
+        micro_batch_rows=rows,
         rank=world.rank,
         world_size=world.size,
     )
@@ -259,9 +261,9 @@ def resume(
     steps = run.orders.steps if run.orders.data.evaluation_rows else 0
     metric = deciding_metric(config, make_task(config).metrics_on(run.orders.data))
     scores = Scores(metric, config.evaluation, rows=evaluated_rows(config), steps=steps)
-    training = Training(engine, model, loader, guard, scores, run.orders.base)
+    training = Training(engine, model, loader, guard, scores, run.orders.base, rows)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
-    if (dropout := other_dropout(origin.checkpoint, model, world.size)) is not None:
+    if (dropout := other_dropout(origin.checkpoint, dropout_of(model, rows), world.size)) is not None:
         run.events.write("choice", name="dropout", value=dropout.value, reason=dropout.reason)
     return training
 
