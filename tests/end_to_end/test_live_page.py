@@ -46,7 +46,9 @@ def test_a_run_with_page_and_metrics_that_are_killed_and_visitors_that_take_noth
             said += line
         port, metrics_port = int(found.group(1)), int(found.group(2))
         served = {each.name: each.samples for each in scraped(metrics_port)}
-        assert served["coremill_steps_planned"][0].value == 8 and served["coremill_run_info"][0].labels["run"] == "paged"
+        assert (
+            served["coremill_steps_planned"][0].value == 8 and served["coremill_run_info"][0].labels["run"] == "paged"
+        )
         with socket.create_connection(("127.0.0.1", port)) as sleeper:  # takes nothing
             sleeper.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             page = ask(port, "/").read().decode()
