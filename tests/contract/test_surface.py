@@ -43,6 +43,7 @@ COMMANDS = {
     "coremill plan": ["--compare", "--data", "--fleet", "--json", "--learn", "--live", "--model", "--set", "CONFIG"],
     "coremill doctor": ["--json", "--self-test/--no-self-test"],
     "coremill launch": [
+        "--accelerate",
         "--allocator",
         "--bind-threads",
         "--check/--no-check",
@@ -83,6 +84,7 @@ COMMANDS = {
     "coremill k8s stop": ["--context", "--json", "--set", "--wait/--no-wait", "CONFIG"],
     "coremill k8s delete": ["--context", "--json", "--set", "--yes/-y", "CONFIG"],
     "coremill config": [],
+    "coremill config init": ["--answer", "--yes/-y", "FILE"],
     "coremill config import": ["--json", "WORDS"],
     "coremill config show": ["--data", "--json", "--model", "--set", "CONFIG"],
     "coremill config schema": [],

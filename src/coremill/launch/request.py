@@ -35,6 +35,7 @@ class Request:
     nnodes: int | None = None
     node_rank: int | None = None
     master: str | None = None  # ADDRESS[:PORT]
+    accelerate: Path | None = None  # a file of accelerate that says the rest
     interface: str | None = None
     threads: int | None = None
     allocator: Allocator = "auto"
