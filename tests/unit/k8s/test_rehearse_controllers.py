@@ -19,7 +19,7 @@ from coremill.k8s.rehearse.job_controller import BY_LIMIT, BY_POLICY, JobControl
 from coremill.k8s.rehearse.pods import Pod, Secrets, make_pod
 from coremill.k8s.rehearse.policy import has_service, nft_rules, selects
 from coremill.k8s.rehearse.provisions import provisions_for, put_on_volume, readable_mounts
-from coremill.k8s.rehearse.run_in_pods import PodRunFile, RunEvents, run_file_of, with_fewer_threads
+from coremill.k8s.rehearse.run_in_pods import PodRunFile, PodWords, RunEvents, run_file_of, with_fewer_threads
 from coremill.k8s.rehearse.written import WrittenObjects
 from coremill.k8s.render import render_objects, to_yaml
 from unit.k8s.clusters import loaded, of_kind
@@ -378,3 +378,18 @@ def test_lost_work_is_what_was_done_twice() -> None:
         None, steps=[(float(moment), step) for moment, step in enumerate([1, 2, 3, 2, 3, 4, 5, 4, 5, 6])]
     )
     assert events.lost() == [(3.0, 2), (7.0, 2)] and events.done == 6
+
+
+def test_what_pods_say_is_said_once(tmp_path: Path) -> None:
+    words, token = PodWords(tmp_path), "hf_" + "abcdefgh" * 4
+    assert words.of("a") == ""
+    (tmp_path / "a.log").write_text("measuring\nreading\n\nhalf a li")
+    (tmp_path / "b.log").write_text("reading\n")
+    assert (words.of("a"), words.of("b"), words.of("a")) == ("reading", "", "")
+    (tmp_path / "a.log").open("a").write("ne " + token + "x" * 200 + "\n")
+    assert words.of("a").startswith("half a line ***") and token not in words.of("a")
+    (tmp_path / "b.log").open("a").write("step 1/4 loss 2\n")
+    assert words.of("b") == ""
+    words.begin_anew()
+    (tmp_path / "c.log").write_text("reading\n")
+    assert words.of("c") == "reading"
