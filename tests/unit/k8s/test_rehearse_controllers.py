@@ -149,6 +149,18 @@ def test_names_are_those_of_a_headless_service_that_selects_the_pod(tmp_path: Pa
     assert found("jobset", network(subdomain="mine")) == ("mine", True)
 
 
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    def change(objects: list[dict[str, Any]]) -> None:
+        spec = job_spec(objects)
+        spec["ttlSecondsAfterFinished"] = 60
+        spec["template"]["spec"]["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+
+    assert plan_set(objects_of(tmp_path, KINDS["job"])).notes == ()
+    deadline, memory = plan_set(objects_of(tmp_path, KINDS["job"], change)).notes
+    assert deadline.startswith("not rehearsed: all.yaml:") and deadline.endswith("spec.ttlSecondsAfterFinished")
+    assert memory.startswith("on disk here") and memory.endswith("volumes[3].emptyDir.medium")
+
+
 def test_rights_that_nobody_takes_away_are_those_of_a_runtime(tmp_path: Path) -> None:
     def rights(written: dict[str, Any]) -> Change:
         def change(objects: list[dict[str, Any]]) -> None:

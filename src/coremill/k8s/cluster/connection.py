@@ -211,7 +211,8 @@ def connect(section: KubernetesSection, context: str | None) -> Cluster:
         raise InputError(
             "the kubeconfig's way to log in does not work",
             where=f"context {name}",
-            why="; ".join(told),
+            # In a terminal the client lets the program speak for itself, and then trips over having no words of it.
+            why="; ".join("what it says stands above" if "NoneType" in words else words for words in told),
             do="`kubectl get namespaces` shows what it says; on EKS it runs `aws eks get-token`: is the AWS CLI there,"
             " and logged in (`aws sts get-caller-identity`, `aws sso login`)?",
         )
