@@ -10,9 +10,10 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -192,7 +193,7 @@ class Machine:
             "has_read_only_root": container.has_read_only_root,
             "may_gain_rights": container.may_gain_rights,
         }
-        with (self.logs / f"{pod.name}.log").open("ab") as log:
+        with (self.logs / f"{pod.name}.log").open("ab") as log, _sigterm_held_back():
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", pod_init.__name__],
                 stdin=subprocess.PIPE,
@@ -225,6 +226,26 @@ class Machine:
             found.append((str(source), mount.path, mount.read_only))
         found.sort(key=lambda one: one[1].count("/"))  # an outer mount before what lies in it
         return [*found, (str(self._hosts_of(pod)), "/etc/hosts", True)]
+
+
+@contextlib.contextmanager
+def _sigterm_held_back() -> Iterator[None]:
+    """What is started inherits that, until it can pass the signal on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def hears(pid: int) -> bool:
+    """Whether the first process of a pod handles SIGTERM, which process 1 is otherwise deaf to; `pid`: its parent's."""
+    with contextlib.suppress(OSError, IndexError):
+        inner = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
+        lines = Path(f"/proc/{inner}/status").read_text().splitlines()
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+        return bool(caught >> (signal.SIGTERM - 1) & 1)
+    return False
 
 
 def shown_folders() -> list[str]:
