@@ -78,6 +78,15 @@ def test_an_archive_is_an_image_and_what_it_lacks_is_said(tmp_path: Path, bundle
     assert "executable file not found" in done.err
 
 
+@long_test
+def test_a_reclaim_waits_until_the_container_hears_and_not_only_its_runtime(tmp_path: Path, bundle: Path) -> None:
+    listens = "sleep 1; trap 'exit 75' TERM; touch /fsx/coremill/was; while true; do sleep 0.1; done"
+    script = f"test $PET_NODE_RANK = 0 || exit 0; test -e /fsx/coremill/was && exit 0; {listens}"
+    done = rehearse(manifests(tmp_path, script), "--image", str(bundle), "--reclaim", "0@0s")
+    assert done.code == 0, done
+    assert [one["exit_code"] for one in done.summary["pods"] if one["pod"] == 0] == [75, 0]
+
+
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=long_test), signal.SIGKILL])
 def test_no_container_is_left_however_it_ends(tmp_path: Path, bundle: Path, number: signal.Signals) -> None:
     """Nor its mounts, namespaces and groups, of any controller."""

@@ -19,7 +19,7 @@ from coremill.k8s.rehearse.job_controller import BY_LIMIT, BY_POLICY, JobControl
 from coremill.k8s.rehearse.pods import Pod, Secrets, make_pod
 from coremill.k8s.rehearse.policy import has_service, nft_rules, selects
 from coremill.k8s.rehearse.provisions import provisions_for, put_on_volume, readable_mounts
-from coremill.k8s.rehearse.run_in_pods import PodRunFile, RunEvents, run_file_of, with_fewer_threads
+from coremill.k8s.rehearse.run_in_pods import PodRunFile, PodWords, RunEvents, run_file_of, with_fewer_threads
 from coremill.k8s.rehearse.written import WrittenObjects
 from coremill.k8s.render import render_objects, to_yaml
 from unit.k8s.clusters import loaded, of_kind
@@ -147,6 +147,18 @@ def test_names_are_those_of_a_headless_service_that_selects_the_pod(tmp_path: Pa
     assert found("job", lambda all: all.remove(of_kind(all, "Service"))) == ("tiny", False)
     assert found("jobset", network(enableDNSHostnames=False)) == (None, False)
     assert found("jobset", network(subdomain="mine")) == ("mine", True)
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    def change(objects: list[dict[str, Any]]) -> None:
+        spec = job_spec(objects)
+        spec["ttlSecondsAfterFinished"] = 60
+        spec["template"]["spec"]["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+
+    assert plan_set(objects_of(tmp_path, KINDS["job"])).notes == ()
+    deadline, memory = plan_set(objects_of(tmp_path, KINDS["job"], change)).notes
+    assert deadline.startswith("not rehearsed: all.yaml:") and deadline.endswith("spec.ttlSecondsAfterFinished")
+    assert memory.startswith("on disk here") and memory.endswith("volumes[3].emptyDir.medium")
 
 
 def test_rights_that_nobody_takes_away_are_those_of_a_runtime(tmp_path: Path) -> None:
@@ -378,3 +390,18 @@ def test_lost_work_is_what_was_done_twice() -> None:
         None, steps=[(float(moment), step) for moment, step in enumerate([1, 2, 3, 2, 3, 4, 5, 4, 5, 6])]
     )
     assert events.lost() == [(3.0, 2), (7.0, 2)] and events.done == 6
+
+
+def test_what_pods_say_is_said_once(tmp_path: Path) -> None:
+    words, token = PodWords(tmp_path), "hf_" + "abcdefgh" * 4
+    assert words.of("a") == ""
+    (tmp_path / "a.log").write_text("measuring\nreading\n\nhalf a li")
+    (tmp_path / "b.log").write_text("reading\n")
+    assert (words.of("a"), words.of("b"), words.of("a")) == ("reading", "", "")
+    (tmp_path / "a.log").open("a").write("ne " + token + "x" * 200 + "\n")
+    assert words.of("a").startswith("half a line ***") and token not in words.of("a")
+    (tmp_path / "b.log").open("a").write("step 1/4 loss 2\n")
+    assert words.of("b") == ""
+    words.begin_anew()
+    (tmp_path / "c.log").write_text("reading\n")
+    assert words.of("c") == "reading"

@@ -51,9 +51,12 @@ class Cluster:
                 return None
             raise
 
-    def list_all(self, kind: str, namespace: str | None = None, labels: str | None = None) -> list[dict[str, Any]]:
-        """All objects of a kind, in a namespace or everywhere, with these labels (`a=b,c=d`)."""
-        query = [] if labels is None else [("labelSelector", labels)]
+    def list_all(
+        self, kind: str, namespace: str | None = None, labels: str | None = None, fields: str | None = None
+    ) -> list[dict[str, Any]]:
+        """All objects of a kind, in a namespace or everywhere, with these labels or fields (`a=b,c=d`)."""
+        selectors = (("labelSelector", labels), ("fieldSelector", fields))
+        query = [(name, value) for name, value in selectors if value is not None]
         found = self._ask("list", KINDS[kind], namespace, None, query=query).get("items") or ()
         # In lists of core kinds objects do not say what they are.
         return [{**one, "kind": kind, "apiVersion": KINDS[kind].api_version} for one in found]
@@ -208,7 +211,8 @@ def connect(section: KubernetesSection, context: str | None) -> Cluster:
         raise InputError(
             "the kubeconfig's way to log in does not work",
             where=f"context {name}",
-            why="; ".join(told),
+            # In a terminal the client lets the program speak for itself, and then trips over having no words of it.
+            why="; ".join("what it says stands above" if "NoneType" in words else words for words in told),
             do="`kubectl get namespaces` shows what it says; on EKS it runs `aws eks get-token`: is the AWS CLI there,"
             " and logged in (`aws sts get-caller-identity`, `aws sso login`)?",
         )

@@ -12,7 +12,7 @@ from typing import Any
 from coremill.errors import InputError
 from coremill.k8s.cluster.conditions import container_status, exit_code, newest_of
 from coremill.k8s.cluster.connection import Cluster
-from coremill.k8s.cluster.diagnosis import code_words
+from coremill.k8s.cluster.diagnosis import end_words
 from coremill.k8s.cluster.refusals import Refused, Unavailable
 from coremill.k8s.cluster.seen import Object, labels_of, look, look_again
 from coremill.k8s.cluster.status import OVER, headline, state_of, status_of, told_reasons
@@ -75,7 +75,9 @@ def lines_of(
         seen = look_again(cluster, job, say)
         pod, state = newest_of(seen.pods, index), state_of(seen)
         code = None if pod is None else exit_code(pod)
-        words = _why(status_of(seen), index) if code is None else f"{name} ended with {code} ({code_words(code)})"
+        words = _why(status_of(seen), index)
+        if pod is not None and code is not None:
+            words = f"{pod['metadata']['name']} ended with {code} ({end_words(pod)})"
         if words and words != told:
             say(words)
             told = words

@@ -70,7 +70,9 @@ def look(cluster: Cluster, job: Job) -> Seen:
         node_class = readable("EC2NodeClass", lambda: cluster.get("EC2NodeClass", job.pool))
         claims = readable("nodes", lambda: cluster.list_all("NodeClaim", labels=f"{POOL_LABEL}={job.pool}")) or []
         if namespace != CLUSTER_WIDE_EVENTS:
-            events += readable("events of nodes", lambda: cluster.list_all("Event", CLUSTER_WIDE_EVENTS)) or []
+            of_nodes = "involvedObject.kind=NodeClaim"
+            said = readable("events of nodes", lambda: cluster.list_all("Event", CLUSTER_WIDE_EVENTS, fields=of_nodes))
+            events += said or []
     return Seen(
         kind=kind,
         name=job.name,

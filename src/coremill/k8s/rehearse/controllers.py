@@ -64,7 +64,10 @@ def plan_set(objects: WrittenObjects) -> PlannedSet:
     planned = _planned(objects, top)
     left_out = [part.part(key) for part in (top.part("spec"), planned.job.spec) for key in _NOT_WAITED_FOR]
     places = dict.fromkeys(one.place for one in left_out if one.value is not None)
-    return replace(planned, notes=(*planned.notes, *(f"not rehearsed: {place}" for place in places)))
+    mediums = [one.part("emptyDir", "medium") for one in planned.job.spec.parts("template", "spec", "volumes")]
+    notes = [f"not rehearsed: {place}" for place in places]
+    notes += [f"on disk here, and not of the pod's memory: {one.place}" for one in mediums if one.value == "Memory"]
+    return replace(planned, notes=(*planned.notes, *notes))
 
 
 def _planned(objects: WrittenObjects, top: Written) -> PlannedSet:

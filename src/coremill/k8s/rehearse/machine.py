@@ -10,9 +10,10 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -172,7 +173,7 @@ class Machine:
             order |= self._order(place, pod, container, network)
         else:
             order |= {"groups": [], "bundle": self._bundle(place, self.image, pod, container, network, cpus)}
-        with (self.logs / f"{pod.name}.log").open("ab") as log:
+        with (self.logs / f"{pod.name}.log").open("ab") as log, _sigterm_held_back():
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", pod_init.__name__],
                 stdin=subprocess.PIPE,
@@ -259,6 +260,36 @@ class Machine:
             found.append((str(source), mount.path, mount.read_only))
         found.sort(key=lambda one: one[1].count("/"))  # an outer mount before what lies in it
         return [*found, (str(self._hosts_of(pod)), "/etc/hosts", True)]
+
+
+@contextlib.contextmanager
+def _sigterm_held_back() -> Iterator[None]:
+    """What is started inherits that, until it can pass the signal on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def hears(pid: int) -> bool:
+    """Whether the first process of a pod handles SIGTERM, which process 1 is otherwise deaf to; `pid`: its parent's."""
+    with contextlib.suppress(OSError, IndexError):
+        inner = _child_of(pid)
+        while (program := Path(f"/proc/{inner}/cmdline").read_text().split("\0")[0]).rpartition("/")[2] == RUNTIME:
+            inner = _child_of(inner)  # of an image the runtime, and what has yet to become the command, are around it
+        if not program:  # it has ended
+            return False
+        lines = Path(f"/proc/{inner}/status").read_text().splitlines()
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+        return bool(caught >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
+def _child_of(pid: int) -> int:
+    """The first one, of any thread."""
+    texts = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children")]
+    return int(" ".join(texts).split()[0])
 
 
 def shown_folders() -> list[str]:

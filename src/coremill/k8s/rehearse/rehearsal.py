@@ -17,15 +17,16 @@ from dataclasses import dataclass, field
 from coremill.k8s.rehearse.controllers import PlannedSet
 from coremill.k8s.rehearse.disruptions import Disruption, ReclaimTimes, reclaim_times
 from coremill.k8s.rehearse.job_controller import Answer, JobController, SetController
-from coremill.k8s.rehearse.machine import SUBNET, Machine, PodNetwork
+from coremill.k8s.rehearse.machine import SUBNET, Machine, PodNetwork, hears
 from coremill.k8s.rehearse.pods import Container, Pod, Secrets, make_pod
 from coremill.k8s.rehearse.policy import has_service, nft_rules
-from coremill.k8s.rehearse.run_in_pods import RunEvents, with_fewer_threads
+from coremill.k8s.rehearse.run_in_pods import PodWords, RunEvents, with_fewer_threads
 from coremill.k8s.rehearse.written import Written, WrittenObjects
 from coremill.report.terminal import format_loss
 
 _TICK_SECONDS = 0.05
 _SHOWN_EVERY_SECONDS = 5.0
+_DEAF_SECONDS = 5.0  # so long a reclaim waits for a program that has just begun to listen for SIGTERM
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"  # what Kubernetes makes names from
 Say = Callable[[int | None, str], None]  # which pod (None: the job), what
 
@@ -89,6 +90,7 @@ class Rehearsal:
         self._due: dict[int, float] = {}  # pods to be started, and when
         self._began = time.monotonic()
         self._shown_step, self._shown_seconds = 0, 0.0
+        self._words, self._words_seconds = PodWords(machine.logs), 0.0
         self._cpus = sorted(os.sched_getaffinity(0))
 
     def run(self) -> Seen:
@@ -113,10 +115,12 @@ class Rehearsal:
             del self._due[index]
             self._start(index)
         self.seen.events.follow()
+        self._show_words()
         self._show_progress()
-        for one in [one for one in self.pending if self._is_due(one, now)]:
-            self.pending.remove(one)
-            self._disrupt(one, now)
+        for one in list(self.pending):
+            if self._is_due(one, now):
+                self.pending.remove(one)
+                self._disrupt(one, now)
         for life in list(self._alive.values()):
             if life.ended_seconds is not None:  # meanwhile: a failed job ends them all
                 continue
@@ -144,6 +148,7 @@ class Rehearsal:
         process = self.machine.start(pod, running, network, self._cpus_of(index))
         life = Life(pod, network, waiting, process, running, self._now())
         self._alive[index] = life
+        self._words.begin_anew()
         self.seen.lives.append(life)
         self.say(index, f"{pod.name} starts at {network.address}")
 
@@ -167,7 +172,10 @@ class Rehearsal:
         return [self._cpus[(index * each + place) % len(self._cpus)] for place in range(each)]
 
     def _is_due(self, one: Disruption, now: float) -> bool:
-        if one.pod not in self._alive or self._alive[one.pod].disruption is not None:
+        life = self._alive.get(one.pod)
+        if life is None or life.disruption is not None:
+            return False
+        if one.kind == "reclaim" and now - life.started_seconds < _DEAF_SECONDS and not hears(life.process.pid):
             return False
         if one.when.steps is not None:
             return self.seen.events.step >= one.when.steps
@@ -252,6 +260,14 @@ class Rehearsal:
             _signal(life, signal.SIGKILL)
             life.process.wait()
             self._bury(life, _exit_code(life.process))
+
+    def _show_words(self) -> None:
+        """What pods say of themselves, now and then; what several say, once."""
+        if self._now() - self._words_seconds >= _SHOWN_EVERY_SECONDS:
+            self._words_seconds = self._now()
+            for index, life in sorted(self._alive.items()):
+                if words := self._words.of(life.pod.name):
+                    self.say(index, words)
 
     def _show_progress(self) -> None:
         """Now and then: the run's own screen is in the log of its pod."""
