@@ -253,7 +253,7 @@ def test_an_empty_dataset(prepare, tmp_path):
     with pytest.raises(InputError, match="the dataset is empty"):
         prepare(tmp_path / "empty.jsonl")
     source = write_jsonl(tmp_path / "bad.jsonl", [ROWS[0] | {"label": None}])
-    with pytest.raises(InputError, match="the dataset is empty") as error:
+    with pytest.raises(InputError, match="the dataset has no row that can be used") as error:
         prepare(source, on_bad_rows="skip")
     assert "1 bad row left out" in error.value.why
 
