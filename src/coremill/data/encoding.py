@@ -116,7 +116,10 @@ def encode_examples(
         if writer.rows == 0:
             what, do = "the dataset is empty", "name files with examples in them"
             if text.bad.count:
-                what, do = "the dataset has no row that can be used", "mend the rows, or name the columns that they have"
+                what, do = (
+                    "the dataset has no row that can be used",
+                    "mend the rows, or name the columns that they have",
+                )
             raise InputError(what, where=job.where, why=why_empty(0, text.bad), do=do)
         counts = writer.close()
     text.bad.write(job.destination)
