@@ -8,7 +8,7 @@ export COREMILL_K8S_FOLDER ?= $(HOME)/.cache/coremill-k8s
 # Images of containers often have it set: then processes compile anew, each for itself, what one could have kept for all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup hosts-setup browser-setup k8s-setup demo test test-long check bench chaos soak clean
+.PHONY: setup hosts-setup browser-setup k8s-setup image-setup lock image-weight demo test test-long check bench chaos soak clean
 
 setup: $(STAMP)
 
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[aws,k8s,tensorboard,wandb,mlflow,lora,dev,peers]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[aws,k8s,tensorboard,wandb,mlflow,metrics,lora,dev,peers]'
 	touch $(STAMP)
 
 hosts-setup:                ## what tests/hosts needs besides (Debian, as root); `make test` skips those tests without it
@@ -27,6 +27,15 @@ browser-setup:              ## what tests of the pages need besides (Debian, as 
 
 k8s-setup: setup            ## the API server tests/k8s needs, built in COREMILL_K8S_FOLDER (Debian, ten minutes); `make test` skips those tests without it
 	$(BIN)/python scripts/k8s_setup.py $(COREMILL_K8S_FOLDER)
+
+image-setup:                ## what builds and runs the image (Debian, as root); `make test-long` skips those tests without it
+	apt-get install --yes --no-install-recommends buildah mmdebstrap runc
+
+lock: setup                 ## containers/requirements.lock anew: the packages of the image, with hashes
+	$(BIN)/python scripts/lock_image.py
+
+image-weight: setup         ## what the image named by IMAGE= weighs, and what is in it
+	$(BIN)/python scripts/image_weight.py $(IMAGE)
 
 demo: setup                 ## train the built-in example: no network, no download
 	$(BIN)/coremill train

@@ -132,8 +132,9 @@ def rehearse(
     image: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER",
-            help="pods are containers of this image: the folder it was unpacked into, or an OCI bundle; left out: they "
+            metavar="NAME|FILE|FOLDER",
+            help="pods are containers of this image, by runc: a name of `buildah images`, an OCI archive (docker save, "
+            "buildah push NAME oci-archive:FILE), or a folder it was unpacked into; nothing is pulled; left out: they "
             "run the coremill of this machine",
             show_default=False,
         ),
@@ -166,6 +167,22 @@ def rehearse(
 
     request = Request(config, tuple(settings or ()), tuple(reclaim or ()), tuple(kill or ()), image, output, as_json)
     raise typer.Exit(rehearse_job(request))
+
+
+@k8s_app.command()
+def dashboard() -> None:
+    """A Grafana dashboard of runs that serve metrics (run.metrics_port), as JSON on stdout.
+
+    coremill k8s dashboard > coremill.json
+
+    In Grafana: Dashboards, New, Import. It asks for the Prometheus that scrapes; for runs outside of a cluster too.
+    docs/eks.md lists the metrics.
+    """
+    import json
+
+    from coremill.report.readers.prometheus.dashboard import dashboard as made
+
+    print(json.dumps(made(), indent=2))
 
 
 @k8s_app.command()

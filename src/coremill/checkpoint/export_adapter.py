@@ -43,10 +43,10 @@ from coremill.plan.adapters import Adapted, adapted_by, alpha_of, modules_of
 from coremill.plan.types import Choice
 
 Form = Literal["model", "adapter", "merged"]
-# What peft calls what a model is for, by the class of transformers that loads it.
+# What peft calls what a model is for, by the class of transformers that loads it. Questions go without: peft 0.21's
+# wrapper for QUESTION_ANS hands no token types on to the model, so that a BERT answers otherwise than trained.
 TASK_TYPES = {
     "AutoModelForCausalLM": "CAUSAL_LM",
-    "AutoModelForQuestionAnswering": "QUESTION_ANS",
     "AutoModelForSequenceClassification": "SEQ_CLS",
 }
 

@@ -228,7 +228,8 @@ def _rows(
         seconds=seconds,
         bad_rows=sum(each.manifest.bad_rows for each in used),
         bad_rows_words="; ".join(
-            f"{each.manifest.bad_rows_words}; listed in {each.folder / LISTING_FILE}"
+            f"{'to evaluate on: ' if each is evaluation else ''}{each.manifest.bad_rows_words}"
+            f"; listed in {each.folder / LISTING_FILE}"
             for each in used
             if each.manifest.bad_rows
         ),

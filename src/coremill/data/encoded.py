@@ -168,9 +168,10 @@ class EncodedRows:
         return [folder / name for folder in folders for name in names]
 
     def in_words(self) -> str:
-        return (
-            f"{self._side(self.train_rows, self.train_examples)} to train and {self.evaluation_rows:,} to evaluate on"
-        )
+        evaluated = f"{self.evaluation_rows:,}"
+        if self.kind == "questions" and self.evaluation_rows:
+            evaluated = self._side(self.evaluation_rows, self.evaluation_examples)
+        return f"{self._side(self.train_rows, self.train_examples)} to train and {evaluated} to evaluate on"
 
     def train_in_words(self) -> str:
         """How much there is to train on."""

@@ -114,8 +114,13 @@ def encode_examples(
         encode = _encode_questions if job.kind == "questions" else _encode_texts
         found = encode(text, tokenizer, job, writer, on_progress)
         if writer.rows == 0:
-            do = "name files with examples in them"
-            raise InputError("the dataset is empty", where=job.where, why=why_empty(0, text.bad), do=do)
+            what, do = "the dataset is empty", "name files with examples in them"
+            if text.bad.count:
+                what, do = (
+                    "the dataset has no row that can be used",
+                    "mend the rows, or name the columns that they have",
+                )
+            raise InputError(what, where=job.where, why=why_empty(0, text.bad), do=do)
         counts = writer.close()
     text.bad.write(job.destination)
     return {

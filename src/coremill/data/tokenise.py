@@ -106,8 +106,9 @@ def prepare_data(
         seconds=time.perf_counter() - started,
         bad_rows=sum(each.manifest.bad_rows for each in packings),
         bad_rows_words="; ".join(
-            f"{each.manifest.bad_rows_words}; listed in {each.folder / LISTING_FILE}"
-            for each in packings
+            f"{'to evaluate on: ' if number >= len(parts) else ''}{each.manifest.bad_rows_words}"
+            f"; listed in {each.folder / LISTING_FILE}"
+            for number, each in enumerate(packings)
             if each.manifest.bad_rows
         ),
         sources=tuple(

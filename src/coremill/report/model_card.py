@@ -147,11 +147,25 @@ def _numbers(
     found = evaluations.get(summary["steps"] if exported is None else exported.step)
     if found is None:
         return
-    rows = (summary.get("data") or {}).get("evaluation_rows")
-    on = f" on {min(rows, most_rows or rows):,} held-out rows" if rows else " on held-out rows"
+    on = _evaluated_on(summary, most_rows)
     for name in found:
         if name not in ("step", "tokens", "seconds", "best_step"):
-            yield f"{in_words(name)} after step {found['step']:,}", f"{format_metric(found[name])}{on}"
+            yield f"{in_words(name)} after step {found['step']:,}", f"{format_metric(found[name])} on {on}"
+
+
+def _evaluated_on(summary: Mapping[str, Any], most_rows: int | None) -> str:
+    """What the metrics are means over: questions are not their windows, and how many a limit of rows leaves is open."""
+    data = summary.get("data") or {}
+    rows, questions = data.get("evaluation_rows"), data.get("evaluation_documents")
+    if not rows:
+        return "held-out rows"
+    limit = min(rows, most_rows or rows)
+    if model_class_of(summary) != "AutoModelForQuestionAnswering" or not questions:
+        return f"{limit:,} held-out rows"
+    windows = f"{'at most ' if limit < rows else ''}{limit:,} window{'s' if limit != 1 else ''}"
+    if limit < rows:
+        return f"held-out questions of {windows} in all"
+    return f"{questions:,} held-out question{'s' if questions != 1 else ''}, {windows}"
 
 
 def _machines(summary: Mapping[str, Any], *, is_last: bool) -> Iterator[tuple[str, str]]:

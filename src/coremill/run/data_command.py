@@ -172,7 +172,9 @@ def _say_what_there_is(
         return
     order = "as evaluations take them" if evaluation else f"in the order of the run (train.seed {config.train.seed})"
     legend = Text(f"shown: {len(found):,} row{'s' if len(found) > 1 else ''}, {order}; ")
-    if console.is_terminal:
+    if all(row.shown.summary and not any(row.shown.learned) for row in found):
+        legend.append("no token is learned: what is stands above each row")
+    elif console.is_terminal:
         legend.append("learned", LEARNED).append(", ").append("not learned", NOT_LEARNED).append(", ")
         legend.append("special tokens", SPECIAL).append(", ").append("learned ones", SPECIAL_LEARNED)
     else:

@@ -52,10 +52,12 @@ def source_of(folder: Path) -> ModelFolder:
     return ModelFolder(folder, config, "pretrained", str(folder), CLASS, config_changes=changes)
 
 
-def trained(folder: Path, **sections: Any) -> tuple[Run, list[str]]:
+def trained(
+    folder: Path, *, task: str = "sequence-classification", source: ModelFolder | None = None, **sections: Any
+) -> tuple[Run, list[str]]:
     """A run of random steps, and what it trains beside adapters."""
-    named = {"model": {"name": str(folder)}, "task": "sequence-classification", "data": {"source": "x.jsonl"}}
-    config, source = RunConfig.model_validate({**named, **sections}), source_of(folder)
+    named = {"model": {"name": str(folder)}, "task": task, "data": {"source": "x.jsonl"}}
+    config, source = RunConfig.model_validate({**named, **sections}), source or source_of(folder)
     model = build_on_meta(source)
     choose_trained(model, config, source)
     materialise(model)
@@ -103,3 +105,18 @@ def test_the_lines_that_are_shown_load_it(bases: dict[str, Path], base: str, tmp
     assert (logits(sampled) - logits(run.model)).abs().max() < 1e-5
     merged = AutoModelForSequenceClassification.from_pretrained(run.export(tmp_path / "merged", merged=True).folder)
     assert (logits(merged) - logits(run.model)).abs().max() < 1e-5 and merged.config.id2label == dict(enumerate(NAMES))
+
+
+def test_an_adapter_for_questions_is_loaded_with_its_token_types(bases: dict[str, Path], tmp_path: Path) -> None:
+    folder, made_by = bases["words"], "AutoModelForQuestionAnswering"
+    config = json.loads((folder / "config.json").read_text())
+    source = ModelFolder(folder, config, "pretrained", str(folder), made_by)
+    run, _ = trained(folder, task="question-answering", source=source, lora={"rank": 2})
+    made = run.export(tmp_path / "adapter")
+    shown: dict[str, Any] = {}
+    exec("\n".join(loading_lines(made_by, str(made.folder), str(folder))), shown)
+    tokens = {"input_ids": torch.arange(5, 25).view(2, 10), "token_type_ids": torch.arange(10).repeat(2, 1) // 5}
+    with torch.no_grad():
+        theirs, ours = (model.eval()(**tokens).start_logits for model in (shown["model"], run.model))
+        without = run.model(tokens["input_ids"]).start_logits
+    assert (theirs - ours).abs().max() < 1e-5 < (without - ours).abs().max()

@@ -148,6 +148,7 @@ def test_labels_of_training_decide(prepare, tmp_path):
     assert error.value.where == f"{tested}:2" and "the labels of the training data" in error.value.why
     rows = prepare(train, evaluation_source=str(tested), on_bad_rows="skip")
     assert (rows.evaluation_rows, rows.bad_rows) == (1, 1) and "'d' is not known" in rows.bad_rows_words
+    assert rows.bad_rows_words.startswith("to evaluate on: 1 bad row left out")
     asked = AskedLabels(Labels(kind="classes", count=4, names=("c", "b", "a", "d")), "model.labels")
     rows = prepare(train, evaluation_source=str(tested), asked=asked)
     assert EncodedSplit(rows, "train").targets["labels"][:3].tolist() == [2, 1, 0]
@@ -252,7 +253,7 @@ def test_an_empty_dataset(prepare, tmp_path):
     with pytest.raises(InputError, match="the dataset is empty"):
         prepare(tmp_path / "empty.jsonl")
     source = write_jsonl(tmp_path / "bad.jsonl", [ROWS[0] | {"label": None}])
-    with pytest.raises(InputError, match="the dataset is empty") as error:
+    with pytest.raises(InputError, match="the dataset has no row that can be used") as error:
         prepare(source, on_bad_rows="skip")
     assert "1 bad row left out" in error.value.why
 

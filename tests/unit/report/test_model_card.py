@@ -42,6 +42,20 @@ def config_of(model: ModelSection, source: str) -> RunConfig:
     return RunConfig().model_copy(update=changes)
 
 
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [(None, "40 held-out questions, 60 windows"), (50, "held-out questions of at most 50 windows in all")],
+)
+def test_questions_are_counted_not_their_windows(most: int | None, said: str) -> None:
+    config = config_of(ModelSection(name="some/base"), "hf://owner/set")
+    changes = {"task": "question-answering", "evaluation": EvaluationSection(rows=most)}
+    evaluations = [{"step": 30, "loss": 1.5, "f1": 23.93, "tokens": 9, "seconds": 0.1}]
+    data = {"evaluation_rows": 60, "evaluation_documents": 40}
+    summary = {**SUMMARY, "config": "task: question-answering\n", "evaluations": evaluations, "data": data}
+    text = model_card(summary, config.model_copy(update=changes), name="me/model", license_name=None)
+    assert f"| f1 after step 30 | 23.93 on {said} |" in text
+
+
 def test_of_a_hub_model_and_a_hub_dataset() -> None:
     config = config_of(ModelSection(name="some/base", revision="main"), "hf://owner/set:subset@main")
     text = model_card(SUMMARY, config, name="me/model", license_name="apache-2.0", exported=AT_20)

@@ -22,6 +22,7 @@ from coremill.data.tokenise import prepare_data
 from coremill.errors import InputError
 from coremill.run.data_command import show_data, visible
 from coremill.tasks.base import make_task
+from tiny_encoders import make_encoder, questions, sentences, write_jsonl
 from unit.data.small_tokenizer import make_tokenizer
 
 SHAPE = """\
@@ -95,6 +96,22 @@ def test_through_a_pipe_it_is_plain_text(folder: Path, capsys: pytest.CaptureFix
     assert "notes.csv is read with semicolons between its columns" in out
     assert "--- next document ---" in out and "16 tokens, 15 of them learned" in out
     assert out.count("«") - 1 == out.count("»") - 1 >= 4
+
+
+def test_of_examples_it_says_where_to_look(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_encoder(folder / "encoder")
+    write_jsonl(folder / "texts.jsonl", sentences(8))
+    write_jsonl(folder / "questions.jsonl", questions(8))
+    write_jsonl(folder / "asked.jsonl", questions(1))
+    run = "model: {name: encoder, weights: random}\ntrain: {steps: 1, samples_per_step: 4}\n"
+    texts = "task: sequence-classification\ndata: {source: texts.jsonl, text_columns: [text], sequence_length: 48}\n"
+    (folder / "texts.yaml").write_text(run + texts)
+    out = shown(capsys, "texts.yaml")
+    assert "no token is learned: what is stands above each row" in out and "«" not in out and ", label " in out
+    asked = "{source: questions.jsonl, evaluation_source: asked.jsonl, sequence_length: 128, doc_stride: 16}"
+    (folder / "questions.yaml").write_text(f"{run}task: question-answering\ndata: {asked}\n")
+    out = shown(capsys, "questions.yaml")
+    assert "what is learned stands between « and »" in out and "of 1 question to evaluate on" in out
 
 
 def test_on_a_terminal_what_is_learned_is_coloured(folder: Path) -> None:

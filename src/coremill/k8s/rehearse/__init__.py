@@ -6,7 +6,8 @@
 - `pods.py`: the pod of an index: environment, mounts, user, limits (pure)
 - `policy.py`: what NetworkPolicies let through, as a packet filter (pure)
 - `disruptions.py`: --reclaim and --kill, and when a machine that goes tells its pods (pure)
-- `provisions.py`, `images.py`: models, data and caches that pods find here; an unpacked image
+- `provisions.py`: models, data and caches that pods find here
+- `images.py`, `unpack.py`, `container.py`: an image of this machine, unpacked; its containers as runc is told
 - `machine.py`: what this machine gives: namespaces, network, memory groups; nothing of it stays
 - `pod_init.py`: the first process of a pod
 - `rehearsal.py`: the loop that keeps all of them going

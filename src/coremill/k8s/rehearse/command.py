@@ -21,6 +21,7 @@ from coremill.errors import InputError, Interrupted
 from coremill.files import write_whole
 from coremill.hardware.probe import environment_snapshot
 from coremill.k8s.check.manifests import holds_a_run, manifests_in, read_manifests
+from coremill.k8s.rehearse.container import RUNTIME, require_runtime
 from coremill.k8s.rehearse.controllers import PlannedSet, plan_set
 from coremill.k8s.rehearse.disruptions import parse_disruption
 from coremill.k8s.rehearse.images import find_image
@@ -63,13 +64,18 @@ def rehearse(request: Request) -> int:
     disruptions += [parse_disruption("kill", text, planned.job.completions) for text in request.kills]
     secrets = Secrets(given.objects, environment_snapshot().get(HUB_TOKEN))
     sample = make_pod(planned.job, 0, "xxxxx", "0.0.0.0", given.objects, secrets)
-    image = None if request.image is None else find_image(request.image)
+    found = None if request.image is None else find_image(request.image)
+    if found is not None:
+        require_runtime()
     require_rights()
     become_root()
     run_file = run_file_of(sample.container)
     provisions = provisions_for(run_file, sample.container, given.beside)
     with _owned(folder):
         volumes = _lay_out(folder, given, sample)
+        if found is not None and found.unpacked is None:
+            print_line(screen, f"{found.name} is unpacked in {folder / 'image'}, unless it is already")
+        image = None if found is None else found.unpack(folder / "image")
         notes = [*given.notes, *planned.notes, *provisions.notes]
         notes += put_on_volume(provisions, sample.container, volumes)
         if secrets.hub_token is not None and sample.container.environ.get(HUB_TOKEN) == secrets.hub_token:
@@ -210,7 +216,7 @@ def _of_the_machine(machine: Machine, planned: PlannedSet, sample: Pod, objects:
     if machine.image is None:
         yield f"pods run the coremill of this machine, not the image {sample.container.image} (--image)"
     else:
-        yield f"pods are containers of the image in {machine.image.root}, as {sample.container.image}"
+        yield f"pods are containers of {machine.image.name}, run by {RUNTIME}, for {sample.container.image}"
 
 
 def _run(rehearsal: Rehearsal) -> Seen:
@@ -241,6 +247,7 @@ class _Screen:
 
 def _show(screen: Console, judgement: Judgement, seen: Seen, folder: Path) -> None:
     summary, times = judgement.summary, judgement.summary["times"]
+    saved = times["longest_save_seconds"]
     if seen.state == "failed" and seen.last is not None:
         log = folder / "logs" / f"{seen.last.pod.name}.log"
         print_line(screen, f"the end of {log}:")
@@ -257,8 +264,8 @@ def _show(screen: Console, judgement: Judgement, seen: Seen, folder: Path) -> No
         print_line(
             screen,
             f"pods ended at most {format_seconds(times['longest_end_after_sigterm_seconds'])} after SIGTERM, of"
-            f" {format_seconds(times['pod_grace_seconds'])} of grace; a save took at most"
-            f" {format_seconds(times['longest_save_seconds'])}",
+            f" {format_seconds(times['pod_grace_seconds'])} of grace"
+            + ("" if saved is None else f"; a save took at most {format_seconds(saved)}"),
         )
     if times["longest_away_seconds"] is not None:
         print_line(

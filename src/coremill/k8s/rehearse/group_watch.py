@@ -1,6 +1,6 @@
 """Takes the memory groups of a rehearsal away when it is over, however it ended.
 
-    python -I -S group_watch.py FOLDER        until standard input ends; then all that is left in FOLDER is ended
+    python -I -S group_watch.py FOLDER ...        until standard input ends; then all that is left in them is ended
 
 It is in a session of its own: neither Ctrl-C nor a SIGKILL of the rehearsal reaches it, and the end of the pipe tells.
 """
@@ -32,14 +32,14 @@ def remove(folder: Path) -> bool:
     return not folder.exists()
 
 
-def main(folder: Path) -> None:
+def main(folders: list[Path]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.read()
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not remove(folder) and time.monotonic() < deadline:
+    while not all([remove(folder) for folder in folders]) and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(one) for one in sys.argv[1:]])

@@ -10,18 +10,21 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import coremill
 from coremill.errors import CoremillError, InputError
 from coremill.hardware.probe import environment_snapshot
 from coremill.k8s.rehearse import pod_init
 from coremill.k8s.rehearse import system_calls as calls
+from coremill.k8s.rehearse.container import PATH, RUNTIME, Surroundings, make_bundle
 from coremill.k8s.rehearse.images import Image
 from coremill.k8s.rehearse.memory_groups import MemoryGroups
 from coremill.k8s.rehearse.pods import Container, Pod
@@ -32,7 +35,6 @@ _BRIDGE = "pods"
 _PROGRAMS = ("ip", "nsenter", "unshare")
 # Programs and libraries; homes, data and secrets of this machine are not for pods.
 _SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr", "/opt", "/nix")
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def require_rights() -> None:
@@ -143,49 +145,35 @@ class Machine:
         _unmount(Path(network.file))
         subprocess.run(["ip", "link", "delete", network.link], capture_output=True)
 
-    def name_pods(self, names: dict[str, Sequence[str]]) -> None:
-        """What the headless service's names lead to now: address and names. Pods see it at once, in /etc/hosts."""
-        lines = ["127.0.0.1 localhost", *(f"{address} {' '.join(words)}" for address, words in names.items())]
-        hosts = self._inside / "hosts"
-        text = "".join(f"{line}\n" for line in lines).encode()
-        # In place: it is mounted into pods by its inode.
-        descriptor = os.open(hosts, os.O_RDWR | os.O_CREAT, 0o644)
-        os.pwrite(descriptor, text, 0)
-        os.ftruncate(descriptor, len(text))
-        os.close(descriptor)
+    def name_pods(self, pods: Sequence[tuple[Pod, str]], names: Mapping[str, Sequence[str]]) -> None:
+        """What names lead to now, seen by pods at once, in /etc/hosts: those of the service, and a pod's own.
+
+        `pods`: each with its address; `names`: address and what the headless service calls it.
+        """
+        shared = ["127.0.0.1 localhost", *(f"{address} {' '.join(words)}" for address, words in names.items())]
+        for pod, address in pods:
+            text = "".join(f"{line}\n" for line in (*shared, f"{address} {pod.hostname}")).encode()
+            # In place: it is mounted into the pod by its inode.
+            descriptor = os.open(self._hosts_of(pod), os.O_RDWR | os.O_CREAT, 0o644)
+            os.pwrite(descriptor, text, 0)
+            os.ftruncate(descriptor, len(text))
+            os.close(descriptor)
+
+    def _hosts_of(self, pod: Pod) -> Path:
+        return self._inside / f"hosts-{pod.name}"
 
     def start(
         self, pod: Pod, container: Container, network: PodNetwork, cpus: Sequence[int]
     ) -> subprocess.Popen[bytes]:
         """A container in the namespaces of its pod; what it prints goes to the pod's log."""
-        root = self._inside / pod.name / container.name
-        root.mkdir(parents=True, exist_ok=True)
-        given = {} if self.image is None else self.image.environ
-        command = list(container.command)
-        environ = {"PATH": _PATH, "HOSTNAME": pod.hostname, **given, **self.environ, **container.environ}
-        if self.image is None and command[0] == "coremill":  # of this installation
-            command[:1] = [sys.executable, "-P", "-m", "coremill"]
-            environ["PYTHONPATH"] = str(Path(coremill.__file__).resolve().parents[1])
-        order = {
-            "parent_pid": os.getpid(),
-            "groups": self.groups.make(pod.name, pod.container.memory_bytes),
-            "cpus": list(cpus),
-            "network": network.file,
-            "hostname": pod.hostname,
-            "root": str(root),
-            "image": None if self.image is None else str(self.image.root),
-            "shown": shown_folders() if self.image is None else [],
-            "mounts": self._mounts(pod, container),
-            "command": command,
-            "environ": environ,
-            "working_folder": container.working_folder,
-            "user": container.user,
-            "group": container.group,
-            "capabilities": list(container.capabilities),
-            "has_read_only_root": container.has_read_only_root,
-            "may_gain_rights": container.may_gain_rights,
-        }
-        with (self.logs / f"{pod.name}.log").open("ab") as log:
+        place = self._inside / pod.name / container.name
+        place.mkdir(parents=True, exist_ok=True)
+        order: dict[str, Any] = {"parent_pid": os.getpid(), "cpus": list(cpus)}
+        if self.image is None:
+            order |= self._order(place, pod, container, network)
+        else:
+            order |= {"groups": [], "bundle": self._bundle(place, self.image, pod, container, network, cpus)}
+        with (self.logs / f"{pod.name}.log").open("ab") as log, _sigterm_held_back():
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", pod_init.__name__],
                 stdin=subprocess.PIPE,
@@ -197,6 +185,60 @@ class Machine:
         process.stdin.write(json.dumps(order).encode())
         process.stdin.close()
         return process
+
+    def _order(self, root: Path, pod: Pod, container: Container, network: PodNetwork) -> dict[str, Any]:
+        """For a pod that sees programs and packages of this machine."""
+        command = list(container.command)
+        environ = {"PATH": PATH, "HOSTNAME": pod.hostname, **self.environ, **container.environ}
+        if command[0] == "coremill":  # of this installation
+            command[:1] = [sys.executable, "-P", "-m", "coremill"]
+            environ["PYTHONPATH"] = str(Path(coremill.__file__).resolve().parents[1])
+        return {
+            "bundle": None,
+            "groups": self.groups.make(pod.name, pod.container.memory_bytes),
+            "network": network.file,
+            "hostname": pod.hostname,
+            "root": str(root),
+            "shown": shown_folders(),
+            "mounts": self._mounts(pod, container),
+            "command": command,
+            "environ": environ,
+            "working_folder": container.working_folder or "/",
+            "user": container.user,
+            "group": container.group,
+            "more_groups": list(container.more_groups),
+            "capabilities": list(container.capabilities),
+            "has_read_only_root": container.has_read_only_root,
+            "may_gain_rights": container.may_gain_rights,
+        }
+
+    def _bundle(
+        self,
+        folder: Path,
+        image: Image,
+        pod: Pod,
+        container: Container,
+        network: PodNetwork,
+        cpus: Sequence[int],
+    ) -> dict[str, Any]:
+        """For a container of the image."""
+        name = f"{pod.name}-{container.name}"
+        around = Surroundings(
+            network=network.file,
+            mounts=self._mounts(pod, container),
+            cpus=cpus,
+            environ={"HOSTNAME": pod.hostname, **self.environ},
+            group=self.groups.of_container(name),
+        )
+        make_bundle(folder, image, pod, container, around)
+        return {
+            "name": name,
+            "folder": str(folder),
+            "image": str(image.root),
+            "runtime": shutil.which(RUNTIME),
+            "state": str(self._inside / "containers"),
+            "pid_file": str(folder / "pid"),
+        }
 
     def _mounts(self, pod: Pod, container: Container) -> list[tuple[str, str, bool]]:
         found = [(source, target, True) for source, target in self.extra]
@@ -217,7 +259,37 @@ class Machine:
                         (source / Path(target).relative_to(mount.path)).mkdir(parents=True, exist_ok=True)
             found.append((str(source), mount.path, mount.read_only))
         found.sort(key=lambda one: one[1].count("/"))  # an outer mount before what lies in it
-        return [*found, (str(self._inside / "hosts"), "/etc/hosts", True)]
+        return [*found, (str(self._hosts_of(pod)), "/etc/hosts", True)]
+
+
+@contextlib.contextmanager
+def _sigterm_held_back() -> Iterator[None]:
+    """What is started inherits that, until it can pass the signal on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def hears(pid: int) -> bool:
+    """Whether the first process of a pod handles SIGTERM, which process 1 is otherwise deaf to; `pid`: its parent's."""
+    with contextlib.suppress(OSError, IndexError):
+        inner = _child_of(pid)
+        while (program := Path(f"/proc/{inner}/cmdline").read_text().split("\0")[0]).rpartition("/")[2] == RUNTIME:
+            inner = _child_of(inner)  # of an image the runtime, and what has yet to become the command, are around it
+        if not program:  # it has ended
+            return False
+        lines = Path(f"/proc/{inner}/status").read_text().splitlines()
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+        return bool(caught >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
+def _child_of(pid: int) -> int:
+    """The first one, of any thread."""
+    texts = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children")]
+    return int(" ".join(texts).split()[0])
 
 
 def shown_folders() -> list[str]:

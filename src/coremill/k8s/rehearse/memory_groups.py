@@ -39,7 +39,7 @@ class MemoryGroups:
             self._folder = None
             return
         self._watch = subprocess.Popen(
-            [sys.executable, "-I", "-S", group_watch.__file__, str(self._folder)],
+            [sys.executable, "-I", "-S", group_watch.__file__, *map(str, [self._folder, *_others(self._folder.name)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -54,6 +54,13 @@ class MemoryGroups:
         group.mkdir(exist_ok=True)
         (group / self._limit_name).write_text(str(limit_bytes))
         return [str(group)]
+
+    def of_container(self, name: str) -> str | None:
+        """The group that a runtime makes for a container, below the same one; by version 1 one for each controller."""
+        if self._folder is None:
+            return None
+        below = f"{self._folder.name}/{name}"
+        return f"/{below}" if self._folder.parent == _BASE else below
 
     def close(self) -> None:
         if self._watch is not None and self._watch.stdin is not None:
@@ -73,9 +80,20 @@ def _parent() -> tuple[Path, str] | None:
     return None
 
 
+def _others(name: str) -> list[Path]:
+    """Where a runtime makes groups besides: below ours, for each controller that is mounted."""
+    lines = (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines())
+    return [
+        _BASE / (names.removeprefix("name=") or "unified") / path.lstrip("/") / name
+        for _, names, path in lines
+        if names != "memory"
+    ]
+
+
 def _remove_stale(parent: Path) -> None:
     """Of rehearsals that were killed together with the process that watched over them."""
     for folder in parent.glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX)
         if pid.isdigit() and not Path("/proc", pid).exists():
-            group_watch.remove(folder)
+            for one in (folder, *_others(folder.name)):
+                group_watch.remove(one)

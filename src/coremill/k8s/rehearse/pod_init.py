@@ -4,6 +4,9 @@
 
 Two processes: the outer one passes SIGTERM on and ends with the command's exit code (128 + N for a signal N, as
 container runtimes have it); the inner one is process 1 of the pod. Each dies with its parent.
+
+Of an image it becomes the runtime instead (container.py), as process 1 of a namespace around the container: however the
+runtime ends, the kernel ends the container with it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -31,22 +35,26 @@ def main() -> int:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
     if order["cpus"]:
         os.sched_setaffinity(0, order["cpus"])
-    descriptor = os.open(order["network"], os.O_RDONLY)
-    calls.enter(descriptor, calls.CLONE_NEWNET)
-    os.close(descriptor)
-    calls.unshare(calls.CLONE_NEWNS | calls.CLONE_NEWUTS | calls.CLONE_NEWIPC | calls.CLONE_NEWPID)
+    if order["bundle"] is None:
+        descriptor = os.open(order["network"], os.O_RDONLY)
+        calls.enter(descriptor, calls.CLONE_NEWNET)
+        os.close(descriptor)
+        calls.unshare(calls.CLONE_NEWUTS | calls.CLONE_NEWIPC)
+    calls.unshare(calls.CLONE_NEWNS | calls.CLONE_NEWPID)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     inner = os.fork()
     if inner == 0:
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-            become(order)
+            become(order) if order["bundle"] is None else become_runtime(order["bundle"])
         except BaseException as error:
             print(f"the container cannot be started: {error}", file=sys.stderr, flush=True)
         os._exit(_NOT_STARTED)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(inner, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
+    if order["bundle"] is not None and code == 1 and not Path(order["bundle"]["pid_file"]).exists():
+        return _NOT_STARTED  # the runtime's own 1, not the container's
     return 128 - code if code < 0 else code
 
 
@@ -55,8 +63,6 @@ def become(order: dict[str, Any]) -> None:
     calls.mount("none", "/", "", calls.MS_REC | calls.MS_PRIVATE)
     root = Path(order["root"])
     calls.mount("tmpfs", str(root), "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "mode=755")
-    if order["image"] is not None:
-        root = image_root(root, order["image"])
     make_root(root, order)
     if order["has_read_only_root"]:
         calls.mount("", str(root), "", calls.MS_REMOUNT | calls.MS_BIND | calls.MS_RDONLY | calls.MS_NOSUID)
@@ -66,7 +72,7 @@ def become(order: dict[str, Any]) -> None:
     os.chdir(order["working_folder"])
     os.umask(0o022)
     calls.keep_capabilities(order["capabilities"])
-    os.setgroups([])
+    os.setgroups(order["more_groups"])
     os.setgid(order["group"])
     os.setuid(order["user"])
     if not order["may_gain_rights"]:
@@ -78,31 +84,46 @@ def become(order: dict[str, Any]) -> None:
     os.execvpe(order["command"][0], order["command"], order["environ"])
 
 
-def image_root(folder: Path, image: str) -> Path:
-    """The image below, and above it what a runtime adds: places to mount at."""
-    upper, work, root = (folder / name for name in ("upper", "work", "root"))
+def become_runtime(bundle: dict[str, Any]) -> None:
+    """The image below, and above it, in memory, what the runtime adds: places to mount at."""
+    calls.mount("none", "/", "", calls.MS_REC | calls.MS_PRIVATE)
+    calls.mount("proc", "/proc", "proc", calls.MS_NOSUID | calls.MS_NODEV | calls.MS_NOEXEC)
+    folder = Path(bundle["folder"])
+    upper, work, root = (folder / name for name in ("upper", "work", "rootfs"))
     for path in (upper, work, root):
         path.mkdir()
-    calls.mount("overlay", str(root), "overlay", 0, f"lowerdir={image},upperdir={upper},workdir={work}")
-    return root
+    lower = re.sub(r"([\\:,])", r"\\\1", bundle["image"])  # they mean something to the file system
+    calls.mount("overlay", str(root), "overlay", 0, f"lowerdir={lower},upperdir={upper},workdir={work}")
+    die_with_parent()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    words = [
+        "--root",
+        bundle["state"],
+        "run",
+        "--bundle",
+        str(folder),
+        "--pid-file",
+        bundle["pid_file"],
+        bundle["name"],
+    ]
+    with open("/dev/null") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 0)
+    os.execv(bundle["runtime"], [bundle["runtime"], *words])
 
 
 def make_root(root: Path, order: dict[str, Any]) -> None:
-    """Without an image: programs and libraries of this machine, read-only; the rest of it is not there."""
+    """Programs and libraries of this machine, read-only; the rest of it is not there."""
     for path in order["shown"]:
         show(root, Path(path))
-    if order["image"] is None:
-        mirror(root, Path("/etc"))
+    mirror(root, Path("/etc"))
     for name in ("proc", "dev", "sys", "tmp", "run"):
         (root / name).mkdir(exist_ok=True)
     calls.mount("proc", str(root / "proc"), "proc", calls.MS_NOSUID | calls.MS_NODEV | calls.MS_NOEXEC)
     calls.bind("/sys", str(root / "sys"), read_only=True)
     for name in _DEVICES:
-        (root / "dev" / name).unlink(missing_ok=True)  # an image may have a file there
         (root / "dev" / name).touch()
         calls.bind(f"/dev/{name}", str(root / "dev" / name), read_only=False)
     for name, target in (("fd", "self/fd"), ("stdin", "self/fd/0"), ("stdout", "self/fd/1"), ("stderr", "self/fd/2")):
-        (root / "dev" / name).unlink(missing_ok=True)
         (root / "dev" / name).symlink_to(f"/proc/{target}")
     (root / "dev/shm").mkdir(exist_ok=True)
     calls.mount("tmpfs", str(root / "dev/shm"), "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "mode=1777,size=64m")
