@@ -23,6 +23,8 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
         "warmup_steps",
         "warmup_share",
         "decay_share",
+        "optimizer",  # moments are converted
+        "update",
     ),
     "lora": ("merge",),
     "parallel": ("engine", "dtype", "wire_dtype", "keep_gathered", "ranks_per_node", "threads_per_rank"),
@@ -91,7 +93,6 @@ FIXED: Mapping[str, tuple[str, ...]] = {
         "attention_across_documents",
     ),
     "train": (
-        "optimizer",  # there is one; another's state could not be read
         "weight_decay",
         "no_decay",
         "freeze",  # what was frozen has no optimizer state
@@ -109,7 +110,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
 }
 
 # They say what the learning rate is at a step.
-SCHEDULE_KEYS = frozenset(f"train.{name}" for name in MAY_CHANGE["train"])
+SCHEDULE_KEYS = frozenset(f"train.{name}" for name in MAY_CHANGE["train"] if name not in ("optimizer", "update"))
 
 
 def may_change(key: str) -> bool:

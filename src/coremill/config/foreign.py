@@ -39,7 +39,7 @@ LATER_VALUES = {
        for name in ("sft", "chat", "instruct", "instruction", "instruction-tuning", "conversational")},
     ("parallel.engine", "deepspeed"): ("this engine comes in a later release", _SHARD),
     **{("train.optimizer", name): ("this release has AdamW alone, in fp32", "train.optimizer: adamw")
-       for name in ("adamw-8bit", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adafactor",
+       for name in ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adafactor",
                     "sgd", "lion", "muon", "adam_mini", "rmsprop", "lamb", "galore_adamw")},
     **{("parallel.dtype", name): ("fp16 is not offered: CPUs have bf16 units, and its range needs no loss scaling",
                                   "parallel.dtype: auto")

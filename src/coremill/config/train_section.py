@@ -17,7 +17,18 @@ class TrainSection(Section):
 
     steps: PositiveInt | None = Field(None, description="optimizer steps; give this or epochs")
     epochs: Annotated[float, Field(gt=0)] | None = Field(None, description="passes over the data; give this or steps")
-    optimizer: Literal["adamw"] = Field("adamw", description="what moves the weights, in fp32")
+    optimizer: Literal["auto", "adamw", "adamw-8bit"] = Field(
+        "adamw",
+        description="what moves the weights. adamw: fp32 weights and moments, 16 bytes a parameter with its gradient;"
+        " adamw-8bit: moments in 8 bits by blocks of 256, weights in parallel.dtype alone (in bf16 rounded"
+        " stochastically), about a quarter of that; auto: adamw where it fits, else adamw-8bit",
+    )
+    update: Literal["auto", "after", "inside"] = Field(
+        AUTO,
+        description="when weights move. after: once all gradients are there; inside: each inside backward, as soon as"
+        " its gradient is whole, which is freed at once: no room for gradients, and train.clip_norm goes by the norms"
+        " of earlier steps; auto: after where it fits",
+    )
     learning_rate: Annotated[float, Field(gt=0)] = Field(2.0e-5, description="peak learning rate")
     minimum_learning_rate: Annotated[float, Field(ge=0)] = Field(
         0.0, description="the rate that the decay ends at; the last step is just above it"

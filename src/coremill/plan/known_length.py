@@ -52,7 +52,8 @@ def arrangement_of(plan: Plan, config: RunConfig) -> Arrangement:
     counts, lengths = step_counts(config), plan.row_lengths
     return Arrangement(
         engine=plan.engine.value,
-        optimizer=config.train.optimizer,
+        optimizer=plan.optimizer.value,
+        update=plan.update.value,
         dtype=plan.dtype.value,
         wire_dtype=plan.wire_dtype.value,
         nodes=plan.nodes,

@@ -60,6 +60,7 @@ class Arrangement:
 
     engine: str
     optimizer: str
+    update: Literal["after", "inside"] = "after"  # backward, or inside of it
     dtype: Literal["fp32", "bf16"]
     wire_dtype: Literal["auto", "fp32", "bf16"]
     nodes: int
@@ -79,6 +80,11 @@ class Arrangement:
     @property
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    @property
+    def way(self) -> tuple[str, str]:
+        """What moves the weights, and when."""
+        return self.optimizer, self.update
 
     @property
     def compute_bytes(self) -> int:
@@ -221,6 +227,8 @@ class Plan:
     accumulation_steps: Choice[int]
     activation_checkpointing: Choice[bool]
     keep_gathered: Choice[bool]  # weights stay gathered through backward and accumulation
+    optimizer: Choice[str] = Choice("adamw", "")
+    update: Choice[Literal["after", "inside"]] = Choice("after", "")
     kept_activations: Choice[Literal["counted", "estimated"]] = Choice("counted", "")
     attention: Choice[Literal["sdpa", "eager"]] = Choice("sdpa", "")
     logits: Choice[Literal["chunked", "whole", "none"]] = Choice("chunked", "")
@@ -270,6 +278,9 @@ class Plan:
         del document["memory"]
         if self.full_training is None:
             del document["full_training"]
+        for name in ("optimizer", "update"):
+            if not document[name]["reason"]:  # as it is left out
+                del document[name]
         document["memory_bytes_per_rank"] = {**asdict(peak), "total": peak.total, "limit": self.memory.limit}
         document["step_seconds"] = {**asdict(self.step_seconds), "total": self.step_seconds.total}
         document["world_size"] = self.world_size

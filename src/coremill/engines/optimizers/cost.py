@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from coremill.hardware.facts import Fleet
 from coremill.plan.card import ModelCard
 from coremill.plan.time import rank_cores, rank_share
 from coremill.plan.types import Arrangement
 
-WEIGHT_BYTES = 4  # what is moved is fp32
+WEIGHT_BYTES = 4  # what is moved is fp32, unless an optimizer needs no masters
 # Where a bf16 copy to compute with stands beside it: written again after an update.
 COPY_BYTES = 2
 
@@ -18,13 +19,31 @@ COPY_BYTES = 2
 class OptimizerCost:
     """Of one parameter."""
 
-    state_bytes: int  # held beside the weight from the first update on
+    state_bytes: float  # held beside the weight from the first update on
     update_bytes: int  # read and written by an update, norm and clipping included
     update_core_seconds: float  # of one core: where memory is quick, arithmetic takes longer than its bytes
+    keeps_masters: bool = True  # weights in fp32 whatever they are computed with; else in the compute dtype alone
 
-    def saved_bytes(self, card: ModelCard) -> int:
+    def weight_bytes(self, arrangement: Arrangement) -> int:
+        """Of a weight as it is moved, and saved."""
+        return WEIGHT_BYTES if self.keeps_masters else arrangement.compute_bytes
+
+    def copy_bytes(self, arrangement: Arrangement) -> int:
+        """Of what is computed with, where that stands beside what is moved."""
+        return COPY_BYTES if self.keeps_masters and arrangement.dtype == "bf16" else 0
+
+    def gradient_bytes(self, arrangement: Arrangement) -> int:
+        """Of a gradient that waits for the update."""
+        return WEIGHT_BYTES if self.keeps_masters else arrangement.compute_bytes
+
+    def beside(self, parameters: int) -> int:
+        """Held beside so many."""
+        return ceil(self.state_bytes * parameters)
+
+    def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
         """In a checkpoint: all weights but those of a base, and the state of those that are trained."""
-        return WEIGHT_BYTES * card.own_parameters + self.state_bytes * card.trainable_parameters
+        weights = self.weight_bytes(arrangement) * card.own_parameters
+        return weights + self.beside(card.trainable_parameters)
 
     def seconds(self, parameters: float, arrangement: Arrangement, fleet: Fleet, *, has_copy: bool) -> float:
         """Of updating so many on one rank: as long as memory needs for it, or the cores."""
@@ -37,4 +56,11 @@ class OptimizerCost:
 # gradients. Square roots and quotients: measured on Neoverse-N1.
 ADAMW = OptimizerCost(state_bytes=8, update_bytes=28 + 4 + 8, update_core_seconds=2.6e-9)
 
-COSTS = {"adamw": ADAMW}  # by train.optimizer
+# Moments in 8 bits share a scale in fp32 by this many elements of a row; vectors keep theirs in fp32.
+BLOCK = 256
+# Two bytes and two scales; it reads the gradient, and reads and writes weight and moments in cache-sized pieces.
+ADAMW_8BIT = OptimizerCost(
+    state_bytes=2 + 2 * 4 / BLOCK, update_bytes=4 + 2 * 4 + 2 * 2, update_core_seconds=2.0e-8, keeps_masters=False
+)
+
+COSTS = {"adamw": ADAMW, "adamw-8bit": ADAMW_8BIT}  # by train.optimizer

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from coremill.engines.optimizers.cost import COPY_BYTES, COSTS, WEIGHT_BYTES
+from coremill.engines.optimizers.cost import COSTS
 from coremill.engines.wire.sizes import LEAST_IN_FLIGHT, POOL_ROUNDING, ROOM_IN_FLIGHT_BYTES
 from coremill.hardware.facts import Fleet
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
@@ -45,31 +45,37 @@ def sends_rows(named: int, rows: int) -> bool:
 
 class ReplicateCost(EngineCost):
     tried_by_auto = True
+    updates = ("after", "inside")
 
     def state(self, card: ModelCard, arrangement: Arrangement) -> StateBytes:
-        """fp32 weights; in bf16 a copy to compute with beside these masters. Of a base, which lies once on a host
-        (engines/held_base.py), the rows that this rank fills."""
-        copy = COPY_BYTES if arrangement.dtype == "bf16" else 0
+        """Weights as the optimizer has them; where these are masters in fp32, in bf16 a copy to compute with beside
+        them. Of a base, which lies once on a host (engines/held_base.py), the rows that this rank fills."""
+        cost = COSTS[arrangement.optimizer]
         base = ceil(base_bytes(card, arrangement) / arrangement.ranks_per_node)
+        weight = cost.weight_bytes(arrangement) + cost.copy_bytes(arrangement)
         return StateBytes(
-            parameters=(WEIGHT_BYTES + copy) * card.own_parameters + base,
-            gradients=4 * card.trainable_parameters,
-            optimizer=COSTS[arrangement.optimizer].state_bytes * card.trainable_parameters,
+            parameters=weight * card.own_parameters + base,
+            gradients=0 if arrangement.update == "inside" else _gradient_bytes(card, arrangement),
+            optimizer=cost.beside(card.trainable_parameters),
             base=base,
         )
 
     def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
-        return COSTS[arrangement.optimizer].saved_bytes(card)
+        return COSTS[arrangement.optimizer].saved_bytes(card, arrangement)
 
     def step_points(
         self, card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool
     ) -> Iterator[StepPoint]:
         loss = LossBytes.of(card, arrangement, linear_copies_weight=linear_copies_weight)
-        whole = self.state(card, arrangement).gradients
+        whole = _gradient_bytes(card, arrangement)
         kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
         buffers = _exchange_buffers(card, arrangement)
-        # In fp32 gradients are dropped after each update; in bf16 their fp32 sums stay allocated.
-        lasting = arrangement.dtype == "bf16" or arrangement.accumulation_steps > 1
+        if arrangement.update == "inside":
+            yield from _inside_points(card, arrangement, loss, kept + backward)
+            return
+        # Gradients are dropped after each update, but for fp32 sums of those of bf16 weights, which stay allocated.
+        has_copy = COSTS[arrangement.optimizer].copy_bytes(arrangement) > 0
+        lasting = has_copy or arrangement.accumulation_steps > 1
         standing = whole if lasting else 0
         yield loss.point(gradients=standing, activations=kept, buffers=buffers)
         yield StepPoint(
@@ -112,8 +118,9 @@ class ReplicateCost(EngineCost):
 
     def optimizer_seconds(self, card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
         """Of all parameters, on every rank."""
-        has_copy = arrangement.dtype == "bf16"
-        return COSTS[arrangement.optimizer].seconds(card.trainable_parameters, arrangement, fleet, has_copy=has_copy)
+        cost = COSTS[arrangement.optimizer]
+        has_copy = cost.copy_bytes(arrangement) > 0
+        return cost.seconds(card.trainable_parameters, arrangement, fleet, has_copy=has_copy)
 
     def reason(self, choice: AutoChoice) -> str:
         state, limit = size(choice.whole_model.total), size(choice.limit_bytes)
@@ -124,7 +131,39 @@ class ReplicateCost(EngineCost):
                 f"the model, {model}, lies once on each machine and stays as it is; adapters with gradients and"
                 f" moments, {adapters}, are whole on every rank, and only their gradients are exchanged"
             )
-        return f"the whole model with gradients and moments, {state}, fits into the {limit} of a rank"
+        gradients = "" if choice.arrangement.update == "inside" else "gradients and "
+        return f"the whole model with {gradients}moments, {state}, fits into the {limit} of a rank"
+
+
+def _gradient_bytes(card: ModelCard, arrangement: Arrangement) -> int:
+    """Of all that is trained, as gradients wait for an update after backward, or for the last of several passes."""
+    return COSTS[arrangement.optimizer].gradient_bytes(arrangement) * card.trainable_parameters
+
+
+def _inside_points(card: ModelCard, arrangement: Arrangement, loss: LossBytes, in_backward: int) -> Iterator[StepPoint]:
+    """Each gradient is freed once its weight has moved: of one pass a tensor at a time stands, with peers the buckets
+    that are on their way; of several passes the sums of all, until the last one's backward."""
+    compute, kept = arrangement.compute_bytes, kept_bytes(card, arrangement)
+    buffers = _exchange_buffers(card, arrangement)
+    standing = _gradient_bytes(card, arrangement) if arrangement.accumulation_steps > 1 else 0
+    on_its_way = compute * _parameters_on_their_way(card, arrangement)
+    tensor = compute * min(card.largest_trainable_layer_parameters, card.hidden * card.intermediate)
+    # Of a tied table the head's part waits for the lookup's.
+    table = loss.head_gradient_made if card.tied else 0
+    yield loss.point(gradients=standing, activations=kept, buffers=buffers)
+    yield StepPoint(
+        name="backward of the last layer",
+        gradients=standing + table + max(tensor, on_its_way),
+        activations=in_backward,
+        buffers=buffers,
+    )
+    lookups = 2 if card.tied and not card.has_one_table_gradient else 1
+    yield StepPoint(
+        name="end of backward",
+        gradients=max(lookups * compute * card.trainable_embedding_parameters, tensor, on_its_way),
+        activations=one_layer_bytes(card, arrangement),
+        buffers=buffers,
+    )
 
 
 def _exchange_buffers(card: ModelCard, arrangement: Arrangement) -> int:
@@ -137,11 +176,19 @@ def _exchange_buffers(card: ModelCard, arrangement: Arrangement) -> int:
     if _summed_rows(card, arrangement) is not None:
         ends = [head]
     bucket_bytes = 2**20 * bucket_mib(arrangement.compute_bytes * card.trainable_parameters)
-    bucket = max(bucket_bytes // arrangement.compute_bytes, card.largest_trainable_layer_parameters // 2)
-    layers = min(in_layers, most_buckets_in_flight(2 * arrangement.sent_bytes(bucket)) * bucket)
+    layers = min(in_layers, _parameters_on_their_way(card, arrangement))
     # Ends larger than a bucket have one of their own; equal ones share a buffer, as they leave at opposite ends.
     lone = max((end for end in ends if 4 * end > bucket_bytes), default=0)
     return int(2 * arrangement.sent_bytes(lone + layers) * POOL_ROUNDING)
+
+
+def _parameters_on_their_way(card: ModelCard, arrangement: Arrangement) -> int:
+    """Of layers, in the buckets that are under way at once."""
+    if arrangement.world_size == 1:
+        return 0
+    bucket_bytes = 2**20 * bucket_mib(arrangement.compute_bytes * card.trainable_parameters)
+    bucket = max(bucket_bytes // arrangement.compute_bytes, card.largest_trainable_layer_parameters // 2)
+    return most_buckets_in_flight(2 * arrangement.sent_bytes(bucket)) * bucket
 
 
 def _summed_rows(card: ModelCard, arrangement: Arrangement) -> int | None:
