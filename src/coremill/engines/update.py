@@ -64,9 +64,11 @@ class OptimizerUpdate(Engine):
     def state_bytes(self) -> int:
         """fp32 weights, and the optimizer's of those that are trained."""
         beside = self._optimizer_settings.state_bytes
-        return sum(
-            math.prod(piece.shape) * (WEIGHT_BYTES + (beside if piece.local.requires_grad else 0))
-            for piece in self.slices()
+        return math.ceil(
+            sum(
+                math.prod(piece.shape) * (WEIGHT_BYTES + (beside if piece.local.requires_grad else 0))
+                for piece in self.slices()
+            )
         )
 
 

@@ -192,7 +192,7 @@ def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine
         engine = make_engine(
             plan,
             run.world,
-            optimizer_of(config.train),
+            optimizer_of(config.train, plan),
             head_in_backward=task.needs_head_in_backward,
             named_rows=config.model.fused,
         )

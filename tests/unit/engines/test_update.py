@@ -68,4 +68,5 @@ def test_what_is_frozen_has_no_state_and_takes_no_room_for_it() -> None:
 
 
 def test_the_run_file_names_the_optimizers_there_are() -> None:
-    assert get_args(TrainSection.model_fields["optimizer"].annotation) == tuple(OPTIMIZERS) == tuple(COSTS)
+    assert get_args(TrainSection.model_fields["optimizer"].annotation) == ("auto", *OPTIMIZERS)
+    assert tuple(OPTIMIZERS) == tuple(COSTS)

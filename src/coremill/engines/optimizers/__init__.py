@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from coremill.engines.optimizers.cost import COSTS
 
@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from coremill.config.schema import TrainSection
+    from coremill.plan.types import Plan
 
-OPTIMIZERS = {"adamw": "coremill.engines.optimizers.adamw:AdamW"}
+OPTIMIZERS = {
+    "adamw": "coremill.engines.optimizers.adamw:AdamW",
+    "adamw-8bit": "coremill.engines.optimizers.adamw_8bit:AdamW8bit",
+}
 
 
 class Optimizer(Protocol):
@@ -37,6 +41,8 @@ class OptimizerSettings:
     """Which optimizer, and what it takes of the run file: all that an engine knows of either."""
 
     name: str
+    update: Literal["after", "inside"]  # of backward
+    seed: int  # of rounding, where it is random
     learning_rate: float  # the highest; each update brings its own
     weight_decay: float
     adam_betas: tuple[float, float]
@@ -44,7 +50,7 @@ class OptimizerSettings:
     no_decay: tuple[str, ...] = ()  # patterns over parameter names, beside what is left out by kind
 
     @property
-    def state_bytes(self) -> int:
+    def state_bytes(self) -> float:
         """Held beside each parameter."""
         return COSTS[self.name].state_bytes
 
@@ -55,10 +61,12 @@ class OptimizerSettings:
         return made
 
 
-def optimizer_of(train: TrainSection) -> OptimizerSettings:
-    """The one that the run file asks for."""
+def optimizer_of(train: TrainSection, plan: Plan | None = None) -> OptimizerSettings:
+    """The one that the run file asks for; what it leaves open, the plan has decided."""
     return OptimizerSettings(
-        name=train.optimizer,
+        name=plan.optimizer.value if plan else "adamw" if train.optimizer == "auto" else train.optimizer,
+        update=plan.update.value if plan else "after" if train.update == "auto" else train.update,
+        seed=train.seed,
         learning_rate=train.learning_rate,
         weight_decay=train.weight_decay,
         adam_betas=(train.adam_beta1, train.adam_beta2),
