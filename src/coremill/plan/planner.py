@@ -35,7 +35,7 @@ from coremill.plan.reasons import (
 )
 from coremill.plan.saving import plan_save
 from coremill.plan.types import Arrangement, Choice, FullTraining, Plan, RowCount, RowLengths, StepCounts
-from coremill.plan.updating import optimizer_choice, require_update, update_choice, ways_of
+from coremill.plan.updating import Update, optimizer_choice, require_update, update_choice, ways_of
 from coremill.registry import find
 
 # Tokens per forward pass: below some 2048 products are limited by reading weights, above 8192 only activations grow.
@@ -210,9 +210,7 @@ def _candidates(
         if update not in cost_named(engine).updates:
             continue
         for checkpointing in checkpointings:
-            # Gradients of several passes would wait for the last: inside backward one pass has room for more tokens.
-            most_rows = max(1, most_tokens // length) if update == "after" else rank_rows
-            for rows in _row_choices(rank_rows, _fixed(config.train.micro_batch_rows), most_rows):
+            for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens, update):
                 arrangement = Arrangement(
                     engine=engine,
                     optimizer=optimizer,
@@ -238,10 +236,14 @@ def _candidates(
                     yield price(card, kept, fleet, limit, saving=saving, steps=steps)
 
 
-def _row_choices(rank_rows: int, fixed: int | None, most: int) -> list[int]:
-    """Rows per forward pass worth trying, largest first, each dividing a rank's rows as evenly as can be."""
+def _row_choices(rank_rows: int, length: int, fixed: int | None, most_tokens: int, update: Update) -> list[int]:
+    """Rows per forward pass worth trying, largest first, each dividing a rank's rows as evenly as can be. Inside
+    backward all at once: gradients of several passes would wait for the last."""
     if fixed is not None:
         return [min(fixed, rank_rows)]
+    if update == "inside":
+        return [rank_rows]
+    most = max(1, most_tokens // length)
     sizes = {ceil(rank_rows / passes) for passes in range(1, rank_rows + 1)}
     return sorted((rows for rows in sizes if rows <= most), reverse=True)
 
