@@ -22,19 +22,19 @@ class OptimizerCost:
     state_bytes: float  # held beside the weight from the first update on
     update_bytes: int  # read and written by an update, norm and clipping included
     update_core_seconds: float  # of one core: where memory is quick, arithmetic takes longer than its bytes
-    keeps_masters: bool = True  # weights in fp32 whatever they are computed with; else in the compute dtype alone
+    has_masters: bool = True  # weights in fp32 whatever they are computed with; else in the compute dtype alone
 
     def weight_bytes(self, arrangement: Arrangement) -> int:
         """Of a weight as it is moved, and saved."""
-        return WEIGHT_BYTES if self.keeps_masters else arrangement.compute_bytes
+        return WEIGHT_BYTES if self.has_masters else arrangement.compute_bytes
 
     def copy_bytes(self, arrangement: Arrangement) -> int:
         """Of what is computed with, where that stands beside what is moved."""
-        return COPY_BYTES if self.keeps_masters and arrangement.dtype == "bf16" else 0
+        return COPY_BYTES if self.has_masters and arrangement.dtype == "bf16" else 0
 
     def gradient_bytes(self, arrangement: Arrangement) -> int:
         """Of a gradient that waits for the update."""
-        return WEIGHT_BYTES if self.keeps_masters else arrangement.compute_bytes
+        return WEIGHT_BYTES if self.has_masters else arrangement.compute_bytes
 
     def beside(self, parameters: int) -> int:
         """Held beside so many."""
@@ -60,7 +60,7 @@ ADAMW = OptimizerCost(state_bytes=8, update_bytes=28 + 4 + 8, update_core_second
 BLOCK = 256
 # Two bytes and two scales; it reads the gradient, and reads and writes weight and moments in cache-sized pieces.
 ADAMW_8BIT = OptimizerCost(
-    state_bytes=2 + 2 * 4 / BLOCK, update_bytes=4 + 2 * 4 + 2 * 2, update_core_seconds=2.0e-8, keeps_masters=False
+    state_bytes=2 + 2 * 4 / BLOCK, update_bytes=4 + 2 * 4 + 2 * 2, update_core_seconds=2.0e-8, has_masters=False
 )
 
 COSTS = {"adamw": ADAMW, "adamw-8bit": ADAMW_8BIT}  # by train.optimizer
