@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from coremill.engines.optimizers.cost import COSTS, WEIGHT_BYTES
+from coremill.engines.optimizers.cost import COSTS, GRADIENT_BYTES, WEIGHT_BYTES
 from coremill.hardware.facts import Fleet
 from coremill.plan.card import ModelCard
 from coremill.plan.engine_cost import AutoChoice, EngineCost, StateBytes
@@ -38,7 +38,7 @@ class ShardedStateCost(EngineCost):
 
     def summed_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
         """Of a rank's rows of all gradients, once they are summed over ranks."""
-        return COSTS[arrangement.optimizer].gradient_bytes(arrangement) * _trained(card, arrangement)
+        return GRADIENT_BYTES * _trained(card, arrangement)
 
     def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
         return COSTS[arrangement.optimizer].saved_bytes(card, arrangement)
@@ -72,9 +72,7 @@ class ShardedStateCost(EngineCost):
         if not card.trains_the_head or arrangement.update == "inside":
             return 0
         head = card.embedding_parameters if card.tied else card.head_parameters
-        if whole := fp32_head_parameters(card, arrangement):
-            return WEIGHT_BYTES * whole
-        return COSTS[arrangement.optimizer].gradient_bytes(arrangement) * share_of(head, arrangement.world_size)
+        return GRADIENT_BYTES * (fp32_head_parameters(card, arrangement) or share_of(head, arrangement.world_size))
 
     def summed_head(self, card: ModelCard, arrangement: Arrangement) -> list[StepPoint]:
         """The end of a step with a head that is whole on every rank: its gradient, and the flat copy that is summed

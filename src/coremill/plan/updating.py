@@ -82,7 +82,6 @@ def update_choice(config: RunConfig, chosen: Candidate, candidates: Sequence[Can
         what = f"of the last of {arrangement.accumulation_steps} passes {what}"
     if train.clip_norm is not None:
         what += "; train.clip_norm goes by the norms of earlier steps"
-    what += "; one that is not a number ends the run, and the checkpoint before it stands"
     if train.update != AUTO:
         return Choice("inside", f"set by you: {what}")
     same = [one for one in candidates if one.arrangement.optimizer == arrangement.optimizer]

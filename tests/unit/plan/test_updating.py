@@ -51,7 +51,7 @@ def test_a_plan_as_it_always_was_says_nothing_of_either() -> None:
 @pytest.mark.parametrize("machines", ["1xr7i.48xlarge", "4xr7i.8xlarge"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_what_a_rank_holds(machines: str, dtype: str, optimizer: str, update: str) -> None:
-    """Bytes of a parameter: weight (fp32, or as computed with), a copy beside a master, moments; gradients after."""
+    """Bytes of a parameter: weight, fp32 or as computed with, a copy beside a master, moments, an fp32 gradient."""
     parallel = {"engine": "replicate", "dtype": dtype, "ranks_per_node": 1}
     train = {"optimizer": optimizer, "update": update, "activation_checkpointing": True}
     step = plan(fleet_of(machines), train=train, parallel=parallel).memory.steady_step
@@ -59,7 +59,7 @@ def test_what_a_rank_holds(machines: str, dtype: str, optimizer: str, update: st
     masters = optimizer == "adamw"
     assert step.parameters == (4 + (2 if dtype == "bf16" else 0) if masters else compute) * LLAMA.parameters
     assert step.optimizer == pytest.approx((8 if masters else 2 + 2 * 4 / 256) * LLAMA.parameters)
-    all_gradients = (4 if masters else compute) * LLAMA.parameters
+    all_gradients = 4 * LLAMA.parameters
     assert step.gradients < 0.15 * all_gradients if update == "inside" else step.gradients >= all_gradients
 
 
@@ -82,7 +82,7 @@ def test_checkpoints_hold_what_memory_holds() -> None:
     [
         (384, ("adamw", "after")),
         (144, ("adamw", "inside")),
-        (64, ("adamw-8bit", "after")),
+        (96, ("adamw-8bit", "after")),
         (48, ("adamw-8bit", "inside")),
     ],
 )

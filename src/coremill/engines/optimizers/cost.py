@@ -11,6 +11,7 @@ from coremill.plan.time import rank_cores, rank_share
 from coremill.plan.types import Arrangement
 
 WEIGHT_BYTES = 4  # what is moved is fp32, unless an optimizer needs no masters
+GRADIENT_BYTES = 4  # summed in fp32
 # Where a bf16 copy to compute with stands beside it: written again after an update.
 COPY_BYTES = 2
 
@@ -31,10 +32,6 @@ class OptimizerCost:
     def copy_bytes(self, arrangement: Arrangement) -> int:
         """Of what is computed with, where that stands beside what is moved."""
         return COPY_BYTES if self.has_masters and arrangement.dtype == "bf16" else 0
-
-    def gradient_bytes(self, arrangement: Arrangement) -> int:
-        """Of a gradient that waits for the update."""
-        return WEIGHT_BYTES if self.has_masters else arrangement.compute_bytes
 
     def beside(self, parameters: int) -> int:
         """Held beside so many."""

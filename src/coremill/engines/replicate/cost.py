@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from coremill.engines.optimizers.cost import COSTS
+from coremill.engines.optimizers.cost import COSTS, GRADIENT_BYTES
 from coremill.engines.wire.sizes import LEAST_IN_FLIGHT, POOL_ROUNDING, ROOM_IN_FLIGHT_BYTES
 from coremill.hardware.facts import Fleet
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
@@ -55,7 +55,7 @@ class ReplicateCost(EngineCost):
         weight = cost.weight_bytes(arrangement) + cost.copy_bytes(arrangement)
         return StateBytes(
             parameters=weight * card.own_parameters + base,
-            gradients=0 if arrangement.update == "inside" else _gradient_bytes(card, arrangement),
+            gradients=0 if arrangement.update == "inside" else GRADIENT_BYTES * card.trainable_parameters,
             optimizer=cost.beside(card.trainable_parameters),
             base=base,
         )
@@ -67,15 +67,16 @@ class ReplicateCost(EngineCost):
         self, card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool
     ) -> Iterator[StepPoint]:
         loss = LossBytes.of(card, arrangement, linear_copies_weight=linear_copies_weight)
-        whole = _gradient_bytes(card, arrangement)
+        whole = self.state(card, arrangement).gradients
         kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
         buffers = _exchange_buffers(card, arrangement)
         if arrangement.update == "inside":
             yield from _inside_points(card, arrangement, loss, kept + backward)
             return
-        # Gradients are dropped after each update, but for fp32 sums of those of bf16 weights, which stay allocated.
+        # Gradients are dropped after each update, but for those of masters, which stay allocated. Those of bf16 weights
+        # and of several passes are added to sums in fp32.
         has_copy = COSTS[arrangement.optimizer].copy_bytes(arrangement) > 0
-        lasting = has_copy or arrangement.accumulation_steps > 1
+        lasting, added = has_copy or arrangement.accumulation_steps > 1, _adds_gradients(arrangement)
         standing = whole if lasting else 0
         yield loss.point(gradients=standing, activations=kept, buffers=buffers)
         yield StepPoint(
@@ -88,7 +89,7 @@ class ReplicateCost(EngineCost):
             # The gradient of a lookup alone is sparse; its rows are taken out to be sent, unless all of them are.
             summed = rows * card.lookup_width
             lookup = 2 * arrangement.sent_bytes(summed) + (4 * summed if rows < card.vocabulary_rows else 0)
-        elif (lasting or card.tied) and not card.has_one_table_gradient:
+        elif (added or card.tied) and not card.has_one_table_gradient:
             lookup = arrangement.compute_bytes * card.trainable_embedding_parameters
         else:
             lookup = 0
@@ -135,32 +136,37 @@ class ReplicateCost(EngineCost):
         return f"the whole model with {gradients}moments, {state}, fits into the {limit} of a rank"
 
 
-def _gradient_bytes(card: ModelCard, arrangement: Arrangement) -> int:
-    """Of all that is trained, as gradients wait for an update after backward, or for the last of several passes."""
-    return COSTS[arrangement.optimizer].gradient_bytes(arrangement) * card.trainable_parameters
+def _adds_gradients(arrangement: Arrangement) -> bool:
+    return arrangement.dtype == "bf16" or arrangement.accumulation_steps > 1
 
 
 def _inside_points(card: ModelCard, arrangement: Arrangement, loss: LossBytes, in_backward: int) -> Iterator[StepPoint]:
-    """Each gradient is freed once its weight has moved: of one pass a tensor at a time stands, with peers the buckets
-    that are on their way; of several passes the sums of all, until the last one's backward."""
+    """Each gradient is freed once its weight has moved: of one pass a tensor at a time stands, and a copy in fp32 for a
+    master; with peers the sums that are on their way. Those of several passes wait for the last one's backward, in one
+    process as they are made."""
     compute, kept = arrangement.compute_bytes, kept_bytes(card, arrangement)
     buffers = _exchange_buffers(card, arrangement)
-    standing = _gradient_bytes(card, arrangement) if arrangement.accumulation_steps > 1 else 0
-    on_its_way = compute * _parameters_on_their_way(card, arrangement)
-    tensor = compute * min(card.largest_trainable_layer_parameters, card.hidden * card.intermediate)
-    # Of a tied table the head's part waits for the lookup's.
-    table = loss.head_gradient_made if card.tied else 0
+    has_peers, has_copy = arrangement.world_size > 1, COSTS[arrangement.optimizer].copy_bytes(arrangement) > 0
+    made = compute + (GRADIENT_BYTES if has_copy or (has_peers and compute < GRADIENT_BYTES) else 0)
+    summed = GRADIENT_BYTES if has_peers else compute
+    standing = summed * card.trainable_parameters if arrangement.accumulation_steps > 1 else 0
+    on_its_way = summed * _parameters_on_their_way(card, arrangement)
+    tensor = made * min(card.largest_trainable_layer_parameters, card.hidden * card.intermediate)
+    head = made * card.vocabulary_rows * card.hidden if card.trains_the_head and arrangement.vocabulary_logits else 0
     yield loss.point(gradients=standing, activations=kept, buffers=buffers)
+    if head and not card.tied:
+        yield StepPoint(name="the head moves", gradients=max(standing, head), activations=kept, buffers=buffers)
     yield StepPoint(
         name="backward of the last layer",
-        gradients=standing + table + max(tensor, on_its_way),
+        # Of a tied table the head's part waits for the lookup's.
+        gradients=standing + (loss.head_gradient_made if card.tied else 0) + max(tensor, on_its_way),
         activations=in_backward,
         buffers=buffers,
     )
     lookups = 2 if card.tied and not card.has_one_table_gradient else 1
     yield StepPoint(
         name="end of backward",
-        gradients=max(lookups * compute * card.trainable_embedding_parameters, tensor, on_its_way),
+        gradients=max(lookups * made * card.trainable_embedding_parameters, tensor, on_its_way),
         activations=one_layer_bytes(card, arrangement),
         buffers=buffers,
     )

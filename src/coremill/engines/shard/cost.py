@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from coremill.engines.one_host.cost import OneHostCost
-from coremill.engines.optimizers.cost import COSTS
+from coremill.engines.optimizers.cost import GRADIENT_BYTES
 from coremill.engines.sharded_state import ShardedStateCost
 from coremill.engines.wire.sizes import (
     LEAST_IN_FLIGHT,
@@ -86,7 +86,7 @@ class ShardCost(ShardedStateCost):
         if arrangement.accumulation_steps == 1:
             return 0
         if arrangement.keep_gathered:
-            return COSTS[arrangement.optimizer].gradient_bytes(arrangement) * card.trainable_parameters
+            return GRADIENT_BYTES * card.trainable_parameters
         return self.summed_bytes(card, arrangement)
 
     def _end_of_backward(self, card: ModelCard, arrangement: Arrangement) -> StepPoint:
