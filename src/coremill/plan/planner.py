@@ -237,24 +237,26 @@ def _candidates(
 
 
 def _row_choices(rank_rows: int, length: int, fixed: int | None, most_tokens: int, update: Update) -> list[int]:
-    """Rows per forward pass worth trying, largest first, each dividing a rank's rows as evenly as can be. Inside
-    backward all at once: gradients of several passes would wait for the last."""
+    """Rows per forward pass worth trying, largest first, each dividing a rank's rows as evenly as can be; where weights
+    move inside backward, all of them first."""
     if fixed is not None:
         return [min(fixed, rank_rows)]
-    if update == "inside":
-        return [rank_rows]
     most = max(1, most_tokens // length)
     sizes = {ceil(rank_rows / passes) for passes in range(1, rank_rows + 1)}
-    return sorted((rows for rows in sizes if rows <= most), reverse=True)
+    at_once = rank_rows if update == "inside" else 0
+    return sorted((rows for rows in sizes if rows <= most or rows == at_once), reverse=True)
 
 
 def _choose(candidates: list[Candidate]) -> Candidate:
     """Of the first way to update that fits, the whole model on every rank, without recomputing, where that fits and is
-    not much slower; else the quickest that fits; else the smallest of all."""
+    not much slower; else the quickest that fits; else the smallest of all. Inside backward in one pass, where that
+    fits: gradients of several would wait for the last."""
     fitting = [candidate for candidate in candidates if candidate.fits]
     if not fitting:
         return min(candidates, key=lambda candidate: candidate.memory.peak.total)
     fitting = [candidate for candidate in fitting if candidate.arrangement.way == fitting[0].arrangement.way]
+    if fitting[0].arrangement.update == "inside":
+        fitting = [candidate for candidate in fitting if candidate.arrangement.accumulation_steps == 1] or fitting
     quickest = min(candidate.seconds.total for candidate in fitting)
     plain = [one for one in fitting if one.is_plain and one.seconds.total <= MUCH_SLOWER * quickest]
     # Equal seconds go to the larger micro-batch: candidates come largest first, and min keeps the first.

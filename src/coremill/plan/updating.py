@@ -75,8 +75,9 @@ def update_choice(config: RunConfig, chosen: Candidate, candidates: Sequence[Can
             return Choice("after", "set by you")
         if config.numerics.on_non_finite == "skip":
             return Choice("after", "numerics.on_non_finite: skip needs all gradients before a weight moves")
-        if chosen.fits:
-            return Choice("after", "gradients fit: their norm is known before a weight moves")
+        if not chosen.fits:
+            return Choice("after", "the smallest there is, and still too large")
+        return Choice("after", "gradients fit: their norm is known before a weight moves")
     what = "each gradient is freed as soon as its weight has moved"
     if arrangement.accumulation_steps > 1:
         what = f"of the last of {arrangement.accumulation_steps} passes {what}"

@@ -19,7 +19,7 @@ from coremill.plan.card import read_card
 from coremill.plan.engine_cost import cost_named
 from coremill.plan.planner import make_plan
 from coremill.plan.stored import plan_from_json
-from coremill.plan.types import Plan
+from coremill.plan.types import Choice, Plan
 from unit.plan.shapes import GIB, LLAMA_3_8B, LLAMA_50M, fleet
 
 LLAMA = read_card(config=LLAMA_3_8B, name="Llama-3-8B")
@@ -124,6 +124,13 @@ def test_inside_backward_rows_are_computed_at_once() -> None:
     passes = plan(train={**train, "micro_batch_rows": 8})
     assert passes.accumulation_steps.value == 4 and "of the last of 4 passes" in passes.update.reason
     assert passes.memory.steady_step.gradients > 2 * LLAMA.parameters  # they wait for the last
+
+
+def test_a_step_too_large_for_one_pass_is_cut() -> None:
+    made = plan(train={"optimizer": "adamw-8bit", "tokens_per_step": 65536})
+    assert made.fits and made.update.value == "inside" and made.accumulation_steps.value > 1
+    huge = plan(with_gigabytes(24), train={"optimizer": "adamw-8bit", "tokens_per_step": 2**20, "update": "after"})
+    assert not huge.fits and huge.update == Choice("after", "set by you")
 
 
 @pytest.mark.parametrize(("machines", "settings"), [("1xc7i.8xlarge", {}), ("2xc7i.8xlarge", {"update": "after"})])
