@@ -98,6 +98,8 @@ def train_saved(
     hang_in_prune: bool = False,  # on rank 0 the storage does not return from removing old checkpoints
     slow_pieces_seconds: float = 0.0,  # the last rank writes pieces of 16 kB, each in so long
     standing_seconds: float = 600.0,  # deadline auto: without a byte
+    optimizer: str = "adamw",
+    update: str = "after",
 ) -> dict[str, Any]:
     """Losses by step, rows by step, digest of the final weights, and what was said."""
     import torch
@@ -208,7 +210,9 @@ def train_saved(
     model.train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(name.startswith(each) for each in frozen))
-    settings = TrainSection(steps=steps, learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, seed=5)
+    settings = TrainSection(
+        steps=steps, learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, seed=5, optimizer=optimizer, update=update
+    )
     made = make_engine(plan, world, optimizer_of(settings), head_in_backward=task.needs_head_in_backward)
     made.place(model)
     here = {"rank": world.rank, "world_size": world.size}
@@ -269,7 +273,7 @@ def train_saved(
     ended = "done"
     try:
         with Saver(config, Path(folder), origin, memory, steps, world, training, events, requests) as saver:
-            where = {"steps": steps, "first_step": origin.step + 1}
+            where = {"steps": steps, "first_step": origin.step + 1, "norms": training.norms}
             for result in train_steps(made, task, loader, settings, **where, agreement=saver, guard=guard):
                 if result.skipped:
                     skipped.append(result.step)

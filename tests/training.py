@@ -82,6 +82,8 @@ def train_here(
     freeze: tuple[str, ...] = (),
     no_decay: tuple[str, ...] = (),
     lora: dict[str, Any] | None = None,
+    optimizer: str = "adamw",
+    update: str = "after",
 ) -> dict[str, Any]:
     """Losses, norms and wire use of a run on this rank."""
     import json
@@ -131,6 +133,8 @@ def train_here(
         adam_epsilon=adam_epsilon,
         clip_norm=clip_norm,
         no_decay=list(no_decay),
+        optimizer=optimizer,
+        update=update,
     )
     made = make_engine(
         plan,

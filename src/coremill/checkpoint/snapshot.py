@@ -1,6 +1,7 @@
 """Between a rank's memory and the files of a checkpoint: which rows it writes, and how rows come back to any ranks.
 
-A file holds rows [start, stop) of every parameter and of what the optimizer has beside it, all fp32. Ranks that hold
+A file holds rows [start, stop) of every parameter and of what the optimizer has beside it, in the dtypes that they have
+in memory. Ranks that hold
 everything write their part of the rows only, by the rule by which others share them out, so a checkpoint is the same
 whichever engine made it, and any number of ranks of any engine reads it by byte range.
 """
@@ -8,10 +9,10 @@ whichever engine made it, and any number of ranks of any engine reads it by byte
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ from coremill.engines.base import Engine, ParameterState
 from coremill.errors import InputError
 from coremill.model.load import LoadReport, fill_parameters, together
 from coremill.model.lora_base import Base
-from coremill.model.read import TensorReader
+from coremill.model.read import TensorReader, dtype_of
 from coremill.model.slices import (
     RowSlice,
     has_base_apart,
@@ -40,6 +41,7 @@ from coremill.model.slices import (
 from coremill.model.source import ModelFolder
 from coremill.plan.headers import TensorHeader, read_file_header
 from coremill.plan.types import Choice
+from coremill.train.clipping import EarlierNorms
 from coremill.train.numerics import NumericsGuard
 from coremill.train.scores import Scores
 from coremill.world.heartbeat import HEARTBEAT
@@ -60,7 +62,17 @@ class Training:
     loader: Loader[Any]
     guard: NumericsGuard
     scores: Scores = field(default_factory=Scores)
+    norms: EarlierNorms = field(default_factory=EarlierNorms)  # to clip by, where weights move inside of backward
     base: Base | None = None  # what the weights are beside of; None: they are all there is
+
+    def progress(self, step: int) -> dict[str, Any]:
+        """After this step, of all but the weights and what moves them; `restore_progress` is the inverse."""
+        return {
+            "loader": self.loader.state(),
+            "numerics": self.guard.state(),
+            "gradient_norms": self.norms.state(),
+            "evaluations": self.scores.state(step),
+        }
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,24 @@ class CheckpointReader:
                 header = self._headers(file.name)[f"{group}/{piece.name}"]
                 part = target[start - piece.start : stop - piece.start] if piece.shape else target
                 self._reader.read_rows(header, start - first, stop - first, part)
+
+    def read_new(self, group: str, piece: RowSlice) -> torch.Tensor:
+        """The same into memory of its own: as many rows, as the checkpoint has them."""
+        header = self._any_header(group, piece)
+        shape = (piece.stop - piece.start, *header.shape[1:]) if piece.shape else header.shape
+        target = torch.empty(shape, dtype=dtype_of(header))
+        self.read(group, piece, target)
+        return target
+
+    def bytes_of(self, group: str, piece: RowSlice) -> int:
+        """What reading that takes."""
+        header = self._any_header(group, piece)
+        return header.bytes // header.shape[0] * (piece.stop - piece.start) if piece.shape else header.bytes
+
+    def _any_header(self, group: str, piece: RowSlice) -> TensorHeader:
+        """Of a file that has rows of it: all have them in one dtype."""
+        file = next(file for file in self.checkpoint.manifest.files if _common_rows(file, piece))
+        return self._headers(file.name)[f"{group}/{piece.name}"]
 
     def read_whole(self, file: str, name: str) -> torch.Tensor | None:
         """A tensor that one file holds alone."""
@@ -254,15 +284,34 @@ def restore_optimizer(engine: Engine, checkpoint: Checkpoint) -> None:
         for piece in trained:
             HEARTBEAT.mark()  # slow storage may take long over many headers
             groups[piece.name] = reader.optimizer_groups(piece)
-        total_bytes = sum(len(groups[piece.name]) * piece.bytes for piece in trained)
-        state = []
+        total_bytes = sum(reader.bytes_of(group, piece) for piece in trained for group in groups[piece.name])
+        updates = {piece.name: apart.get(piece.name, saved["updates"]) for piece in trained}
         with HEARTBEAT.work("reading the checkpoint", total_bytes):
-            for piece in trained:
-                held = {group: torch.empty_like(piece.local, requires_grad=False) for group in groups[piece.name]}
-                for group, tensor in held.items():
-                    reader.read(group, piece, tensor)
-                state.append(ParameterState(piece, held, apart.get(piece.name, saved["updates"])))
-    engine.restore(state)
+            engine.restore(_SavedStates(reader, trained, groups, updates))
+
+
+@dataclass(frozen=True)
+class _SavedStates(Sequence[ParameterState]):
+    """Read one at a time: what has to be converted is there twice then, of one parameter."""
+
+    reader: CheckpointReader
+    pieces: Sequence[RowSlice]
+    groups: Mapping[str, Sequence[str]]
+    updates: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @overload
+    def __getitem__(self, index: int) -> ParameterState: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ParameterState]: ...
+    def __getitem__(self, index: int | slice) -> ParameterState | list[ParameterState]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        piece = self.pieces[index]
+        held = {group: self.reader.read_new(group, piece) for group in self.groups[piece.name]}
+        return ParameterState(piece, held, self.updates[piece.name])
 
 
 def restore_progress(
@@ -274,6 +323,7 @@ def restore_progress(
         restore_optimizer(training.engine, checkpoint)
         training.loader.restore(state["loader"])
         training.guard.restore(state.get("numerics", {}))
+        training.norms.restore(state.get("gradient_norms", {}))
         training.scores.restore(state.get("evaluations", {}), checkpoint.step)
     restore_rng(checkpoint, rank=rank, world_size=world_size, seed=seed)
 

@@ -61,7 +61,7 @@ class StoredTensor:
     """What goes into a file: a name, a type in the words of safetensors, a shape, and the memory it lies in."""
 
     name: str
-    dtype: str  # F32 or U8
+    dtype: str  # F32, BF16, I8 or U8
     shape: tuple[int, ...]
     data: memoryview  # of bytes
 
@@ -117,7 +117,7 @@ class Store:
             for tensor in tensors:
                 for start in range(0, tensor.data.nbytes, PIECE_BYTES):
                     piece = tensor.data[start : start + PIECE_BYTES]
-                    if tensor.dtype == "F32" and not np.isfinite(np.frombuffer(piece, np.float32)).all():
+                    if not _is_finite(tensor.dtype, piece):
                         raise NotSaved(f"{tensor.name} holds numbers that are not finite")
                     file.write(piece)
                     on_bytes(piece.nbytes)
@@ -344,3 +344,10 @@ class HashedFile(SteadyFile):
                 self.sync()
         finally:
             self.close()
+
+
+def _is_finite(dtype: str, piece: memoryview) -> bool:
+    """Of numbers that could be otherwise."""
+    if dtype == "BF16":  # the upper half of fp32
+        return bool((np.frombuffer(piece, np.uint16) & 0x7F80 != 0x7F80).all())
+    return dtype != "F32" or bool(np.isfinite(np.frombuffer(piece, np.float32)).all())

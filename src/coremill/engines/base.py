@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -66,7 +66,7 @@ class ParameterState:
     """What must survive of one parameter on this rank."""
 
     rows: RowSlice
-    optimizer: dict[str, torch.Tensor]  # in the shape of the rows, by name in a checkpoint; empty before an update
+    optimizer: dict[str, torch.Tensor]  # as many rows, by name in a checkpoint; empty before an update
     updates: int  # of this parameter so far
 
 
@@ -95,7 +95,7 @@ class Engine(Protocol):
         """Parameters are filled: get ready for the first step."""
 
     def trainable(self) -> list[tuple[str, torch.Tensor]]:
-        """What is updated on this rank: names and fp32 tensors. Frozen parameters are left out: they have no gradient
+        """What is updated on this rank: names and tensors. Frozen parameters are left out: they have no gradient
         and no state, and nothing of them is reduced.
 
         After `reduce` their .grad is the sum over all ranks; None, on every rank, where no rank had a use for the
@@ -131,7 +131,8 @@ class Engine(Protocol):
 
     def restore(self, state: Sequence[ParameterState]) -> None:
         """What `state` gave, as far as this rank holds it now, after `start` and before the first step; the weights are
-        there already. Another engine may have given it (`require_state_names`)."""
+        there already. Each is read from the checkpoint when it is asked for. Another engine may have given it
+        (`require_state_names`)."""
 
     def finish(self) -> None:
         """Training is over: let go of what only an update needs, before the weights are exported."""
@@ -146,6 +147,22 @@ class Engine(Protocol):
 
     def wire_use(self) -> WireUse:
         """Since the last call."""
+
+
+@runtime_checkable
+class MovesInside(Protocol):
+    """An engine that can move each weight inside backward, as soon as its gradient is whole (train.update: inside).
+
+    `reduce` then tells the norm that was, and `step` moves what is left; weights have moved even where the norm is not
+    finite, unless the loss was not either."""
+
+    moves_inside: bool
+
+    def begin_step(self, learning_rate: float, factor: float) -> None:
+        """Before the first micro-batch: gradients are multiplied by `factor` before they move anything."""
+
+    def take_moving_seconds(self) -> float:
+        """Spent inside of backward on moving weights, since the last call."""
 
 
 class StepAgreement:

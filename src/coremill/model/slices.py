@@ -6,7 +6,7 @@ of N holds rows [r*c, (r+1)*c) with c = ceil(rows/N), the last ranks fewer or no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -151,12 +151,15 @@ def materialise(model: nn.Module) -> None:
         apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
 
 
-def narrow_frozen(model: nn.Module, dtype: torch.dtype) -> None:
-    """Frozen parameters on meta in the dtype that they are computed with, tied ones still one."""
-    narrow: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
+def narrow(model: nn.Module, dtype: torch.dtype, *, but: Collection[str] = (), frozen_only: bool = False) -> None:
+    """Parameters on meta in the dtype that they are computed with, `but` those of these names; tied ones still one."""
+    narrowed: dict[nn.Parameter, nn.Parameter] = {}
+    for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta and not parameter.requires_grad:
-                if parameter not in narrow:
-                    narrow[parameter] = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
-                module._parameters[name] = narrow[parameter]
+            if parameter is None or not parameter.is_meta or (frozen_only and parameter.requires_grad):
+                continue
+            if model_name(f"{prefix}.{name}" if prefix else name) in but:
+                continue
+            if parameter not in narrowed:
+                narrowed[parameter] = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
+            module._parameters[name] = narrowed[parameter]

@@ -251,7 +251,7 @@ def resume(
     steps = run.orders.steps if run.orders.data.evaluation_rows else 0
     metric = deciding_metric(config, make_task(config).metrics_on(run.orders.data))
     scores = Scores(metric, config.evaluation, rows=evaluated_rows(config), steps=steps)
-    training = Training(engine, model, loader, guard, scores, run.orders.base)
+    training = Training(engine, model, loader, guard, scores, base=run.orders.base)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
     if (dropout := other_dropout(origin.checkpoint, model, world.size)) is not None:
         run.events.write("choice", name="dropout", value=dropout.value, reason=dropout.reason)
@@ -280,6 +280,7 @@ def train(
             first_step=origin.step + 1,
             agreement=saver,
             guard=training.guard,
+            norms=training.norms,
             is_over=scores.is_over,
         ):
             run.events.write("step", **asdict(result), **memory_now())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ import torch
 
 from coremill.config.schema import TrainSection
 from coremill.data.loader import Loader, StepBatches
-from coremill.engines.base import Engine, StepTotals
+from coremill.engines.base import Engine, MovesInside, StepTotals
 from coremill.engines.wire.exchange import CollectiveUse, Kind
 from coremill.errors import NonFinite
 from coremill.tasks.base import TrainingTask
-from coremill.train.numerics import NumericsGuard
+from coremill.train.clipping import EarlierNorms
+from coremill.train.numerics import NumericsGuard, moved_inside
 from coremill.train.schedule import learning_rate_at
 from coremill.world.heartbeat import HEARTBEAT
 
@@ -60,12 +62,15 @@ def train_steps(
     first_step: int = 1,
     agreement: Agreement | None = None,
     guard: NumericsGuard | None = None,
+    norms: EarlierNorms | None = None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[StepResult]:
     """Run steps first_step..steps, yielding each one's numbers; without a guard one that is not finite ends it.
 
     `is_over` is asked before each step: whether the run ends here all the same.
     """
+    inside = engine if isinstance(engine, MovesInside) and engine.moves_inside else None
+    norms = norms or EarlierNorms()
     for step in range(first_step, steps + 1):
         if is_over():
             break
@@ -75,6 +80,9 @@ def train_steps(
         have_data = time.perf_counter()
 
         scale = 1.0 / work.valid_targets
+        learning_rate = learning_rate_at(step, steps, settings)
+        if inside is not None:
+            inside.begin_step(learning_rate, norms.factor(settings.clip_norm))
         losses = []
         for index, batch in enumerate(work.batches):
             HEARTBEAT.mark()
@@ -86,11 +94,13 @@ def train_steps(
             )
         totals = engine.reduce(sum(losses), agreement.votes(step) if agreement else ())
         have_gradients = time.perf_counter()
-        learning_rate = learning_rate_at(step, steps, settings)
         if totals.is_finite:
             engine.step(learning_rate, settings.clip_norm)
+            norms.add(totals.gradient_norm)
         else:
             engine.skip_step()
+            if inside is not None and math.isfinite(totals.loss):
+                raise moved_inside(step, totals)
             _judge(step, engine, task, work, losses, totals, guard)
         if agreement:
             agreement.hear(totals.votes)
@@ -98,6 +108,7 @@ def train_steps(
         HEARTBEAT.step_done(step)
 
         wire = engine.wire_use()
+        moving_seconds = 0.0 if inside is None else inside.take_moving_seconds()
         yield StepResult(
             step=step,
             loss=totals.loss,
@@ -107,9 +118,9 @@ def train_steps(
             padding_tokens=work.padding_tokens,
             seconds=ended - began,
             data_seconds=have_data - began,
-            compute_seconds=have_gradients - have_data - wire.exposed_seconds,
+            compute_seconds=have_gradients - have_data - wire.exposed_seconds - moving_seconds,
             communication_seconds=wire.exposed_seconds,
-            optimizer_seconds=ended - have_gradients,
+            optimizer_seconds=ended - have_gradients + moving_seconds,
             wire_bytes=wire.bytes_sent,
             collectives=wire.collectives,
             skipped=not totals.is_finite,

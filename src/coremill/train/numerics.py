@@ -137,3 +137,15 @@ class NumericsGuard:
             budget=self._settings.skip_budget,
             culprits=[asdict(culprit) for culprit in culprits],
         )
+
+
+def moved_inside(step: int, totals: StepTotals) -> NonFinite:
+    """The end of a run whose weights had moved by this step's gradients when one of these was not finite."""
+    return NonFinite(
+        f"step {step}: the loss is {totals.loss:.4g}, but a gradient is not finite",
+        where="train.update",
+        why="inside of backward, weights above it had been moved by then, so this step cannot be left out; what was"
+        " saved before it stands",
+        do="the same command goes on from the newest checkpoint; set train.update=after, which names rank and rows and"
+        " can leave such steps out, or lower train.learning_rate",
+    )

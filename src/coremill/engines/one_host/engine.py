@@ -63,7 +63,12 @@ class OneHostShardEngine(OptimizerUpdate):
         ordered = in_backward_order(model)
         parameters = [group.parameters for group in ordered]
         self._weights = HostWeights(
-            self._peers, self._meter, parameters, self._compute_dtype, frozen_have_masters=not has_base_apart(model)
+            self._peers,
+            self._meter,
+            parameters,
+            self._compute_dtype,
+            trained_have_masters=self._optimizer_settings.has_masters,
+            frozen_have_masters=self._optimizer_settings.has_masters and not has_base_apart(model),
         )
         self._groups = [
             _Group(weights, group.is_layer) for weights, group in zip(self._weights.groups, ordered, strict=True)
@@ -125,6 +130,8 @@ class OneHostShardEngine(OptimizerUpdate):
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; its gradients are added to those of the earlier ones as they leave."""
         loss = loss_function(self.module)
+        self._look_at_loss(loss)
+        self._sums.is_whole = self._move_rows if self.moves_inside and is_last else lambda weight: None
         loss.backward()
         self._leave(self._groups)
         for group in self._groups:
@@ -167,10 +174,16 @@ class OneHostShardEngine(OptimizerUpdate):
                     gradient, weight.whole.grad = weight.whole.grad, None
                     self._is_finite &= gradient is None or bool(gradient.isfinite().all())
 
+    def _move_rows(self, weight: HostWeight) -> None:
+        """All ranks have made their gradients of it: none computes with it any more in this step."""
+        if weight.local.grad is not None and self._move(weight.local, weight.local.grad, is_used=weight in self._used):
+            weight.local.grad = None
+
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """Wait for the last sums; norms of all ranks' rows add up to the whole."""
         self._sums.flush()
         squares = sum_of_squares(weight.local.grad for _, weight in self._named if weight.local.grad is not None)
+        squares += self._squares  # of what has moved inside of backward
         is_used = {weight.local: weight in self._used for _, weight in self._named if weight.is_trained}
         self._used.clear()
         return self._agree(loss, squares, votes, is_used)

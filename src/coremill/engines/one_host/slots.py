@@ -58,13 +58,15 @@ class HostWeights:
         groups: Sequence[Sequence[nn.Parameter]],
         dtype: torch.dtype,
         *,
+        trained_have_masters: bool = True,
         frozen_have_masters: bool = True,
     ) -> None:
-        """`frozen_have_masters`: fp32 rows beside narrower weights also of those that are not trained, to be saved."""
+        """`..._have_masters`: fp32 rows beside narrower weights, of those that are trained, and of those that are not
+        but saved."""
         self._peers = peers
         self._meter = meter
         self._dtype = dtype
-        self._frozen_have_masters = frozen_have_masters
+        self._has_masters = {True: trained_have_masters, False: frozen_have_masters}  # by whether it is trained
         places, end = [], 0
         for group in groups:
             end = _up(end, mmap.PAGESIZE)
@@ -88,11 +90,14 @@ class HostWeights:
         start, stop = rows_of_rank(shape[0], self._peers.rank, self._peers.size)
         row_numel = parameter.numel() // shape[0]
         local = flat.view(shape)[start:stop]
-        if self._dtype != torch.float32 and (parameter.requires_grad or self._frozen_have_masters):
+        if self._dtype != torch.float32 and self._has_masters[parameter.requires_grad]:
             local = torch.empty(local.shape, dtype=torch.float32)
+        rows = nn.Parameter(local, requires_grad=parameter.requires_grad)
+        if rows.requires_grad:
+            rows.grad_dtype = torch.float32  # sums are, whatever it is computed with
         return HostWeight(
             whole=nn.Parameter(flat.view(shape), requires_grad=parameter.requires_grad),
-            local=nn.Parameter(local, requires_grad=parameter.requires_grad),
+            local=rows,
             begin=start * row_numel,
             end=stop * row_numel,
         )
@@ -141,6 +146,7 @@ class HostSums:
         self._whole_up_to_bytes = whole_up_to_bytes
         self._unsummed: deque[Callable[[], None]] = deque()
         self._heap = Backward()
+        self.is_whole: Callable[[HostWeight], None] = lambda weight: None  # called when `local.grad` is the sum
 
     @torch.no_grad()
     def add(self, group: Sequence[HostWeight]) -> None:
@@ -175,6 +181,7 @@ class HostSums:
             weight.whole.grad = None
             reads.append(partial(_add_up, weight, 0, list(places[:, weight.begin : weight.end]), _begin_sum(weight)))
             read_numel += weight.end - weight.begin
+        reads += [partial(self.is_whole, weight) for weight in group]
         self._announce(slot, read_numel * layouts.element_size(), reads)
         while len(self._unsummed) > MAX_UNSUMMED:
             self._unsummed.popleft()()
@@ -201,6 +208,7 @@ class HostSums:
                 self._unsummed.popleft()()
         whole.grad = None
         self.flush()
+        self.is_whole(weight)
 
     def _take(self, dtype: torch.dtype, stride_bytes: int) -> tuple[Slot, torch.Tensor]:
         """A slot, and in it so much for each rank."""
@@ -252,7 +260,7 @@ def _begin_sum(weight: HostWeight) -> bool:
     """Whether this is the first of a step; there is a place for it then."""
     is_first = weight.local.grad is None
     if is_first:
-        weight.local.grad = torch.empty_like(weight.local)
+        weight.local.grad = torch.empty_like(weight.local, dtype=torch.float32)
     return is_first
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from coremill.config.schema import TrainSection
+    from coremill.model.slices import RowSlice
     from coremill.plan.types import Plan
 
 OPTIMIZERS = {
@@ -23,10 +24,13 @@ OPTIMIZERS = {
 
 
 class Optimizer(Protocol):
-    """Made with a model, the names and fp32 tensors of it that are trained, and the settings."""
+    """Made with a model, the names and tensors of it that are trained, the settings, and where the rows of each lie."""
 
     def update(self, learning_rate: float) -> None:
         """Move every weight that has a gradient."""
+
+    def move(self, weight: torch.Tensor, gradient: torch.Tensor, learning_rate: float, factor: float = 1.0) -> None:
+        """One of them, by its gradient times `factor`; the gradient may be used up."""
 
     def state_of(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], int]:
         """What it holds beside a weight, in the weight's shape, by the names a checkpoint has for it, and how often it
@@ -54,10 +58,17 @@ class OptimizerSettings:
         """Held beside each parameter."""
         return COSTS[self.name].state_bytes
 
-    def make(self, model: nn.Module, trainable: Sequence[tuple[str, torch.Tensor]]) -> Optimizer:
-        """`trainable`: by the names that the model has for it."""
+    @property
+    def has_masters(self) -> bool:
+        """Whether what it moves is fp32 where arithmetic is bf16."""
+        return COSTS[self.name].has_masters
+
+    def make(
+        self, model: nn.Module, trainable: Sequence[tuple[str, torch.Tensor]], slices: Sequence[RowSlice]
+    ) -> Optimizer:
+        """`trainable`: by the names that the model has for it; `slices`: which rows of the whole they are."""
         module, _, name = OPTIMIZERS[self.name].partition(":")
-        made: Optimizer = getattr(importlib.import_module(module), name)(model, trainable, self)
+        made: Optimizer = getattr(importlib.import_module(module), name)(model, trainable, self, slices)
         return made
 
 

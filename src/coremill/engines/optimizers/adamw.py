@@ -10,11 +10,10 @@ from torch import nn
 
 from coremill.engines.base import require_state_names
 from coremill.engines.optimizers import OptimizerSettings
-from coremill.model.slices import model_name
+from coremill.engines.optimizers.moments_8bit import ADAMW_NAMES as STATE_NAMES
+from coremill.engines.optimizers.moments_8bit import with_fp32_moments
+from coremill.model.slices import RowSlice, model_name
 from coremill.plan.trained import is_named
-
-# Two moments of each gradient, under the names that torch and a checkpoint have for them.
-STATE_NAMES = ("exp_avg", "exp_avg_sq")
 
 # By these names transformers' Trainer knows biases and norms.
 UNDECAYED_NAMES = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -25,8 +24,13 @@ class AdamW(torch.optim.AdamW):
     """Fused: one vectorised pass over weights, gradients and moments where the plain one makes about ten."""
 
     def __init__(
-        self, model: nn.Module, trainable: Sequence[tuple[str, torch.Tensor]], settings: OptimizerSettings
+        self,
+        model: nn.Module,
+        trainable: Sequence[tuple[str, torch.Tensor]],
+        settings: OptimizerSettings,
+        slices: Sequence[RowSlice] = (),
     ) -> None:
+        """`slices`: what an element becomes does not depend on where it lies."""
         left_out = undecayed(model, settings.no_decay)
         decayed = [tensor for name, tensor in trainable if name not in left_out]
         others = [tensor for name, tensor in trainable if name in left_out]
@@ -43,14 +47,26 @@ class AdamW(torch.optim.AdamW):
             group["lr"] = learning_rate
         self.step()
 
+    def move(self, weight: torch.Tensor, gradient: torch.Tensor, learning_rate: float, factor: float = 1.0) -> None:
+        """As if it were the only one there is."""
+        groups = self.param_groups
+        group = next(each for each in groups if any(one is weight for one in each["params"]))
+        weight.grad = gradient if factor == 1.0 else gradient.mul_(factor)
+        self.param_groups = [{**group, "params": [weight], "lr": learning_rate}]
+        try:
+            self.step()
+        finally:
+            self.param_groups, weight.grad = groups, None
+
     def state_of(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], int]:
         """The bias correction depends on the number of updates, which is each weight's own."""
         state = self.state.get(weight)
         return ({name: state[name] for name in STATE_NAMES}, int(state["step"])) if state else ({}, 0)
 
     def restore(self, weight: torch.Tensor, state: Mapping[str, torch.Tensor], updates: int) -> None:
-        """A weight that was never moved has no state."""
+        """A weight that was never moved has no state; what adamw-8bit held is converted."""
         if state:
+            state = with_fp32_moments(state, weight.shape)
             require_state_names(state, STATE_NAMES)
             step = torch.tensor(float(updates), dtype=torch.float32)
             self.state[weight] = {"step": step, **{name: state[name] for name in STATE_NAMES}}

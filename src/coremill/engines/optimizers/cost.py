@@ -22,8 +22,8 @@ class OptimizerCost:
 
     state_bytes: float  # held beside the weight from the first update on
     update_bytes: int  # read and written by an update, norm and clipping included
+    has_masters: bool  # what it moves is fp32 where arithmetic is bf16: a copy to compute with stands beside it
     update_core_seconds: float  # of one core: where memory is quick, arithmetic takes longer than its bytes
-    has_masters: bool = True  # weights in fp32 whatever they are computed with; else in the compute dtype alone
 
     def weight_bytes(self, arrangement: Arrangement) -> int:
         """Of a weight as it is moved, and saved."""
@@ -51,13 +51,13 @@ class OptimizerCost:
 
 # Two fp32 tensors. The fused kernel reads weight, gradient and these and writes three; norm and clipping read and write
 # gradients. Square roots and quotients: measured on Neoverse-N1.
-ADAMW = OptimizerCost(state_bytes=8, update_bytes=28 + 4 + 8, update_core_seconds=2.6e-9)
+ADAMW = OptimizerCost(state_bytes=8, update_bytes=28 + 4 + 8, has_masters=True, update_core_seconds=2.6e-9)
 
 # Moments in 8 bits share a scale in fp32 by this many elements of a row; vectors keep theirs in fp32.
 BLOCK = 256
 # Two bytes and two scales; it reads the gradient, and reads and writes weight and moments in cache-sized pieces.
 ADAMW_8BIT = OptimizerCost(
-    state_bytes=2 + 2 * 4 / BLOCK, update_bytes=4 + 2 * 4 + 2 * 2, update_core_seconds=2.0e-8, has_masters=False
+    state_bytes=2 + 2 * 4 / BLOCK, update_bytes=4 + 2 * 4 + 2 * 2, has_masters=False, update_core_seconds=2.0e-8
 )
 
 COSTS = {"adamw": ADAMW, "adamw-8bit": ADAMW_8BIT}  # by train.optimizer

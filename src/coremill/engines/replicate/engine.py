@@ -27,7 +27,7 @@ from coremill.engines.wire.codec import Codec, shares_of
 from coremill.engines.wire.collectives import AllReduce, BufferPool
 from coremill.engines.wire.exchange import Exchange
 from coremill.model.build import names_kept_in_fp32
-from coremill.model.slices import RowSlice, has_base_apart, is_saved, materialise
+from coremill.model.slices import RowSlice, has_base_apart, is_saved, materialise, narrow
 from coremill.plan.types import Choice
 from coremill.world.group import World
 
@@ -66,18 +66,22 @@ class ReplicateEngine(OptimizerUpdate):
         self._base: HeldBase | None = None
         self._tables: dict[nn.Parameter, NamedRows] = {}  # of which not all rows are sent
         # What the optimizer moves, where that is not the weight that is computed with: fp32 for bf16; the same memory
-        # for a table in fp32, whose gradient is added up here and arrives there.
+        # for a table in fp32, whose gradient is added up here and arrives there, and for bf16 weights without a copy in
+        # fp32, whose gradients have one.
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
         self._made: set[nn.Parameter] = set()  # weights with a gradient in this step; a master's holds part of it
-        self._pass: Literal["adds", "sends", "is looked at"] = "adds"
+        self._pass: Literal["adds", "sends", "moves", "is looked at"] = "adds"
         self._buckets: list[_Bucket] = []  # in the order in which they are sent
         self._sent = 0  # of these, in this pass
-        self._under_way: deque[AllReduce | AllReduceOfRows] = deque()
+        self._under_way: deque[tuple[AllReduce | AllReduceOfRows, list[nn.Parameter]]] = deque()
 
     def place(self, model: nn.Module) -> None:
-        """Empty fp32 storage for every parameter but those of a base that stays as it is."""
+        """Empty storage for every parameter but those of a base that stays as it is: fp32, which become the masters, or
+        what is computed with where there are none."""
         if has_base_apart(model):
             self._base = HeldBase(self._world, model, self._compute_dtype)
+        if not self._optimizer_settings.has_masters:
+            narrow(model, self._compute_dtype, but=names_kept_in_fp32(model, self._compute_dtype))
         materialise(model)
         self.module = model
 
@@ -92,14 +96,15 @@ class ReplicateEngine(OptimizerUpdate):
         for name, weight in self.module.named_parameters():
             if not is_saved(self.module, weight):
                 continue  # a base, in the dtype it is computed with
-            if self._compute_dtype != torch.float32 and name not in kept:
+            if self._compute_dtype != torch.float32 and name not in kept and self._optimizer_settings.has_masters:
                 master = nn.Parameter(weight.data, requires_grad=weight.requires_grad)
-                if weight.requires_grad:
+                if weight.requires_grad and not self.moves_inside:
                     master.grad = torch.zeros_like(master)
                 weight.data = master.data.to(self._compute_dtype)
                 self._masters[weight] = master
-            elif weight in self._tables:
-                self._masters[weight] = nn.Parameter(weight.data)
+            elif weight in self._tables or (weight.requires_grad and weight.dtype != torch.float32):
+                self._masters[weight] = holder = nn.Parameter(weight.data)
+                holder.grad_dtype = torch.float32
         self._buckets = _buckets(self.module, tables=self._tables) if self._world.size > 1 else []
         # Autograd's side holds these where no garbage collector looks: they must not hold the engine.
         engine = weakref.proxy(self)
@@ -123,8 +128,9 @@ class ReplicateEngine(OptimizerUpdate):
 
     def forward_backward(self, loss_function: LossFunction, *, is_last: bool) -> float:
         """One micro-batch; buckets are sent during the last one's backward."""
-        self._pass = "sends" if is_last and self._buckets else "adds"
+        self._pass = "sends" if is_last and self._buckets else "moves" if is_last and self.moves_inside else "adds"
         loss = loss_function(self.module)
+        self._look_at_loss(loss)
         loss.backward()
         if self._pass == "sends":
             self._send_all()
@@ -136,6 +142,9 @@ class ReplicateEngine(OptimizerUpdate):
         if not self._buckets:
             drop_gradients(is_used)  # a master's would be the step before's
         gradients = [weight.grad.reshape(-1) for _, weight in self.trainable() if weight.grad is not None]
+        if self.moves_inside:  # all but what is left for `step`
+            squares = (self._squares + sum_of_squares(gradients)) / self._world.size
+            return self._agree(loss, squares, votes, is_used)
         # They are the same everywhere: each rank takes the norm of a share, which all agree on.
         squares = sum_of_squares(shares_of(gradients, self._world.size)[self._world.rank])
         return self._agree(loss, squares, votes, is_used)
@@ -154,7 +163,7 @@ class ReplicateEngine(OptimizerUpdate):
         self.module.zero_grad(set_to_none=True)
         with torch.no_grad():
             for weight, master in self._masters.items():
-                if weight.dtype == master.dtype:
+                if weight.dtype == master.dtype or self.moves_inside:
                     master.grad = None
                 elif weight.requires_grad:
                     weight.copy_(master)
@@ -167,6 +176,14 @@ class ReplicateEngine(OptimizerUpdate):
     def _is_made(self, weight: nn.Parameter) -> None:
         """Autograd has put a gradient in place."""
         if self._pass == "is looked at":
+            return
+        if self.moves_inside and not self._buckets:
+            # Of earlier passes it is added up where it is, in the dtype that it is made in.
+            self._made.add(weight)
+            if self._pass == "moves":
+                gradient, weight.grad = weight.grad, None
+                assert gradient is not None
+                self._move_made(weight, gradient)
             return
         if weight in self._masters:
             self._fold(weight)
@@ -184,11 +201,29 @@ class ReplicateEngine(OptimizerUpdate):
         if weight in self._tables:
             self._tables[weight].add(gradient, self._gradient(weight))
         elif master.grad is None:
-            master.grad = gradient.to(master.dtype)
+            master.grad = gradient.to(torch.float32)
         elif weight in self._made:
             master.grad += gradient
         else:
             master.grad.copy_(gradient)
+
+    def _move_made(self, weight: nn.Parameter, gradient: torch.Tensor) -> bool:
+        """By a gradient that is whole; the weight that is computed with follows its master at once."""
+        owner = self._masters.get(weight, weight)
+        if owner.dtype == torch.float32:
+            gradient = gradient.to(torch.float32)
+        is_moved = self._move(owner, gradient, is_used=weight in self._made)
+        if weight.dtype != owner.dtype:
+            weight.data.copy_(owner.data)
+        return is_moved
+
+    def _finish_first(self) -> None:
+        """The oldest exchange under way; where weights move inside of backward, those of it."""
+        exchange, weights = self._under_way.popleft()
+        exchange.finish()
+        for weight in weights if self.moves_inside else ():
+            if self._move_made(weight, self._gradient(weight)):
+                self._masters.get(weight, weight).grad = None
 
     def _send_next(self) -> None:
         """Start the exchange of a bucket and move the earlier ones on."""
@@ -202,24 +237,24 @@ class ReplicateEngine(OptimizerUpdate):
             started = self._tables[weights[0]].sum(gradients[0], group, wire, self._codec)
         else:
             started = AllReduce(gradients, group, wire, self._pool, self._codec)
-        for earlier in self._under_way:
+        for earlier, _ in self._under_way:
             earlier.advance(waits=False)
-        self._under_way.append(started)
+        self._under_way.append((started, weights))
 
     def _make_room(self) -> None:
         """A rank that is ahead just now waits only where too many are under way. Of the newest, not all is sent yet: it
         goes on where all ranks do the same."""
         while len(self._under_way) > 1:
-            held = [exchange.held_bytes for exchange in self._under_way if exchange.held_bytes]
+            held = [exchange.held_bytes for exchange, _ in self._under_way if exchange.held_bytes]
             if len(held) < most_buckets_in_flight(max(held, default=0)):
                 return
-            self._under_way.popleft().finish()
+            self._finish_first()
 
     def _gradient(self, weight: nn.Parameter) -> torch.Tensor:
         """In fp32; zeros where this rank had no use for the weight in the whole step."""
         owner = self._masters.get(weight, weight)
         if owner.grad is None:
-            owner.grad = torch.zeros_like(owner)
+            owner.grad = torch.zeros_like(owner, dtype=torch.float32)
         elif owner is not weight and weight not in self._made:
             owner.grad.zero_()  # it was the step before's
         return owner.grad
@@ -228,10 +263,10 @@ class ReplicateEngine(OptimizerUpdate):
         """Backward is through: send what is left, and end every exchange."""
         while self._sent < len(self._buckets):
             self._send_next()
-        for exchange in self._under_way:  # what is still to be sent, before anything is waited for that is not
+        for exchange, _ in self._under_way:  # what is still to be sent, before anything is waited for that is not
             exchange.advance(waits=False)
         while self._under_way:
-            self._under_way.popleft().finish()
+            self._finish_first()
         self._sent = 0
         for bucket in self._buckets:
             bucket.made = 0

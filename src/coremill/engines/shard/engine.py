@@ -19,13 +19,18 @@ from torch.distributed.tensor import DTensor
 from coremill.engines.base import LossFunction, StepTotals, sum_of_squares
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.shard.embedding import ShardedEmbedding
-from coremill.engines.shard.fsdp_rules import check_layers_share_nothing, check_runs_all_layers, forget_other_names
+from coremill.engines.shard.fsdp_rules import (
+    check_layers_share_nothing,
+    check_runs_all_layers,
+    forget_other_names,
+    sum_in_fp32,
+)
 from coremill.engines.update import OptimizerUpdate, row_slice
 from coremill.engines.wire.codec import Codec
 from coremill.engines.wire.collectives import AllGather, BufferPool, ReduceScatter, install
 from coremill.engines.wire.exchange import Exchange
 from coremill.model.build import LayerMap, find_layers, has_plain_lookup
-from coremill.model.slices import RowSlice, check_has_rows, has_base_apart, is_saved, materialise, narrow_frozen
+from coremill.model.slices import RowSlice, check_has_rows, has_base_apart, is_saved, materialise, narrow
 from coremill.plan.types import Choice
 from coremill.world.group import World
 
@@ -69,6 +74,7 @@ class ShardEngine(OptimizerUpdate):
         self.exchange = Choice("wire", why_wire if world.size > 1 else "one rank: nothing is exchanged")
         self._table: ShardedEmbedding | None = None  # an embedding of which ranks fetch rows
         self._locals: list[tuple[str, DTensor, nn.Parameter]] = []
+        self._locals_are_new = True  # no pass has been made with them
         self._by_name: dict[str, nn.Parameter] = {}  # these rows by every name that the model has for them
         self._runs: Counter[nn.Module] = Counter()  # of layers in this forward pass: HRM has them run several times
         self._earlier: dict[nn.Parameter, torch.Tensor] = {}  # gradients of this step's earlier micro-batches
@@ -80,8 +86,8 @@ class ShardEngine(OptimizerUpdate):
             check_runs_all_layers(model)
         parts = find_layers(model)
         check_layers_share_nothing(model, parts.layers)
-        if has_base_apart(model):
-            narrow_frozen(model, self._compute_dtype)
+        if has_base_apart(model) or not self._optimizer_settings.has_masters:
+            narrow(model, self._compute_dtype, frozen_only=self._optimizer_settings.has_masters)
         # Gradients are laid out as backward made them where they travel like that, and summed in fp32 all the same.
         travel_as_made = self._gradient_codec.dtype == self._compute_dtype and not self._whole_gradients
         policy = MixedPrecisionPolicy(
@@ -187,6 +193,8 @@ class ShardEngine(OptimizerUpdate):
         for name, parameter in self.module.named_parameters():
             assert isinstance(parameter, DTensor)
             local = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
+            if local.requires_grad:
+                local.grad_dtype = parameter.grad_dtype = torch.float32
             self._locals.append((name, parameter, local))
         by_parameter: dict[torch.Tensor, nn.Parameter] = {parameter: local for _, parameter, local in self._locals}
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
@@ -212,12 +220,17 @@ class ShardEngine(OptimizerUpdate):
             self.module.set_requires_gradient_sync(is_last)
             self.module.set_reshard_after_backward(is_last)
         self._runs.clear()
+        self._reduce_scatter.is_whole = self._move_rows if self.moves_inside and is_last else None
         loss = loss_function(self.module)
+        self._look_at_loss(loss)
+        if self._locals_are_new and not self._optimizer_settings.has_masters:
+            sum_in_fp32(self.module)
+        self._locals_are_new = False
         self._reduce_scatter.waits = max(self._runs.values(), default=1) > 1
         if self._whole_gradients and is_last:
             self._whole.make_missing_gradients()
         loss.backward()
-        if not self._keep_gathered and (self._earlier or not is_last):
+        if not self._keep_gathered and (not is_last or (self._earlier and not self.moves_inside)):
             self._set_aside()
         return float(loss.detach())
 
@@ -248,13 +261,28 @@ class ShardEngine(OptimizerUpdate):
                 gradients[local] = gradient
         return gradients
 
+    def _move_rows(self, summed: torch.Tensor) -> None:
+        """The gradients of a group have arrived, in this memory: nothing gathers its weights any more in this step."""
+        memory = summed.untyped_storage().data_ptr()
+        used = {self._by_name[name] for name in self._whole.used if name in self._by_name}
+        for _, parameter, local in self._locals:
+            rows = None if parameter.grad is None else parameter.grad.to_local()  # type: ignore[attr-defined]
+            if rows is None or not rows.numel() or rows.untyped_storage().data_ptr() != memory:
+                continue
+            if local in self._earlier:
+                rows += self._earlier.pop(local)
+            if self._move(local, rows, is_used=local in used):
+                parameter.grad = None
+
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """Wait for the last sums; norms of all ranks' rows add up to the whole."""
         self._reduce_scatter.flush()
+        if self._earlier and self.moves_inside:
+            self._set_aside()
         gradients, self._earlier = self._earlier or self._gradients(), {}
         for local, gradient in gradients.items():
             local.grad = gradient
-        squares = sum_of_squares(gradients.values())
+        squares = sum_of_squares(gradients.values()) + self._squares  # of what has moved inside of backward
         used = {self._by_name[name] for name in self._whole.take_used() if name in self._by_name}
         if self._table is not None and self._table.rows is not None:
             used.add(self._table.rows)  # every rank looks something up
@@ -272,7 +300,7 @@ class ShardEngine(OptimizerUpdate):
             nonlocal finite
             finite = finite and bool(gradients.isfinite().all())
 
-        self._reduce_scatter.look = look
+        self._reduce_scatter.look, self._reduce_scatter.is_whole = look, None
         try:
             loss = loss_function(self.module)
             if self._whole_gradients:
@@ -345,8 +373,12 @@ class UnshardedParameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter, dtype=self._gradient_dtype)
 
+    @property
+    def used(self) -> set[str]:
+        """Names of parameters of which a gradient was made since they were taken last."""
+        return set(self._used)
+
     def take_used(self) -> set[str]:
-        """Names of parameters of which a gradient was made since the last call."""
-        taken = set(self._used)
+        taken = self.used
         self._used.clear()
         return taken

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from coremill.errors import InputError
 
@@ -47,3 +49,17 @@ def forget_other_names(model: nn.Module, head: nn.Module) -> list[tuple[nn.Modul
     for module, name, _ in found:
         del module._parameters[name]
     return found
+
+
+def sum_in_fp32(model: nn.Module) -> None:
+    """Have FSDP2 leave sums of gradients as the reduction makes them (engines/wire/collectives.py): it would round them
+    to the dtype of the weights at once, before they have arrived. Between the first forward, in which it settles its
+    dtypes, and the first backward."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state = module._get_fsdp_state()
+            # One before 2.13.
+            groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+            for group in groups:
+                if group is not None and group._orig_dtype is not None:
+                    group._orig_dtype = torch.float32

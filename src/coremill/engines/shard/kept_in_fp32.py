@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 from torch import nn
 
-from coremill.engines.base import Engine, LossFunction, StepTotals, WireUse, sum_of_squares
+from coremill.engines.base import LossFunction, StepTotals, WireUse, sum_of_squares
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.replicate.replicas import require_equal_replicas
 from coremill.engines.update import OptimizerUpdate, row_slice
@@ -29,7 +29,9 @@ from coremill.world.lost_peers import peer_errors
 class KeepsInFp32(OptimizerUpdate):
     """A sharding engine, and beside it whole fp32 weights on every rank."""
 
-    def __init__(self, inner: Engine, world: World, optimizer: OptimizerSettings, compute_dtype: torch.dtype) -> None:
+    def __init__(
+        self, inner: OptimizerUpdate, world: World, optimizer: OptimizerSettings, compute_dtype: torch.dtype
+    ) -> None:
         """It moves the weights of both: what `inner` would do in a step of its own is left to it."""
         super().__init__(world, optimizer)
         self._inner = inner
@@ -69,6 +71,19 @@ class KeepsInFp32(OptimizerUpdate):
         self._show()
         self.require_equal("after loading")
         self._make_optimizer()
+        # Inside of backward, the engine moves its weights by the same one.
+        self._inner._optimizer = self._optimizer
+
+    def begin_step(self, learning_rate: float, factor: float) -> None:
+        super().begin_step(learning_rate, factor)
+        self._inner.begin_step(learning_rate, factor)
+
+    def take_moving_seconds(self) -> float:
+        return self._inner.take_moving_seconds()
+
+    def finish(self) -> None:
+        super().finish()
+        self._inner.finish()
 
     def _hide(self) -> None:
         for module, name, _ in self._places:

@@ -158,6 +158,7 @@ class ReduceScatter:
         self._heap = Backward()
         self._is_laid_out = False
         self.waits = False  # for its results: where a group leaves twice in a pass, FSDP2 adds them up at once
+        self.is_whole: Callable[[torch.Tensor], None] | None = None  # called when all of an output is the sum
         self.look: Callable[[torch.Tensor], None] | None = None  # shown what this rank puts in
         self.whole_numels: frozenset[int] | None = None  # of groups of which all gradients are made; None: any
 
@@ -190,6 +191,8 @@ class ReduceScatter:
         for begin in range(0, parts.shape[1], columns):
             end = begin + columns
             self._start(output_tensor[begin:end], parts[:, begin:end], group)
+        if (is_whole := self.is_whole) is not None:
+            self.follow(lambda: is_whole(output_tensor), held_bytes=0)
         while self.waits and self._in_flight:
             self._finish_first()
 
