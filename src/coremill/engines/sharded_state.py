@@ -32,7 +32,7 @@ class ShardedStateCost(EngineCost):
         return StateBytes(
             parameters=weight * rows + max(weight, WEIGHT_BYTES) * own_whole + base,
             gradients=0 if arrangement.update == "inside" else self.summed_bytes(card, arrangement),
-            optimizer=cost.beside(_trained(card, arrangement)),
+            optimizer=cost.held_bytes(card, _trained(card, arrangement), arrangement),
             base=base,
         )
 

