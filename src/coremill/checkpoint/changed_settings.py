@@ -20,7 +20,10 @@ from coremill.train.schedule import learning_rate_at
 
 # Where a run lies is said by the line that it goes on; the config in its folder has the paths written out.
 NOT_WORTH_SAYING = ("run.folder", "checkpoint.folder")
-_MEANS = {"evaluation.rows": ": evaluations so far are not compared with later ones"}
+_MEANS = {
+    "evaluation.rows": ": evaluations so far are not compared with later ones",
+    "train.optimizer": ": weights and moments are converted",
+}
 
 
 @dataclass(frozen=True)

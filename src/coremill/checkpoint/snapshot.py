@@ -342,21 +342,6 @@ def restore_rng(checkpoint: Checkpoint | None, *, rank: int, world_size: int, se
     torch.set_rng_state(state)
 
 
-def other_dropout(checkpoint: Checkpoint | None, model: nn.Module, world_size: int) -> Choice[str] | None:
-    """What becomes of dropout where other ranks go on: each rank had its own random numbers. None: nothing."""
-    if checkpoint is None or checkpoint.manifest.world_size == world_size:
-        return None
-    chances = [module.p for module in model.modules() if isinstance(module, nn.Dropout) and module.p > 0]
-    if not chances:
-        return None
-    before, now = (f"{count} rank{'s' if count != 1 else ''}" for count in (checkpoint.manifest.world_size, world_size))
-    return Choice(
-        "drawn anew",
-        f"{before} had random numbers of their own, and {now} cannot go on with them: what is dropped from here on, and"
-        f" with it the loss, is not what {before} would have had",
-    )
-
-
 def _check_shapes(slices: Sequence[RowSlice], checkpoint: Checkpoint) -> None:
     wanted = {piece.name: piece.shape for piece in slices}
     stored = dict(checkpoint.manifest.parameters)

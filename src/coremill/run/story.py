@@ -233,7 +233,8 @@ def resume(
     run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn.Module, origin: ResumePoint
 ) -> Training:
     """All that has a state besides the weights, where the checkpoint left it, or at its beginning."""
-    from coremill.checkpoint.snapshot import Training, other_dropout, restore_progress
+    from coremill.checkpoint.not_as_saved import what_is_other
+    from coremill.checkpoint.snapshot import Training, restore_progress
     from coremill.train.numerics import NumericsGuard
     from coremill.train.scores import Scores
 
@@ -253,8 +254,8 @@ def resume(
     scores = Scores(metric, config.evaluation, rows=evaluated_rows(config), steps=steps)
     training = Training(engine, model, loader, guard, scores, base=run.orders.base)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
-    if (dropout := other_dropout(origin.checkpoint, model, world.size)) is not None:
-        run.events.write("choice", name="dropout", value=dropout.value, reason=dropout.reason)
+    for name, choice in what_is_other(origin.checkpoint, training, world.size).items():
+        run.events.write("choice", name=name, value=choice.value, reason=choice.reason)
     return training
 
 

@@ -16,13 +16,23 @@ from torch import nn
 from coremill.engines.base import require_state_names
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.optimizers.adamw import undecayed
-from coremill.engines.optimizers.moments_8bit import ADAMW_NAMES, STATE_NAMES, Moments8bit, RowLayout, fill, quantised
-from coremill.engines.optimizers.place_bits import PlaceBits, Stretch
+from coremill.engines.optimizers.moments_8bit import (
+    ADAMW_NAMES,
+    STATE_NAMES,
+    Moments8bit,
+    RowLayout,
+    cut,
+    fill,
+    quantised,
+)
+from coremill.engines.optimizers.place_bits import PlaceBits
 from coremill.model.slices import RowSlice
 
 # Of a weight at once, for each thread: five such pieces in fp32 stay in a core's second cache.
 NUMEL_AT_ONCE = 2**17
 VECTOR = RowLayout(1, 1, 1)  # its rows are its elements
+# What vector instructions take at once, at most: what is left over they would round otherwise.
+LANES = 16
 
 
 @dataclass
@@ -54,17 +64,19 @@ class AdamW8bit:
         self._held = {
             weight: _Held(
                 name=pieces[weight].name,
-                first_row=pieces[weight].start,
+                first_row=pieces[weight].start * pieces[weight].row_elements // layout_of(pieces[weight].shape).columns,
                 weight_decay=0.0 if name in left_out else settings.weight_decay,
                 layout=layout_of(pieces[weight].shape),
             )
             for name, weight in trainable
         }
-        shapes = [piece.shape for piece in slices if piece.local.requires_grad]
-        widths = [layout_of(shape).width for shape in shapes]
-        numels = [width * (shape[0] if shape else 1) for width, shape in zip(widths, shapes, strict=True)]
-        largest, widest = max(numels, default=1), max(widths, default=1)
-        self._bits = PlaceBits(settings.seed, largest_numel=largest, widest_row=widest)
+        shapes = [torch.Size(piece.shape) for piece in slices if piece.local.requires_grad]
+        layouts = [(layout_of(shape), shape.numel()) for shape in shapes]
+        self._bits = PlaceBits(
+            settings.seed,
+            largest_numel=max((numel // layout.columns * layout.width for layout, numel in layouts), default=1),
+            widest_row=max((layout.width for layout, _ in layouts), default=1),
+        )
         self._work = torch.empty(0)
 
     def update(self, learning_rate: float) -> None:
@@ -75,9 +87,8 @@ class AdamW8bit:
     @torch.no_grad()
     def move(self, weight: torch.Tensor, gradient: torch.Tensor, learning_rate: float, factor: float = 1.0) -> None:
         held = self._held[weight]
-        layout, settings = held.layout, self._settings
+        layout = held.layout
         rows = weight.numel() // layout.columns
-        values, gradients = (each.detach().view(rows, layout.columns) for each in (weight, gradient))
         if held.moments is None:
             held.moments = (
                 {name: torch.zeros(weight.shape, dtype=torch.float32) for name in ADAMW_NAMES}
@@ -85,48 +96,66 @@ class AdamW8bit:
                 else Moments8bit.zeros(rows, layout)
             )
         held.updates += 1
-        step = torch.tensor(float(held.updates))
+        values, gradients = (each.detach().view(rows, layout.columns) for each in (weight, gradient))
         most = NUMEL_AT_ONCE * torch.get_num_threads()
         for place in self._bits.stretches(held.name, held.updates, held.first_row, rows, layout.width, most):
-            piece, moved, first, second = self._pieces(place, layout)
-            fill(piece, gradients[place.begin : place.end], layout.columns)
-            if factor != 1.0:
-                piece.mul_(factor)
-            in_place = weight.dtype == torch.float32 and layout.columns == layout.width
-            if in_place:
-                moved = values[place.begin : place.end]
-            else:
-                fill(moved, values[place.begin : place.end], layout.columns)
-            if isinstance(held.moments, Moments8bit):
-                held.moments.read(place.begin, place.end, first, second)
-            else:
-                first, second = (held.moments[name].view(rows, 1)[place.begin : place.end] for name in ADAMW_NAMES)
-            torch._fused_adamw_(
-                [moved],
-                [piece],
-                [first],
-                [second],
-                [],
-                [step],
-                lr=learning_rate,
-                beta1=settings.adam_betas[0],
-                beta2=settings.adam_betas[1],
-                weight_decay=held.weight_decay,
-                eps=settings.adam_epsilon,
-                amsgrad=False,
-                maximize=False,
-            )
-            if isinstance(held.moments, Moments8bit):
-                held.moments.write(place.begin, place.end, first, second, place.uniform, work=piece)
-            if not in_place:
-                write_rounded(values[place.begin : place.end], moved, place.bits)
+            part, moments = slice(place.begin, place.end), held.moments
+            if isinstance(moments, Moments8bit):
+                moved, piece, first, second = self._room(place.end - place.begin, layout.width)
+                moments.read(place.begin, place.end, first, second)
+                fill(moved, values[part], layout.columns)
+                fill(piece, gradients[part], layout.columns)
+                self._step(held, moved, piece, first, second, learning_rate, factor)
+                moments.write(place.begin, place.end, first, second, place.uniform, work=piece)
+                write_rounded(values[part], moved, place.bits.view(moved.shape))
+            else:  # as one row, filled up to whole vectors of instructions
+                columns = place.end - place.begin
+                room = self._room(1, -(-columns // LANES) * LANES)
+                own = [values[part], gradients[part], *(moments[name].view(rows, 1)[part] for name in ADAMW_NAMES)]
+                for wide, each in zip(room, own, strict=True):
+                    fill(wide, each.view(1, -1), columns)
+                moved, piece, first, second = room
+                self._step(held, moved, piece, first, second, learning_rate, factor)
+                for wide, each in zip(room[2:], own[2:], strict=True):
+                    each.view(1, -1).copy_(wide[:, :columns])
+                write_rounded(values[part].view(1, -1), room[0], place.bits.view(1, -1))
 
-    def _pieces(self, place: Stretch, layout: RowLayout) -> torch.Tensor:
-        """Room for gradient, weight and two moments; the same memory for every piece."""
-        numel = (place.end - place.begin) * layout.width
-        if self._work.numel() < 4 * numel:
-            self._work = torch.empty(4 * numel)
-        return self._work[: 4 * numel].view(4, -1, layout.width)
+    def _room(self, rows: int, width: int) -> torch.Tensor:
+        """For a weight, its gradient and two moments; the same memory for every piece."""
+        numel = 4 * rows * width
+        if self._work.numel() < numel:
+            self._work = torch.empty(numel)
+        return self._work[:numel].view(4, rows, width)
+
+    def _step(
+        self,
+        held: _Held,
+        moved: torch.Tensor,
+        gradient: torch.Tensor,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        learning_rate: float,
+        factor: float,
+    ) -> None:
+        """AdamW, in fp32."""
+        if factor != 1.0:
+            gradient.mul_(factor)
+        settings = self._settings
+        torch._fused_adamw_(
+            [moved],
+            [gradient],
+            [first],
+            [second],
+            [],
+            [torch.tensor(float(held.updates))],
+            lr=learning_rate,
+            beta1=settings.adam_betas[0],
+            beta2=settings.adam_betas[1],
+            weight_decay=held.weight_decay,
+            eps=settings.adam_epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def state_of(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], int]:
         held = self._held.get(weight)
@@ -153,7 +182,7 @@ class AdamW8bit:
 
 
 def layout_of(shape: Sequence[int]) -> RowLayout:
-    return VECTOR if len(shape) < 2 else RowLayout.of(torch.Size(shape[1:]).numel())
+    return VECTOR if len(shape) < 2 else RowLayout.of(shape)
 
 
 def write_rounded(values: torch.Tensor, moved: torch.Tensor, bits: torch.Tensor) -> None:
@@ -161,8 +190,8 @@ def write_rounded(values: torch.Tensor, moved: torch.Tensor, bits: torch.Tensor)
     in the mean nothing is lost. What is given is used up."""
     columns = values.shape[1]
     if values.dtype == torch.float32:
-        values.copy_(moved[:, :columns])
+        values.copy_(cut(moved, columns))
         return
-    words = moved.view(torch.int32)
-    words.add_(bits.view(words.shape)).bitwise_right_shift_(16)
-    values.view(torch.int16).copy_(words[:, :columns])
+    words = cut(moved.view(torch.int32), bits.shape[1])
+    words.add_(bits).bitwise_right_shift_(16)
+    values.view(torch.int16).copy_(cut(words, columns))

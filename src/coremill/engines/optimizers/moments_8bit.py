@@ -8,7 +8,7 @@ would be rounded to, the update would be divided by nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +35,7 @@ class RowLayout:
 
     Then vector instructions see the same lanes wherever a row lies, and every rank rounds alike."""
 
-    columns: int  # of a row, whatever dimensions it has
+    columns: int  # of a row
     blocks: int
     block: int  # elements of one, those that fill it up included
 
@@ -44,11 +44,17 @@ class RowLayout:
         return self.blocks * self.block
 
     @classmethod
-    def of(cls, row_elements: int) -> RowLayout:
-        """Rows shorter than a block have one of their own size."""
-        if row_elements >= BLOCK:
-            return cls(row_elements, -(-row_elements // BLOCK), BLOCK)
-        return cls(row_elements, 1, -(-row_elements // 16) * 16)
+    def of(cls, shape: Sequence[int]) -> RowLayout:
+        """Of a weight with at least two dimensions. Rows shorter than a block have one of their own size; a row of
+        several dimensions (a mixture's expert) counts as several."""
+        columns = shape[-1]
+        for more in reversed(shape[1:-1]):
+            if columns >= BLOCK:
+                break
+            columns *= more
+        if columns >= BLOCK:
+            return cls(columns, -(-columns // BLOCK), BLOCK)
+        return cls(columns, 1, -(-columns // 16) * 16)
 
 
 @dataclass(frozen=True)
@@ -74,20 +80,22 @@ class Moments8bit:
     def named(self, shape: torch.Size) -> dict[str, torch.Tensor]:
         """For a checkpoint, where they lie; levels in the weight's shape."""
         levels = {FIRST: self.first.view(shape), ROOT: self.root.view(shape)}
-        return {**levels, FIRST_SCALE: self.first_scale, ROOT_SCALE: self.root_scale}
+        scales = {FIRST_SCALE: self.first_scale, ROOT_SCALE: self.root_scale}
+        return {**levels, **{name: scale.view(shape[0], -1) for name, scale in scales.items()}}
 
     @classmethod
     def from_named(cls, state: Mapping[str, torch.Tensor], layout: RowLayout) -> Moments8bit:
-        shape = (len(state[FIRST]), layout.columns)
-        return cls(state[FIRST].view(shape), state[FIRST_SCALE], state[ROOT].view(shape), state[ROOT_SCALE], layout)
+        levels = [state[name].view(-1, layout.columns) for name in (FIRST, ROOT)]
+        scales = [state[name].view(-1, layout.blocks) for name in (FIRST_SCALE, ROOT_SCALE)]
+        return cls(levels[0], scales[0], levels[1], scales[1], layout)
 
     def read(self, begin: int, end: int, first: torch.Tensor, second: torch.Tensor) -> None:
         """Rows [begin, end) as they are computed with, into [rows, width] of fp32; the second moment, not its root."""
-        columns, blocks = self.layout.columns, (end - begin, self.layout.blocks, self.layout.block)
+        columns, block = self.layout.columns, self.layout.block
         fill(first, self.first[begin:end], columns)
-        first.view(blocks).mul_(self.first_scale[begin:end, :, None])
+        first.view(-1, block).mul_(self.first_scale[begin:end].view(-1, 1))
         fill(second, self.root[begin:end], columns)
-        second.view(blocks).mul_(self.root_scale[begin:end, :, None])
+        second.view(-1, block).mul_(self.root_scale[begin:end].view(-1, 1))
         second.mul_(second)
 
     def write(
@@ -100,34 +108,44 @@ class Moments8bit:
         work: torch.Tensor,
     ) -> None:
         """The inverse, rounded by `uniform`, numbers from 0 to below 1; what it is given is used up."""
-        columns, blocks = self.layout.columns, (end - begin, self.layout.blocks, self.layout.block)
+        columns, block = self.layout.columns, self.layout.block
         torch.abs(first, out=work)
-        largest = _scaled(work.view(blocks), FIRST_LEVELS, self.first_scale[begin:end])
-        _rounded(first.view(blocks), largest, uniform[0])
-        self.first[begin:end].copy_(first.floor_()[:, :columns])
+        _into_levels(first, work, FIRST_LEVELS, self.first_scale[begin:end], uniform[0], block)
+        self.first[begin:end].copy_(cut(first.floor_(), columns))
         root = second.sqrt_()
-        largest = _scaled(root.view(blocks), ROOT_LEVELS, self.root_scale[begin:end])
-        _rounded(root.view(blocks), largest, uniform[1])
-        self.root[begin:end].copy_(root.clamp_(min=1.0)[:, :columns])
+        _into_levels(root, root, ROOT_LEVELS, self.root_scale[begin:end], uniform[1], block)
+        # From fp32 straight to bytes without a sign takes twice as long.
+        whole = work.view(torch.int32).copy_(root.clamp_(min=1.0))
+        self.root[begin:end].copy_(cut(whole, columns))
 
 
-def _scaled(blocks: torch.Tensor, levels: int, scale: torch.Tensor) -> torch.Tensor:
-    """Write each block's scale; what its elements are multiplied with."""
-    largest = torch.amax(blocks, dim=2).clamp_(min=LEAST)
-    torch.div(largest, levels, out=scale)
-    return largest.reciprocal_().mul_(levels * JUST_BELOW)
-
-
-def _rounded(blocks: torch.Tensor, factor: torch.Tensor, uniform: torch.Tensor) -> None:
-    """In levels, plus what chance adds before the fraction is cut off."""
-    torch.addcmul(uniform.view(blocks.shape), blocks, factor[:, :, None], out=blocks)
+def _into_levels(
+    values: torch.Tensor,
+    sizes: torch.Tensor,
+    levels: int,
+    scale: torch.Tensor,
+    uniform: torch.Tensor,
+    block: int,
+) -> None:
+    """Write each block's scale; values become levels, plus what chance adds before the fraction is cut off."""
+    largest = torch.amax(sizes.view(-1, block), dim=1, keepdim=True).clamp_(min=LEAST)
+    torch.div(largest, levels, out=scale.view(-1, 1))
+    blocks = values.view(-1, block)
+    torch.addcmul(uniform.view(blocks.shape), blocks, largest.reciprocal_().mul_(levels * JUST_BELOW), out=blocks)
 
 
 def fill(wide: torch.Tensor, values: torch.Tensor, columns: int) -> None:
     """Rows into rows that may be wider: zeros behind them."""
+    if columns == wide.shape[1]:
+        wide.copy_(values)
+        return
     wide[:, :columns].copy_(values)
-    if columns < wide.shape[1]:
-        wide[:, columns:].zero_()
+    wide[:, columns:].zero_()
+
+
+def cut(wide: torch.Tensor, columns: int) -> torch.Tensor:
+    """The inverse: rows without what fills them up."""
+    return wide if columns == wide.shape[1] else wide[:, :columns]
 
 
 def quantised(state: Mapping[str, torch.Tensor], layout: RowLayout) -> Moments8bit:
@@ -147,7 +165,7 @@ def with_fp32_moments(state: Mapping[str, torch.Tensor], shape: torch.Size) -> M
     """The inverse of it, but for the rounding; anything else is left as it is."""
     if sorted(state) != sorted(STATE_NAMES):
         return state
-    moments = Moments8bit.from_named(state, RowLayout.of(shape[1:].numel()))
+    moments = Moments8bit.from_named(state, RowLayout.of(shape))
     rows, columns = moments.first.shape
     made = {name: torch.empty(rows, columns) for name in ADAMW_NAMES}
     for begin, end in _pieces(rows, moments.layout):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 # Elements of a parameter that read one stretch of the table.
-STRETCH_NUMEL = 2**20
+STRETCH_NUMEL = 2**21
 
 
 @dataclass(frozen=True)
