@@ -299,7 +299,7 @@ def train_saved(
         ended = str(error)
     if export_to is not None:
         export_model(model, source, None, Path(export_to), world=world)
-    pieces = sorted((piece.name, piece.local.detach().numpy().tobytes()) for piece in made.slices())
+    pieces = sorted((piece.name, piece.local.detach().view(torch.uint8).numpy().tobytes()) for piece in made.slices())
     return {
         "first_step": origin.step + 1,
         "fetched": origin.fetched is not None,

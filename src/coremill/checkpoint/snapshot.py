@@ -40,7 +40,6 @@ from coremill.model.slices import (
 )
 from coremill.model.source import ModelFolder
 from coremill.plan.headers import TensorHeader, read_file_header
-from coremill.plan.types import Choice
 from coremill.train.clipping import EarlierNorms
 from coremill.train.numerics import NumericsGuard
 from coremill.train.scores import Scores
