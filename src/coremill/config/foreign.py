@@ -69,7 +69,8 @@ _ENGINES = words(
 )
 _OPTIMIZERS = words(
     "adam adamw adamw_torch adamw_torch_fused adamw_hf adamw_fused fused_adam fusedadam cpuadam -> adamw",
-    "deepspeedcpuadam torch.optim.adamw adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused adamw_anyprecision -> adamw",
+    "deepspeedcpuadam -> adamw",
+    "torch.optim.adamw adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused adamw_anyprecision -> adamw",
     # Paged ones spill a GPU's memory into the CPU's.
     "paged_adamw paged_adamw_32bit adamw_32bit -> adamw",
     "adamw_8bit adamw8bit adam_8bit adam8bit adamw_bnb_8bit paged_adamw_8bit pagedadamw8bit adamw_torch_8bit"

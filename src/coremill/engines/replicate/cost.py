@@ -76,7 +76,8 @@ class ReplicateCost(EngineCost):
         # Gradients are dropped after each update, but for those of masters, which stay allocated. Those of bf16 weights
         # and of several passes are added to sums in fp32.
         has_copy = COSTS[arrangement.optimizer].copy_bytes(arrangement) > 0
-        lasting, added = has_copy or arrangement.accumulation_steps > 1, _adds_gradients(arrangement)
+        lasting = has_copy or arrangement.accumulation_steps > 1
+        added = arrangement.dtype == "bf16" or arrangement.accumulation_steps > 1
         standing = whole if lasting else 0
         yield loss.point(gradients=standing, activations=kept, buffers=buffers)
         yield StepPoint(
@@ -134,10 +135,6 @@ class ReplicateCost(EngineCost):
             )
         gradients = "" if choice.arrangement.update == "inside" else "gradients and "
         return f"the whole model with {gradients}moments, {state}, fits into the {limit} of a rank"
-
-
-def _adds_gradients(arrangement: Arrangement) -> bool:
-    return arrangement.dtype == "bf16" or arrangement.accumulation_steps > 1
 
 
 def _inside_points(card: ModelCard, arrangement: Arrangement, loss: LossBytes, in_backward: int) -> Iterator[StepPoint]:
