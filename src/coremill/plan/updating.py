@@ -60,8 +60,8 @@ def optimizer_choice(config: RunConfig, chosen: Candidate, candidates: Sequence[
     needed = _least(one for one in candidates if one.arrangement.optimizer == "adamw")
     return Choice(
         optimizer,
-        f"adamw needs {size(needed)} per rank at least, and there are {size(chosen.memory.limit)}: {what}; losses are"
-        " not adamw's to the bit, but differ about as another seed's do",
+        f"adamw needs {size(needed)} per rank at least, and there are {size(chosen.memory.limit)}: {what}; it rounds by"
+        " chance, in the mean to what adamw does, so losses are not adamw's to the bit",
     )
 
 
