@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 hosts-setup:                ## what tests/hosts needs besides (Debian, as root); `make test` skips those tests without it
-	apt-get install --yes --no-install-recommends openssh-server openssh-client openmpi-bin mpich iproute2
+	apt-get install --yes --no-install-recommends openssh-server openssh-client openmpi-bin mpich iproute2 nftables
 
 browser-setup:              ## what tests of the pages need besides (Debian, as root); `make test` skips those tests without it
 	apt-get install --yes --no-install-recommends chromium

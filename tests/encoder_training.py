@@ -83,7 +83,7 @@ def train_encoder(
     )
     task = kind.training_on(data)
     model = build_on_meta(source)
-    choose_trained(model, settings)
+    choose_trained(model, settings, source)
     apply_changes(model, task, settings)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

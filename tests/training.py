@@ -122,7 +122,7 @@ def train_here(
     config = RunConfig(
         model=ModelSection(fused=fused), train=TrainSection(freeze=list(freeze)), lora=LoraSection(**(lora or {}))
     )
-    choices = choose_trained(model, config) | apply_changes(model, task, config)
+    choices = choose_trained(model, config, source) | apply_changes(model, task, config)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     settings = TrainSection(

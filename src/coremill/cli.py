@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 
 from coremill import __version__
-from coremill.cli_import import FileOrCommand, config_import
+from coremill.cli_config import AsJson, ConfigPath, DataSource, ModelName, Settings, config_app
 from coremill.cli_k8s import k8s_app
 from coremill.cli_launch import launch
 from coremill.command_group import Commands
@@ -29,11 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-config_app = typer.Typer(
-    cls=Commands,
-    help="Run files: from other tools' settings, what one resolves to, what may stand in it.",
-    no_args_is_help=True,
-)
 app.add_typer(config_app, name="config")
 data_app = typer.Typer(
     cls=Commands, help="Look at the data of a run, before and without training.", no_args_is_help=True
@@ -41,20 +35,6 @@ data_app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(k8s_app, name="k8s")
 
-ConfigPath = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[CONFIG]",
-        help="run file (YAML); left out: the built-in example, or what --set names",
-        show_default=False,
-    ),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="override one key, e.g. train.steps=10; repeat as needed", show_default=False
-    ),
-]
 StartFrom = Annotated[
     str | None,
     typer.Option(
@@ -64,15 +44,6 @@ StartFrom = Annotated[
         show_default=False,
     ),
 ]
-ModelName = Annotated[
-    str | None,
-    typer.Option("--model", metavar="M", help="hub id or folder; a first try needs no run file", show_default=False),
-]
-DataSource = Annotated[
-    str | None,
-    typer.Option("--data", metavar="D", help="text to learn from: files or hf://owner/name", show_default=False),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else")]
 
 
 @app.command()
@@ -91,7 +62,9 @@ def train(
     hostfile: Annotated[
         Path | None, typer.Option(help="train on these hosts, one a line (node1 slots=2)", show_default=False)
     ] = None,
-    ppn: Annotated[int | None, typer.Option(help="with --hostfile: ranks per host; left out: its slots")] = None,
+    ppn: Annotated[
+        int | None, typer.Option(help="with --hostfile: ranks per host; left out: by the run file, else its slots")
+    ] = None,
     via: Annotated[
         Literal["torchrun", "mpirun"] | None,
         typer.Option(help="with --hostfile: who starts the ranks; left out: coremill, which restarts what is lost"),
@@ -327,39 +300,6 @@ def data_show(
 
     loaded = api.load_config(config, settings or [], model=model, data=data)
     show_data(loaded, rows=rows, evaluation=evaluation, as_json=as_json, console=Console())
-
-
-@config_app.command("show")
-def config_show(
-    config: ConfigPath = None,
-    model: ModelName = None,
-    data: DataSource = None,
-    settings: Settings = None,
-    as_json: AsJson = False,
-) -> None:
-    """The resolved config, each line with where its value came from."""
-    from coremill import api
-    from coremill.config.show import show
-    from coremill.model.source import require_named_code
-
-    loaded = api.load_config(config, settings or [], model=model, data=data)
-    with loaded.placing():
-        require_named_code(loaded.located.model)
-    if as_json:
-        print(json.dumps(loaded.config.model_dump(mode="json"), indent=2))
-    else:
-        print(*(f"# {note}" for note in (*loaded.open_questions, *loaded.places.notes)), show(loaded), sep="\n")
-
-
-config_app.command("import", cls=FileOrCommand)(config_import)
-
-
-@config_app.command("schema")
-def config_schema() -> None:
-    """JSON Schema of the run file, for editors."""
-    from coremill.config.show import json_schema
-
-    print(json.dumps(json_schema(), indent=2))
 
 
 def _version(value: bool) -> None:

@@ -8,6 +8,19 @@ from typing import Annotated, Literal
 
 import typer
 
+AccelerateFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="take ranks, hosts, mixed precision and compilation from a file of accelerate config",
+        show_default=False,
+    ),
+]
+Via = Annotated[
+    Literal["local", "torchrun", "mpirun"] | None,
+    typer.Option(help="who starts the ranks; left out: coremill on this machine, torchrun over ssh on others"),
+]
+
 
 def launch(
     script: Annotated[str, typer.Argument(help="Python file, or a module's name after -m", show_default=False)],
@@ -20,15 +33,13 @@ def launch(
         Path | None, typer.Option(help="hosts, one a line: node1, node1:2 or node1 slots=2", show_default=False)
     ] = None,
     ppn: Annotated[int | None, typer.Option(help="ranks per host of the hostfile; left out: its slots")] = None,
-    via: Annotated[
-        Literal["local", "torchrun", "mpirun"] | None,
-        typer.Option(help="who starts the ranks; left out: coremill on this machine, torchrun over ssh on others"),
-    ] = None,
+    via: Via = None,
     nnodes: Annotated[int | None, typer.Option(help="nodes, where you start this command on each by hand")] = None,
     node_rank: Annotated[int | None, typer.Option(help="with --nnodes: which of them this is, from 0")] = None,
     master: Annotated[
         str | None, typer.Option(metavar="ADDR[:PORT]", help="where rank 0 is found", show_default=False)
     ] = None,
+    accelerate: AccelerateFile = None,
     interface: Annotated[str | None, typer.Option(help="network device for gloo; left out: found")] = None,
     threads: Annotated[int | None, typer.Option(help="per rank; left out: its physical cores")] = None,
     allocator: Annotated[
@@ -71,6 +82,7 @@ def launch(
         nnodes=nnodes,
         node_rank=node_rank,
         master=master,
+        accelerate=accelerate,
         interface=interface,
         threads=threads,
         allocator=allocator,

@@ -47,7 +47,12 @@ class Commands(typer.core.TyperGroup):
                 from coremill.config.foreign_options import refuse_words_of_other_tools
 
                 path = f"coremill {name}" if ctx.parent is None else f"coremill {ctx.info_name} {name}"
-                refuse_words_of_other_tools(path, words, options, to_script=not command.allow_interspersed_args)
+                # What comes after a script is the script's own: --use_cpu, --mixed_precision bf16.
+                mixed = command.allow_interspersed_args and command.context_settings.get(
+                    "allow_interspersed_args", True
+                )
+                to_script = not mixed
+                refuse_words_of_other_tools(path, words, options, to_script=to_script)
         return name, command, words
 
 

@@ -16,6 +16,7 @@ PROBE = Path(__file__).with_name("torch_free_probe.py")
 # without the heavy libraries.
 COMPUTING = (
     "coremill.checkpoint.committing",
+    "coremill.checkpoint.dropout",
     "coremill.checkpoint.export",
     "coremill.checkpoint.export_adapter",
     "coremill.checkpoint.export_best",
@@ -54,6 +55,7 @@ COMPUTING = (
     "coremill.model.load",
     "coremill.model.lora",
     "coremill.model.names",
+    "coremill.model.poolers",
     "coremill.model.read",
     "coremill.model.quick_dropout",
     "coremill.model.slices",

@@ -83,6 +83,18 @@ def test_a_script_on_two_hosts(fleet: Fleet, name: str) -> None:
     assert re.search(r"^coremill: node2: OMP_NUM_THREADS=\d+  \(.+\)$", done.stderr, re.MULTILINE)
 
 
+@pytest.mark.parametrize("by", ["variable", "option"])
+def test_threads_are_judged_on_the_host_of_the_rank(fleet: Fleet, by: str) -> None:
+    """More than four times what this machine has, which was refused where the command is typed."""
+    words, hostfile = way("MPICH"), str(fleet.hostfile("node1 slots=1", "node2 slots=1"))
+    option, environ = (("--threads", "2300"), {}) if by == "option" else ((), {"OMP_NUM_THREADS": "2300"})
+    done = fleet.launch("--hostfile", hostfile, *words, *option, "who_am_i.py", **environ)
+    assert done.returncode == 0, done.stderr
+    assert [entry["environ"]["OMP_NUM_THREADS"] for entry in said(done.stdout)] == ["2300", "2300"]
+    told = re.findall(r"^coremill: warning: 2300 threads share \d+ hardware threads? on (node\d)", done.stderr, re.M)
+    assert sorted(told) == ["node1", "node2"]
+
+
 @pytest.mark.parametrize("name", WAYS)
 def test_a_failure_on_another_host_ends_all_and_is_named(fleet: Fleet, name: str) -> None:
     words, mark = way(name), uuid.uuid4().hex

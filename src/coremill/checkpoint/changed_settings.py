@@ -17,11 +17,16 @@ from coremill.data.packed import is_without_special_tokens
 from coremill.errors import InputError
 from coremill.registry import find
 from coremill.train.schedule import learning_rate_at
+from coremill.train.scores import SCORING_KEYS
 
 # Where a run lies is said by the line that it goes on; the config in its folder has the paths written out.
 NOT_WORTH_SAYING = ("run.folder", "checkpoint.folder")
 _MEANS = {
     "evaluation.rows": ": evaluations so far are not compared with later ones",
+    **{
+        f"evaluation.{name}": ": metrics so far, but for the loss, are not compared with later ones"
+        for name in SCORING_KEYS
+    },
     "train.optimizer": ": weights and moments are converted",
 }
 

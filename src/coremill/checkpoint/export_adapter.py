@@ -21,6 +21,7 @@ from coremill.checkpoint.export_folder import (
     FolderWriter,
     Group,
     Weights,
+    changed_config,
     copy_code,
     copy_tokenizer,
     model_writer,
@@ -34,9 +35,10 @@ from coremill.model.load import aliases_of
 from coremill.model.lora import peft_config
 from coremill.model.lora_base import Base, refuse_changed_base
 from coremill.model.parameter_list import named_parameters
+from coremill.model.poolers import drawn_poolers
 from coremill.model.slices import named_tensors
 from coremill.model.source import ModelFolder
-from coremill.plan.adapter_folder import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, name_in_file
+from coremill.plan.adapter_folder import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_CONFIG, name_in_file
 from coremill.plan.adapters import Adapted, adapted_by, alpha_of, modules_of
 from coremill.plan.types import Choice
 
@@ -81,7 +83,7 @@ def adapter_export_writer(
     are the tokens that answers end with.
     """
     base = BaseRows(source, seed=wanted.seed)
-    parameters = named_parameters(base.blueprint)
+    parameters = named_parameters(base.blueprint, drawn_poolers(base.blueprint, source))
     adapted = adapted_by(parameters, wanted.lora)
     whole = {name for parameter in adapted.whole for name in parameter.names}
     form = _form_of(wanted, source, sorted(base.drawn - whole))
@@ -95,6 +97,9 @@ def adapter_export_writer(
     def write_beside(folder: Path) -> None:
         plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
         write_json(folder / ADAPTER_CONFIG, plain)
+        if source.config_changes:  # a head of its own: how many classes, and their names, the base does not know
+            (folder / BASE_CONFIG).mkdir()
+            write_json(folder / BASE_CONFIG / "config.json", changed_config(source, base.blueprint, base.main_dtype))
         write_end_ids(folder, source, base.blueprint, end_ids)
         copy_code(folder, source)
         copy_tokenizer(folder, tokenizer_folder, source)

@@ -165,11 +165,7 @@ def model_writer(
     files = _plan_files(groups)
 
     def write_beside(folder: Path) -> None:
-        config = {key: value for key, value in source.config.items() if key not in ("torch_dtype", "dtype")}
-        config |= source.config_changes
-        config["architectures"] = [type(blueprint).__name__]
-        config["dtype"] = str(dtype).removeprefix("torch.")
-        write_json(folder / "config.json", config)
+        write_json(folder / "config.json", changed_config(source, blueprint, dtype))
         if len(files) > 1:
             listed = [(entry, file) for file, part in files.items() for group in part for entry in group.entries]
             weight_map = {entry.name: file for entry, file in listed}
@@ -181,6 +177,13 @@ def model_writer(
         copy_tokenizer(folder, tokenizer_folder, source)
 
     return FolderWriter(files, weights, blueprint, write_beside)
+
+
+def changed_config(source: ModelFolder, blueprint: PreTrainedModel, dtype: torch.dtype) -> dict[str, Any]:
+    """config.json of the model that a run made of its source."""
+    config = {key: value for key, value in source.config.items() if key not in ("torch_dtype", "dtype")}
+    config |= source.config_changes
+    return {**config, "architectures": [type(blueprint).__name__], "dtype": str(dtype).removeprefix("torch.")}
 
 
 def write_end_ids(folder: Path, source: ModelFolder, blueprint: PreTrainedModel, end_ids: Sequence[int]) -> bool:

@@ -36,7 +36,7 @@ from coremill.checkpoint.in_flight import (
     stopped_unsaved,
 )
 from coremill.checkpoint.resume import ResumePoint
-from coremill.checkpoint.snapshot import Training, file_name, take_snapshot
+from coremill.checkpoint.snapshot import Training, file_name, progress_of, take_snapshot
 from coremill.checkpoint.store import NotSaved, Store, sync_bytes_among
 from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
@@ -248,10 +248,9 @@ class Saver:
             "steps": self._steps,
             "updates": snapshot.updates,
             "updates_apart": snapshot.updates_apart,
-            **self._training.progress(step),
             "seed": self._config.train.seed,
             "config": self._config.model_dump(mode="json"),
-            **({} if self._training.base is None else {"base": self._training.base.to_json()}),
+            **progress_of(self._training, step),
         }
         deadline, written_bytes = deadline or self._deadline, world.store.add(WRITTEN_BYTES_KEY, 0)
         save = self._save = Save(self._number, step, snapshot, state, began, deadline, written_bytes)

@@ -17,6 +17,7 @@ from typing import Any, overload
 import torch
 from torch import nn
 
+from coremill.checkpoint.dropout import dropout_of
 from coremill.checkpoint.export_folder import STORED_NAMES
 from coremill.checkpoint.manifest import Checkpoint, Manifest, StoredFile
 from coremill.checkpoint.store import StoredTensor
@@ -63,15 +64,7 @@ class Training:
     scores: Scores = field(default_factory=Scores)
     norms: EarlierNorms = field(default_factory=EarlierNorms)  # to clip by, where weights move inside of backward
     base: Base | None = None  # what the weights are beside of; None: they are all there is
-
-    def progress(self, step: int) -> dict[str, Any]:
-        """After this step, of all but the weights and what moves them; `restore_progress` is the inverse."""
-        return {
-            "loader": self.loader.state(),
-            "numerics": self.guard.state(),
-            "gradient_norms": self.norms.state(),
-            "evaluations": self.scores.state(step),
-        }
+    micro_batch_rows: int | None = None  # dropout is drawn for so many at a time; None: not known
 
 
 @dataclass(frozen=True)
@@ -311,6 +304,19 @@ class _SavedStates(Sequence[ParameterState]):
         piece = self.pieces[index]
         held = {group: self.reader.read_new(group, piece) for group in self.groups[piece.name]}
         return ParameterState(piece, held, self.updates[piece.name])
+
+
+def progress_of(training: Training, step: int) -> dict[str, Any]:
+    """What `restore_progress` needs beside tensors."""
+    dropout = dropout_of(training.model, training.micro_batch_rows)
+    return {
+        "loader": training.loader.state(),
+        "numerics": training.guard.state(),
+        "gradient_norms": training.norms.state(),
+        "evaluations": training.scores.state(step),
+        **({} if training.base is None else {"base": training.base.to_json()}),
+        **({} if dropout is None else {"dropout": dropout}),
+    }
 
 
 def restore_progress(

@@ -26,6 +26,7 @@ _TEXT_TAGS = {f"{_TAG}str", f"{_TAG}timestamp", f"{_TAG}value"}
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+")
 
 _DIGITS_READ = 100  # beyond any setting; Python itself stops writing whole numbers out at 4300 digits
+_VALUES_READ = 200_000
 
 _SYNTAX_HELP = (
     ("'\\t'", "indent with spaces, not tabs"),
@@ -76,9 +77,17 @@ def read_document(text: str) -> Document:
         return Document(None, flaws=(_syntax_flaw(error, text),))
     except YAMLError as error:  # a character YAML does not allow: has a position instead of a mark
         return Document(None, flaws=(_character_flaw(error, text),))
+    except _TooManyValues:
+        what = f"the YAML has more than {_VALUES_READ} values"
+        do = "write out what its aliases (*name) stand for, and no more than is needed"
+        return Document(None, flaws=(Flaw(what, 1, 1, why="aliases inside aliases repeat each other", do=do),))
     except RecursionError:
         return Document(None, flaws=(Flaw("the YAML is nested too deeply", 1, 1, do="use fewer levels of brackets"),))
     return Document(value, reader.lines, tuple(reader.flaws))
+
+
+class _TooManyValues(Exception):
+    """A few lines of aliases can stand for billions of values."""
 
 
 class _Reader:
@@ -88,8 +97,12 @@ class _Reader:
         self.lines: dict[KeyPath, int] = {}
         self.flaws: list[Flaw] = []
         self._open_nodes: set[int] = set()  # an alias may point at a node that contains it
+        self._values = 0
 
     def value_of(self, node: Node, path: KeyPath) -> Any:
+        self._values += 1
+        if self._values > _VALUES_READ:
+            raise _TooManyValues
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
         if id(node) in self._open_nodes:

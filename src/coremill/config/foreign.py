@@ -154,6 +154,8 @@ _TRANSLATIONS: Mapping[str, Translate] = {
             starts.folder_of_name,
             starts.evaluated,
             starts.row_length,
+            starts.resharding,
+            starts.dataset_of_config,
         ),
     )
 }
@@ -175,7 +177,8 @@ def find_foreign(path: tuple[str, ...]) -> Foreign | None:
         if name in found:
             return found[name]
         for pattern in _patterns(last_resort=False):
-            if fnmatch.fnmatchcase(name, pattern):
+            # A pattern without a dot is for single names: fsdp_* would hide the rows of what is in fsdp_config.
+            if ("." in pattern or "." not in name) and fnmatch.fnmatchcase(name, pattern):
                 return found[pattern]
     whole = ".".join(path)
     for pattern in _patterns(last_resort=True):

@@ -6,6 +6,8 @@ left to it.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +52,11 @@ def refuse_words_of_other_tools(
     found = [_explain(word, given, command, options) for word in unknown]
     problems = [problem for problem in found if problem is not None]
     if problems:
+        if to_script and (line := _whole_line(words, options)) is not None:
+            last = problems[-1]
+            problems[-1] = InputError(
+                last.what, where=last.where, why=last.why, do=f"{last.do}; the line to type: {line}"
+            )
         raise ConfigError(problems, "on the command line")
 
 
@@ -59,6 +66,33 @@ def refuse_command_of_another_tool(name: str, commands: Collection[str]) -> None
     if ours is not None and ours.split()[0] in commands:
         why = f"coremill has {', '.join(commands)}"
         raise InputError(f"there is no command {name}", where="command line", why=why, do=f"run coremill {ours}")
+
+
+def _whole_line(words: Sequence[str], options: Mapping[str, bool]) -> str | None:
+    """What to type instead, all of it: read as a line of the launcher that has such words; None: there is no script."""
+    from coremill.config.imports.commands import import_start
+    from coremill.config.imports.launchers import take_apart
+
+    names = {plain_name(word.partition("=")[0].lstrip("-")) for word in words if word.startswith("-")}
+    of_mpirun = any(re.match(r"-\w\w", word) for word in words) or names & {"n", "f", "x"}
+    tools = {tool for name in names if (word := launcher_words().get(name)) is not None for tool in word.tools[:1]}
+    tool = "mpirun" if of_mpirun else tools.pop() if len(tools) == 1 else "torchrun"
+    own: list[str] = []
+    rest = list(words)
+    if "--via" in rest:  # its value is the name of a launcher
+        place = rest.index("--via")
+        own += rest[place : place + 2]
+        del rest[place : place + 2]
+    try:
+        start = take_apart([tool, *(["launch"] if tool == "accelerate" else []), *rest])
+        ours = [option for option in start.options if option.word is None and option.text in options]
+        start.options = [option for option in start.options if option not in ours]
+        line = list(import_start(start).launch)
+    except InputError:
+        return None
+    own += [word for option in ours for word in (option.text, option.value) if word is not None]
+    place = line.index("launch") + 1
+    return shlex.join([*line[:place], *own, *line[place:]])
 
 
 def _unknown_words(words: Sequence[str], options: Mapping[str, bool], *, to_script: bool) -> list[Word]:

@@ -27,6 +27,12 @@ def flags() -> frozenset[str]:
     return frozenset(f"{table()['flags']} {alone}".split())
 
 
+@functools.cache
+def lists() -> frozenset[str]:
+    """Arguments after which several values may follow."""
+    return frozenset(table()["lists"].split())
+
+
 @dataclass(frozen=True)
 class Word:
     """An option of a launcher, or a variable of the environment."""

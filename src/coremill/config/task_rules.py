@@ -134,6 +134,20 @@ def _two_columns_are_two(config: RunConfig) -> Breach | None:
     )
 
 
+def _each_class_once(config: RunConfig) -> Breach | None:
+    """The names in `model.labels` differ."""
+    names = config.model.labels if isinstance(config.model.labels, list) else []
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is None:
+        return None
+    return Breach(
+        "model.labels",
+        f"model.labels has {twice} twice",
+        "each is a class of its own, which rows are given by its name",
+        "name each class once",
+    )
+
+
 def _encoders_are_not_built_in(config: RunConfig) -> Breach | None:
     """`task: question-answering` and `task: sequence-classification` need a `model` and a `data.source`."""
     if config.task not in ENCODERS:
@@ -209,6 +223,7 @@ TASK_RULES = [
         ),
         _two_columns_are_two,
     ),
+    Rule(("model.labels",), _each_class_once),
     Rule(("task", "model.name", "model.config", "data.source"), _encoders_are_not_built_in),
     Rule(("task", "sample.prompt", "sample.context"), _context_of_a_prompt),
     Rule(("task", "sample.prompt", "sample.context", "data.text_columns"), _pairs_have_both_texts),

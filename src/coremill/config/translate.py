@@ -82,7 +82,8 @@ def by_words(target: str, theirs: Mapping[str, Any]) -> Translate:
     """Our word for another tool's, or the same word."""
 
     def translate(value: Any, given: Given) -> Cure | None:
-        ours = theirs.get(str(value).lower())
+        word = str(value).lower()
+        ours = theirs.get(word, word if isinstance(value, str) and accepts(target, word) else None)
         return same(target)(value, given) if ours is None else Cure({target: ours})
 
     return translate
@@ -98,9 +99,11 @@ def switch(target: str, on: Any, off: Any = None, note: str = "") -> Translate:
     return translate
 
 
-def save_interval(value: Any, _: Given) -> Cure | None:
-    """`save_steps: 500`; the words of save_strategy say no number."""
-    if isinstance(value, int) and value > 0:
+def save_interval(value: Any, given: Given) -> Cure | None:
+    """`save_steps: 500`; the words of save_strategy say no number, but whether it counts."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if (other := _other_strategy(given, "save_strategy")) is not None:
+            return other
         return Cure({"checkpoint.every": f"{value}steps"})
     return Cure({"checkpoint.every": "never"}) if value in ("no", False) else None
 
@@ -109,10 +112,20 @@ def evaluation_interval(value: Any, given: Given) -> Cure | None:
     """`eval_steps: 50`, with something to evaluate on."""
     if not accepts("evaluation.every_steps", value):
         return None
+    if (other := _other_strategy(given, "eval_strategy evaluation_strategy")) is not None:
+        return other
     named = "val_set_size val_size test_size validation_file eval_file eval_files eval_dataset eval_split test_file"
     named += " evaluation_fraction evaluation_source evaluation_split"
     rows = {} if any(name in given for name in named.split()) else {"data.evaluation_fraction": 0.05}
     return Cure({"evaluation.every_steps": value, **rows})
+
+
+def _other_strategy(given: Given, names: str) -> Cure | None:
+    """The Trainer counts steps under one strategy alone."""
+    for name in names.split():
+        if str(given.get(name, "steps")).lower() != "steps":
+            return Cure(why=f"{name} is {as_written(given[name])}, and then it does not count there either")
+    return None
 
 
 def steps_or_none(value: Any, given: Given) -> Cure | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coremill.config import translate
 from coremill.config.other_tools import table
 from coremill.config.translate import Cure, Given, Translate, accepts, pads_rows
 
@@ -21,12 +22,12 @@ def unless(off: Sequence[Any], why: str, on: Translate | None) -> Translate:
     """Values that only say a thing is off, or left to the tool, have nothing to set; for others, `on`."""
     words = {str(value).lower() for value in off}
 
-    def translate(value: Any, given: Given) -> Cure | None:
+    def unless_off(value: Any, given: Given) -> Cure | None:
         if str(value).lower() in words:
             return Cure(why=why or None)
         return on(value, given) if on is not None else None
 
-    return translate
+    return unless_off
 
 
 def whole_number(value: Any) -> int | None:
@@ -59,7 +60,9 @@ def distributed_type(value: Any, given: Given) -> Cure | None:
     word = str(value).lower().removeprefix("distributedtype.")
     if word in ("no", "none", "false"):
         return Cure(why="no setting is needed for one rank; parallel.ranks_per_node says how many there are")
-    if word in ("fsdp", "fsdp2", "full_shard", "zero", "zero1", "zero2", "zero3", "hybrid_shard"):
+    if word in ("fsdp", "fsdp2"):
+        return sharding(given.get("fsdp_sharding_strategy") or True, given) or sharding(True, given)
+    if word in ("full_shard", "zero", "zero1", "zero2", "zero3", "hybrid_shard"):
         return Cure({"parallel.engine": _engine(sharded=True)})
     if word == "deepspeed":
         return _by_stage(given)
@@ -95,6 +98,19 @@ def sharding(value: Any, _: Given) -> Cure | None:
         return Cure({"parallel.engine": _engine(sharded=False)})
     known = isinstance(value, Mapping | bool | int | list) or any(word in _SHARDED for word in words)
     return Cure({"parallel.engine": _engine(sharded=True)}) if known else None
+
+
+def resharding(value: Any, given: Given) -> Cure | None:
+    """FSDP2's switch, and FSDP's strategies, which newer files of accelerate have under the same name."""
+    if not isinstance(value, bool):
+        return sharding(value, given)
+    return Cure({"parallel.engine": _engine(sharded=True), "parallel.keep_gathered": not value})
+
+
+def dataset_of_config(value: Any, given: Given) -> Cure | None:
+    """`--dataset_config_name` is a part of the address, beside the dataset's name."""
+    named = next((given[name] for name in ("dataset_name", "dataset", "dataset_path") if given.get(name)), None)
+    return translate.dataset_source(named, given) if isinstance(named, str) and isinstance(value, str) else None
 
 
 def row_length(value: Any, given: Given) -> Cure | None:

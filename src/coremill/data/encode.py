@@ -93,7 +93,7 @@ class Encoder:
             self.doc_stride if source.examples.kind == "questions" else 0,
             source.on_bad_rows,
             self.code_sha256,
-            None if asked is None else (asked.labels, asked.may_name),
+            None if asked is None else (asked.labels, asked.may_name, asked.setting),
         )
 
     def job_of(self, source: TextSource, asked: AskedLabels | None) -> dict[str, Any]:
@@ -186,14 +186,21 @@ def prepare_examples(
     labels = training.manifest.labels
     evaluation = None
     if evaluated is not None:
-        known = None if labels is None else AskedLabels(labels, asked.setting if asked else OF_TRAINING, may_name=False)
+        setting = OF_TRAINING if asked is None or asked.labels != labels else asked.setting
+        known = None if labels is None else AskedLabels(labels, setting, may_name=False)
         evaluation = encoder.encode(evaluated, known)
     shares = share_out(training.folder, training.manifest, section.evaluation_fraction, config.train.seed)
-    return _rows(config, training, evaluation, shares, time.perf_counter() - started)
+    files = (source if evaluated is None else evaluated).file_names
+    return _rows(config, training, evaluation, shares, files, time.perf_counter() - started)
 
 
 def _rows(
-    config: RunConfig, training: Encoding, evaluation: Encoding | None, shares: HeldOut, seconds: float
+    config: RunConfig,
+    training: Encoding,
+    evaluation: Encoding | None,
+    shares: HeldOut,
+    files: tuple[str, ...],
+    seconds: float,
 ) -> EncodedRows:
     fraction, seed = config.data.evaluation_fraction, config.train.seed
     whole, other = training.manifest, None if evaluation is None else evaluation.manifest
@@ -226,6 +233,7 @@ def _rows(
             if each.manifest.bad_rows
         ),
         evaluation_words=shares.words,
+        evaluation_files=files,
         notes=(*whole.notes, *(f"to evaluate on: {note}" for note in (other.notes if other is not None else ()))),
     )
 

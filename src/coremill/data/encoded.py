@@ -8,6 +8,7 @@ An encoding is a folder:
     labels.npy          int64 (a class) or float32 (a number) per row; of questions instead
     start_positions.npy, end_positions.npy      int32 per row: the tokens the answer begins and ends with
     examples.npy        int32 per row, ascending: which example it is of, from 0; of questions there may be several rows
+    origins.npy         labelled texts: int64 x 2 per row: which file of the source, from 0, and which row of it, from 1
     groups.npy          int32 per example: those of one context are held out together
     offsets.bin         questions: int32 x 2 per token: the stretch of the context it stands for; -1: of none
     examples.jsonl      questions: id, question, context and answers, one a line
@@ -29,11 +30,11 @@ from coremill.config.schema import RunConfig
 from coremill.data.labels import Labels
 from coremill.errors import InputError
 
-ENCODED_VERSION = 1  # part of every key: raise it when the meaning of the files, or what is made of examples, changes
+ENCODED_VERSION = 3  # part of every key: raise it when the meaning of the files, or what is made of examples, changes
 MANIFEST_FILE = "manifest.json"
 TOKENS_FILE, TYPES_FILE, OFFSETS_FILE = "tokens.bin", "types.bin", "offsets.bin"
 LENGTHS_FILE, ROW_EXAMPLES_FILE, GROUPS_FILE = "lengths.npy", "examples.npy", "groups.npy"
-EXAMPLES_FILE, EXAMPLE_PLACES_FILE = "examples.jsonl", "example_places.npy"
+EXAMPLES_FILE, EXAMPLE_PLACES_FILE, ORIGINS_FILE = "examples.jsonl", "example_places.npy", "origins.npy"
 CLASSIFICATION_TARGETS, QUESTION_TARGETS = ("labels",), ("start_positions", "end_positions")
 
 ExampleKind = Literal["labelled texts", "questions"]
@@ -128,6 +129,7 @@ class EncodedRows:
     bad_rows: int = 0  # left out of both
     bad_rows_words: str = ""  # how many, why, and where they are listed
     evaluation_words: str = ""  # what was held out
+    evaluation_files: tuple[str, ...] = ()  # what the rows to evaluate on come from, by the numbers in origins.npy
     notes: tuple[str, ...] = ()
 
     @property
@@ -196,7 +198,8 @@ class EncodedRows:
     def from_json(cls, document: Mapping[str, Any]) -> EncodedRows:
         """The inverse of `to_json`."""
         values = {field.name: document[field.name] for field in fields(cls) if field.name in document}
-        values["folder"], values["notes"] = Path(values["folder"]), tuple(values["notes"])
+        values["folder"] = Path(values["folder"])
+        values |= {name: tuple(values[name]) for name in ("notes", "evaluation_files") if name in values}
         if values["evaluation_folder"] is not None:
             values["evaluation_folder"] = Path(values["evaluation_folder"])
         if values["labels"] is not None:

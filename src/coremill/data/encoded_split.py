@@ -23,6 +23,7 @@ from coremill.data.encoded import (
     GROUPS_FILE,
     LENGTHS_FILE,
     OFFSETS_FILE,
+    ORIGINS_FILE,
     ROW_EXAMPLES_FILE,
     TOKENS_FILE,
     TYPES_FILE,
@@ -119,9 +120,14 @@ class EncodedSplit:
         """All, in the order of their numbers (`row_examples`)."""
         return self._read(self._examples)
 
-    def questions_of(self, numbers: Positions) -> list[AskedQuestion]:
+    def questions_of(self, numbers: Positions) -> Iterator[AskedQuestion]:
         """Some of them, by number."""
-        return list(self._read(self._examples[numbers]))
+        return self._read(self._examples[numbers])
+
+    def origins(self, row_ids: Positions) -> Positions:
+        """Of labelled texts: [rows, 2], the file that each comes from, by its number, and which row of it, from 1."""
+        found: Positions = _load(self._folder, ORIGINS_FILE)[self._chosen[row_ids]]
+        return found
 
     def _read(self, examples: Positions) -> Iterator[AskedQuestion]:
         places = _load(self._folder, EXAMPLE_PLACES_FILE)

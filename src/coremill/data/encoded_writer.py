@@ -105,7 +105,7 @@ class QuestionWriter:
         self._bytes = 0
         self._contexts: dict[bytes, int] = {}  # by hash: there may be millions
         self._groups: list[int] = []
-        self._ids: dict[str, int] = {}
+        self._ids: dict[str, int] = {}  # given out, with the number that was last tried behind it
         self._renamed = self._unanswerable = 0
 
     @property
@@ -114,9 +114,13 @@ class QuestionWriter:
 
     def add(self, question: Question) -> int:
         """Its number."""
-        seen = self._ids[question.id] = self._ids.get(question.id, 0) + 1
-        name = question.id if seen == 1 else f"{question.id}#{seen}"
-        self._renamed += seen > 1
+        name, number = question.id, self._ids.get(question.id, 1)
+        while name in self._ids:  # ID#2 may be the id of another question
+            number += 1
+            name = f"{question.id}#{number}"
+        self._ids[name] = 1
+        self._ids[question.id] = number
+        self._renamed += name != question.id
         self._unanswerable += not question.answers
         document = {
             "id": name,

@@ -18,12 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from coremill.data.compressed import is_compressed
-from coremill.data.encoded import GROUPS_FILE, OFFSETS_FILE, ROW_EXAMPLES_FILE, ExampleKind, target_file
+from coremill.data.encoded import (
+    GROUPS_FILE,
+    OFFSETS_FILE,
+    ORIGINS_FILE,
+    ROW_EXAMPLES_FILE,
+    ExampleKind,
+    target_file,
+)
 from coremill.data.encoded_writer import QuestionWriter, RowWriter
 from coremill.data.examples import LabelledText
 from coremill.data.files import parquet_schema
 from coremill.data.hub_datasets import schema_of_dataset
-from coremill.data.labels import LabelReader, Labels
+from coremill.data.labels import ClassNames, LabelReader, Labels
 from coremill.data.packed import Progress
 from coremill.data.packing import why_empty
 from coremill.data.pair_tokenizer import PairTokenizer, load_pair_tokenizer
@@ -50,8 +57,10 @@ class EncodingJob:
     labels: Labels | None  # asked for
     labels_setting: str  # where
     may_name: bool  # the labels may name classes of which only the count is known
+    class_names: ClassNames | None  # what the dataset calls them
     destination: Path
     where: str  # the source, for messages
+    files: tuple[str, ...]  # of it, as pieces name them
 
 
 def encode_source(job: Mapping[str, Any], on_progress: Callable[[Progress], None]) -> dict[str, Any]:
@@ -63,23 +72,21 @@ def encode_source(job: Mapping[str, Any], on_progress: Callable[[Progress], None
     destination = Path(job["destination"])
     os.chdir(destination)  # datasets takes a folder of the same name for the dataset; here there is none
     labels = None if job["labels"] is None else Labels.from_json(job["labels"])
-    setting, may_name = job["labels_setting"], job["may_name"]
     form = source.examples
     assert form is not None
-    if form.kind == "labelled texts" and (labels is None or (not labels.names and labels.kind == "classes")):
-        names = class_names_of(source, form.columns[-1])
-        if names and (labels is None or (may_name and labels.count == len(names))):
-            labels, setting = Labels(kind="classes", count=len(names), names=names), f"the features of {source.name}"
+    names = class_names_of(source, form.columns[-1]) if form.kind == "labelled texts" else ()
     found = EncodingJob(
         kind=form.kind,
         sequence_length=job["sequence_length"],
         doc_stride=job["doc_stride"],
         vocabulary_rows=job["vocabulary_rows"],
         labels=labels,
-        labels_setting=setting,
-        may_name=may_name,
+        labels_setting=job["labels_setting"],
+        may_name=job["may_name"],
+        class_names=ClassNames(names, f"the features of {source.name}") if names else None,
         destination=destination,
         where=source.where,
+        files=source.file_names,
     )
     return encode_examples(open_text(source), tokenizer, found, on_progress)
 
@@ -132,11 +139,14 @@ def _encode_texts(
     on_progress: Callable[[Progress], None],
 ) -> dict[str, Any]:
     """A row each; of a pair that is too long the longer text loses its end."""
-    labels = LabelReader(job.labels, job.labels_setting, may_name=job.may_name)
+    labels = LabelReader(job.labels, job.labels_setting, may_name=job.may_name, named=job.class_names)
     _require_room(tokenizer, job)
     tokenizer.backend.enable_truncation(job.sequence_length, strategy="longest_first")
     cut = source_bytes = 0
+    file_numbers = {file: number for number, file in enumerate(job.files)}
+    origins: list[tuple[int, int]] = []
     for batch in batches_of(_labelled(text, labels)):
+        origins += [(file_numbers[piece.file], piece.row) for piece in batch]
         texts = [_texts_of(piece) for piece in batch]
         encodings = tokenizer.backend.encode_batch_fast([each if len(each) > 1 else each[0] for each in texts])
         lengths = [len(encoding) for encoding in encodings]
@@ -151,6 +161,7 @@ def _encode_texts(
         return {"notes": []}  # what there is to say is said by who finds no rows
     found, targets, notes = labels.result(job.where)
     writer.save(target_file("labels"), targets)
+    writer.save(ORIGINS_FILE, np.array(origins, dtype=np.int64))
     numbers = np.arange(writer.rows, dtype=np.int32)
     writer.save(ROW_EXAMPLES_FILE, numbers)
     writer.save(GROUPS_FILE, numbers)

@@ -101,13 +101,13 @@ def _one_kind(files: Sequence[str], where: str, verb: str, folder: str) -> FileK
             "the files are of different kinds",
             where=where,
             why=f"{verb} {listing}; one source has one kind",
-            do=f"write a glob for one kind, such as {folder}/**/*{_whole_suffix(most)}, or a source for each in"
+            do=f"write a glob for one kind, such as {folder}/**/*{whole_suffix(most)}, or a source for each in"
             " data.sources",
         )
     return next(iter(by_kind))
 
 
-def _whole_suffix(file: str) -> str:
+def whole_suffix(file: str) -> str:
     """.jsonl.gz"""
     path = Path(file)
     return Path(path.stem).suffix + path.suffix if path.suffix.lower() in COMPRESSIONS else path.suffix

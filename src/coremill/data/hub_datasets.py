@@ -42,6 +42,11 @@ class Dataset:
         """What its text depends on."""
         return (self.repository, self.config or "", self.split, self.commit)
 
+    @property
+    def label(self) -> str:
+        """What its rows name as their file."""
+        return f"{PREFIX}{self.repository}[{self.split}]"
+
 
 def parse_name(name: str, setting: str) -> tuple[str, str | None, str | None]:
     """Repository, config and revision of an hf:// name."""
@@ -102,9 +107,8 @@ def open_dataset(dataset: Dataset, *, wanted: Wanted, where: str, bad: BadRows) 
     texts = rows.select_columns(columns_read(wanted, rows.column_names, where))
     if isinstance(wanted, str):
         require_text_type(texts.features.arrow_schema.field(wanted).type, wanted, where, rows.features.arrow_schema)
-    label = f"{PREFIX}{dataset.repository}[{dataset.split}]"
     bytes_per_row = texts.data.nbytes / max(1, len(texts))
-    return _rows(texts, wanted, label, bytes_per_row, bad), texts.data.nbytes
+    return _rows(texts, wanted, dataset.label, bytes_per_row, bad), texts.data.nbytes
 
 
 def columns_of_dataset(dataset: Dataset, where: str) -> list[str]:

@@ -3,7 +3,7 @@
     question, context   text
     answers             {"text": [...], "answer_start": [...]} as the hub has it, or a list of {text, answer_start};
                         empty: the context has no answer (SQuAD 2.0)
-    id                  text or a number; left out: the number of the row
+    id                  text or a number; left out or empty: the number of the row
 
 `answer_start` counts characters (code points). Where it does not fit, the likely cause is looked for and said: bytes
 and UTF-16 units are what other languages count in.
@@ -12,6 +12,7 @@ and UTF-16 units are what other languages count in.
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,8 +54,7 @@ def question_of(values: Mapping[str, Any], columns: Sequence[str], id_column: st
     found = () if impossible else _answers_of(values[columns[2]], columns[2], where)
     for answer in found:
         _require_in_context(answer, context, where)
-    named = values.get(id_column)
-    return Question(str(row) if named is None else str(named), question, context, found)
+    return Question(_id_of(values.get(id_column), id_column, where) or str(row), question, context, found)
 
 
 def nested_questions(
@@ -84,6 +84,17 @@ def _rows_of_articles(articles: list[Any], columns: Sequence[str], id_column: st
                     row = {names.get(key, key): value for key, value in asked.items()}
                     row[columns[1]] = paragraph.get("context")
                 yield f"{place}.qas[{index}]", row
+
+
+def _id_of(value: Any, column: str, where: str) -> str:
+    """Empty where the row has none: pandas writes NaN there, a csv nothing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        why = f"its value is {value!r:.60}; an id is text or a number"
+        raise InputError(f"column '{column}' holds no id", where=where, why=why, do=f"set data.id_column, or {DROP}")
+    text = checked_text(str(value), f"column '{column}'", where)
+    return text if text.strip() else ""
 
 
 def _text_of(value: Any, column: str, where: str) -> str:

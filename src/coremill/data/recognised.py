@@ -39,7 +39,7 @@ def recognised(source: TextSource, section: DataSection) -> TextSource:
     """The source with the form of its conversations, where it holds them; a dataset of the hub as it is."""
     form = form_set(section)
     if form is None and source.kind not in ("hub", "txt", "built-in") and source.column == TEXT_COLUMN:
-        form = form_known_by(_columns_of(source), unless=source.column)
+        form = form_known_by(first_columns(source), unless=source.column)
     if form is None:
         return source
     require_columns(source, f"conversations are read from {form.in_words()}")
@@ -57,7 +57,7 @@ def require_columns(source: TextSource, why: str) -> None:
         )
 
 
-def _columns_of(source: TextSource) -> list[str]:
+def first_columns(source: TextSource) -> list[str]:
     """Of the first row; none where that cannot be read: who reads it all says why."""
     path = Path(source.files[0])
     try:

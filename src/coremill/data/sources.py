@@ -63,6 +63,11 @@ class TextSource:
     def where(self) -> str:
         return f"{self.setting}: {self.name}"
 
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """What its pieces name as their file."""
+        return (self.dataset.label,) if self.dataset is not None else tuple(str(Path(file)) for file in self.files)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

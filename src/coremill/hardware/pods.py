@@ -113,7 +113,7 @@ def pods_of(
     whole = assumed_calibration(instance)
     share = size.cores / instance.cores
     bf16 = whole.bf16_matmul_flops_per_second
-    usd_per_hour, words = _price(config.kubernetes, size.instances, nodes, spot)
+    usd_per_hour, words = price_of_pods(config.kubernetes, size.instances, nodes, spot)
     others = f" or {', '.join(one.name for one in size.instances[1:])}" if len(size.instances) > 1 else ""
     return Fleet(
         nodes=nodes,
@@ -156,8 +156,8 @@ def cheapest_with_room(cpus: int, memory_gib: int) -> Instance | None:
     return min(fitting, key=lambda one: (one.usd_per_hour or 0.0, one.name), default=None)
 
 
-def _price(
-    section: KubernetesSection, instances: Sequence[Instance], nodes: int, spot: SpotPrices | None
+def price_of_pods(
+    section: KubernetesSection, instances: Sequence[Instance], nodes: int, spot: SpotPrices | None = None
 ) -> tuple[float | None, str]:
     """Of all pods by the hour, at the dearest of the types; and what price that is."""
     elsewhere = "" if section.region in (None, table().region) else f"{section.region} has its own, "

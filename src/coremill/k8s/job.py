@@ -90,7 +90,7 @@ def make_job(loaded: LoadedConfig) -> Job:
     efa, efa_notes = _efa(config, sized)
     times = times_of(config, plan)
     # Paths stay as they are written: what this machine found beside the run file is not in the pod.
-    run_file = make_run_file(loaded.config, name.value, ranks, threads, times)
+    run_file = make_run_file(loaded.config, name.value, ranks, threads, times, sized.instances[0].name)
     warnings = paths_pods_do_not_see(loaded.config, loaded.places) + folders_of_others(loaded.config)
     if plan is not None and plan.save is not None:
         warnings += [f"warning: {words}" for words in plan.save.warnings]

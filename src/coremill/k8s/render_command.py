@@ -27,14 +27,19 @@ def render(loaded: LoadedConfig, folder: Path | None, messages: Console) -> None
         print_line(messages, f"{len(rendered.objects)} objects in {folder}; next: kubectl apply -f {folder}")
 
 
+def file_texts(rendered: Rendered) -> list[tuple[str, str]]:
+    """Name and text of a file for each object."""
+    return [(f"{place:02}-{one['kind'].lower()}.yaml", to_yaml([one])) for place, one in enumerate(rendered.objects)]
+
+
 def write_objects(rendered: Rendered, folder: Path) -> None:
     """kubectl reads a folder in the order of its names."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left_over in folder.glob("[0-9][0-9]-*.yaml"):  # of an earlier render: kubectl would apply it too
             left_over.unlink()
-        for place, one in enumerate(rendered.objects):
-            write_whole(folder / f"{place:02}-{one['kind'].lower()}.yaml", to_yaml([one]))
+        for name, text in file_texts(rendered):
+            write_whole(folder / name, text)
     except OSError as error:
         raise InputError(
             f"{folder} cannot be written", where="-o", why=str(error.strerror or error), do="name another folder"

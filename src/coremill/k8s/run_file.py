@@ -38,14 +38,17 @@ def volume_folder(config: RunConfig) -> str:
     return f"{config.kubernetes.mount_path}/{FOLDER}"
 
 
-def make_run_file(config: RunConfig, name: str, ranks_per_node: int, threads_per_rank: int, times: Times) -> RunFile:
-    """Folders on the volume, times that fit each other, ranks and threads as planned."""
+def make_run_file(
+    config: RunConfig, name: str, ranks_per_node: int, threads_per_rank: int, times: Times, instance: str
+) -> RunFile:
+    """Folders on the volume, times that fit each other, ranks and threads as planned, and the type that was chosen."""
     changes = [
         change
         for change in (
             *_folders(config, name),
             *_times(config, times),
             *_layout(config, ranks_per_node, threads_per_rank),
+            *_chosen_type(config, instance),
         )
         if _value(config, change.key) != change.value
     ]
@@ -121,6 +124,12 @@ def _layout(config: RunConfig, ranks_per_node: int, threads_per_rank: int) -> li
         Change("parallel.ranks_per_node", ranks_per_node, reason),
         Change("parallel.threads_per_rank", threads_per_rank, reason),
     ]
+
+
+def _chosen_type(config: RunConfig, instance: str) -> list[Change]:
+    """Where the run file names no type, the report could not tell what the run has cost."""
+    is_named = config.fleet.instance is not None or config.kubernetes.instances
+    return [] if is_named else [Change("fleet.instance", instance, "chosen as the cheapest per token that fits")]
 
 
 def _value(config: RunConfig, key: str) -> Any:

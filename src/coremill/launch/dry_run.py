@@ -16,7 +16,9 @@ from coremill.supervise.rank_environment import Setting, cpus_for_rank
 from coremill.world.identity import LOOPBACK, NodeIdentity
 
 
-def show_local(request: Request, layout: Layout, base: NodeIdentity | None, settings: Sequence[Setting]) -> None:
+def show_local(
+    request: Request, layout: Layout, base: NodeIdentity | None, settings: Sequence[Setting], warning: str | None
+) -> None:
     """Ranks that this machine's launcher would start."""
     ranks = layout.ranks_per_node.value
     first, size = (0, ranks) if base is None else (base.node_rank * ranks, base.nodes * ranks)
@@ -30,6 +32,8 @@ def show_local(request: Request, layout: Layout, base: NodeIdentity | None, sett
     for local in range(ranks):
         cpus = cpus_for_rank(layout, local, inherited) or inherited
         print(f"  rank {first + local}: RANK={first + local} LOCAL_RANK={local}, cpus {_cpu_text(cpus)}")
+    if warning is not None:
+        print(warning)
     print("nothing was started")
 
 

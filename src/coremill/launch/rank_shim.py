@@ -28,11 +28,13 @@ from coremill.hardware.probe import affinity_mask, environment_snapshot, probe_n
 from coremill.hardware.topology import parse_cpu_list
 from coremill.launch.settings import (
     Allocator,
+    asked_threads,
     choose_interface,
     find_openmp,
     find_torch_folder,
     script_settings,
     setting_lines,
+    threads_warning,
 )
 from coremill.plan.layout import lay_out
 from coremill.supervise.descendants import adopt_orphans, end_descendants
@@ -57,6 +59,7 @@ class ShimOrder:
     interface: str | None = None
     prefix: bool = False
     log_folder: str | None = None
+    deepspeed: bool = False  # the script trains by it
     announce: bool = False  # the first rank of each host says what was set there, and why
 
     def to_json(self) -> str:
@@ -75,6 +78,11 @@ class ScriptStart:
     environ: dict[str, str]
     cpus: frozenset[int] | None  # None: the mask stays as it is
     settings: tuple[Setting, ...]
+    warning: str | None = None  # the user's threads are too many for this host
+
+    def lines(self, where: str = "") -> list[str]:
+        """What is set and why, for the screen."""
+        return [*setting_lines(self.settings, where), *([f"coremill: {self.warning}"] if self.warning else [])]
 
 
 def start_of_rank(
@@ -97,7 +105,9 @@ def start_of_rank(
         environ.pop("OMP_NUM_THREADS", None)  # torchrun's silent 1
     node = probe_node(mask=inherited, busy_seconds=0)
     ranks_in_mask = 1 if is_bound else identity.local_size
-    layout = lay_out(node, ranks=ranks_in_mask, threads=order.threads)
+    layout = lay_out(node, ranks=ranks_in_mask, threads=order.threads, any_threads=True)
+    own = lay_out(node, ranks=ranks_in_mask, threads=None).threads_per_rank.value
+    warning = threads_warning(node, ranks_in_mask, asked_threads(order.threads, environ), own)
     master = None if identity.is_one_host else identity.master_address
     settings = script_settings(
         node,
@@ -107,6 +117,7 @@ def start_of_rank(
         interface=choose_interface(order.interface, master, identity.size // identity.local_size),
         allocator=order.allocator,
         bind_threads=order.bind_threads,
+        deepspeed=order.deepspeed,
     )
     environ.update({setting.variable: setting.value for setting in settings})
     environ.update(
@@ -118,7 +129,7 @@ def start_of_rank(
         MASTER_PORT=str(identity.master_port),
     )
     cpus = None if is_bound or not may_pin else cpus_for_rank(layout, identity.local_rank, inherited)
-    return ScriptStart(environ=environ, cpus=cpus, settings=settings)
+    return ScriptStart(environ=environ, cpus=cpus, settings=settings, warning=warning)
 
 
 def is_bound_by_parent(inherited: frozenset[int]) -> bool:
@@ -202,7 +213,7 @@ def main() -> int:
         return error.exit_code
     if order.announce and identity.local_rank == 0:
         where = "" if identity.is_one_host else f"{socket.gethostname()}: "
-        print("\n".join(setting_lines(start.settings, where)), file=sys.stderr, flush=True)
+        print("\n".join(start.lines(where)), file=sys.stderr, flush=True)
     return run_rank(sys.argv[1:], start, identity.rank, order)
 
 

@@ -30,10 +30,12 @@ class Request:
     nproc: int | None = None
     hostfile: Path | None = None
     ppn: int | None = None
+    ppn_setting: str = "--ppn"  # who says so, for messages
     via: Via | None = None
     nnodes: int | None = None
     node_rank: int | None = None
     master: str | None = None  # ADDRESS[:PORT]
+    accelerate: Path | None = None  # a file of accelerate that says the rest
     interface: str | None = None
     threads: int | None = None
     allocator: Allocator = "auto"
@@ -125,7 +127,8 @@ def hosts_of(request: Request, node: NodeFacts) -> tuple[Host, ...]:
             raise InputError(f"{request.hostfile} names {len(slots)} hosts, --nnodes {request.nnodes} asks for more")
         slots = dict(list(slots.items())[: request.nnodes])
     few = [
-        f"host {name}: {count} slot{'s' if count != 1 else ''} in {request.hostfile}, --ppn {request.ppn} asks for more"
+        f"host {name}: {count} slot{'s' if count != 1 else ''} in {request.hostfile},"
+        f" {request.ppn_setting} {request.ppn} asks for more"
         for name, count in slots.items()
         if count is not None and request.ppn is not None and count < request.ppn
     ]

@@ -28,6 +28,7 @@ from coremill.hosts.mpirun import find_mpirun, hostfile_text, mpirun_command, mp
 from coremill.hosts.preflight import HostAnswer, Questions, check_hosts
 from coremill.hosts.ssh import Host, Remote, ssh_program
 from coremill.hosts.torchrun import torchrun_command
+from coremill.launch.accelerate import with_accelerate_file
 from coremill.launch.dry_run import show_hosts, show_local
 from coremill.launch.node_command import node_commands
 from coremill.launch.rank_shim import SHIM, ShimOrder, is_bound_by_parent, run_rank, start_of_rank
@@ -40,13 +41,16 @@ from coremill.launch.request import (
     ports_to_try,
     via_of,
 )
+from coremill.launch.script_notes import notes_on_script, text_of_script, uses_deepspeed
 from coremill.launch.settings import (
+    asked_threads,
     choose_interface,
     find_openmp,
     find_torch_folder,
     notes_on,
     script_settings,
     setting_lines,
+    threads_warning,
 )
 from coremill.plan.layout import Layout, lay_out
 from coremill.supervise.output import LogFollower, last_words
@@ -57,8 +61,14 @@ from coremill.world.identity import RankIdentity, identify
 
 def launch_script(request: Request, environ: Mapping[str, str]) -> int:
     """Start the script as asked and wait for it; returns the exit code."""
-    check_request(request)
     identity = identify(environ)
+    if request.accelerate is not None:
+        taken = with_accelerate_file(request, request.accelerate, environ, is_rank=identity is not None)
+        request, environ = taken.request, taken.environ
+        if not request.quiet and (identity is None or identity.rank == 0):
+            for note in taken.notes:
+                say(note)
+    check_request(request)
     if identity is not None:
         return _become_rank(request, identity, environ)
     node = probe_node(busy_seconds=0)
@@ -66,11 +76,24 @@ def launch_script(request: Request, environ: Mapping[str, str]) -> int:
     hosts = hosts_of(request, node)
     via = via_of(request, hosts)
     if not request.quiet:
-        for note in notes_on(environ, request.arguments, find_openmp(node, find_torch_folder(), environ)):
+        for note in _notes(request, node, environ):
             say(note)
     if request.by_hand or via == "local":
         return _run_here(request, node, hosts[0], environ)
     return _run_across(request, node, hosts, environ)
+
+
+def _notes(request: Request, node: NodeFacts, environ: Mapping[str, str]) -> list[str]:
+    """What of the environment, the arguments and the script means nothing here, or will not work."""
+    text = "" if request.is_module else text_of_script(request.script)
+    openmp = find_openmp(node, find_torch_folder(), environ)
+    notes = notes_on(environ, request.arguments, openmp, script_text=text)
+    in_bf16 = "--bf16" in request.arguments or environ.get("ACCELERATE_MIXED_PRECISION") == "bf16"
+    if in_bf16 and request.hostfile is None and not node.has_bf16_units:
+        notes.append("bf16: this CPU has no units for it, and products in it are many times slower than in fp32")
+    said = {note.partition(":")[0] for note in notes}
+    of_script = notes_on_script(request.script, request.arguments, text)
+    return [*notes, *(note for note in of_script if note.partition(":")[0] not in said)]
 
 
 def say(text: str) -> None:
@@ -87,11 +110,11 @@ def _run_here(request: Request, node: NodeFacts, host: Host, environ: Mapping[st
     ranks = request.nproc if request.hostfile is None else host.ranks
     if request.threads is not None:
         environ = {name: value for name, value in environ.items() if name != "OMP_NUM_THREADS"}
-    layout = lay_out(node, ranks=ranks, threads=_threads(request, environ))
+    layout, warning = _layout_of(request, node, ranks, environ)
     master, nodes = (None, 1) if base is None else (base.master_address, base.nodes)
     settings = _settings_here(request, node, layout, environ, master=master, hosts=nodes)
     if request.dry_run:
-        show_local(request, layout, base, settings)
+        show_local(request, layout, base, settings, warning)
         return 0
     if base is not None and base.node_rank == 0:
         problem = free_port([base.master_port])["port_problem"]
@@ -99,6 +122,8 @@ def _run_here(request: Request, node: NodeFacts, host: Host, environ: Mapping[st
             raise InputError(f"port {base.master_port} cannot be used for the rendezvous: {problem}; choose another")
     if not request.quiet:
         print("\n".join(setting_lines(settings)), file=sys.stderr, flush=True)
+        if warning is not None:
+            say(warning)
     first = 0 if base is None else base.node_rank * layout.ranks_per_node.value
     with _log_folder(request) as folder:
         follower = LogFollower(
@@ -138,7 +163,12 @@ def _settings_here(
         interface=choose_interface(request.interface, master, hosts),
         allocator=request.allocator,
         bind_threads=request.bind_threads,
+        deepspeed=_uses_deepspeed(request),
     )
+
+
+def _uses_deepspeed(request: Request) -> bool:
+    return uses_deepspeed(request.arguments, "" if request.is_module else text_of_script(request.script))
 
 
 def _check_interface(request: Request, node: NodeFacts) -> None:
@@ -151,12 +181,15 @@ def _check_interface(request: Request, node: NodeFacts) -> None:
         )
 
 
-def _threads(request: Request, environ: Mapping[str, str]) -> int | None:
-    """The user's word on threads, by option or variable; --threads is the louder one."""
-    if request.threads is not None:
-        return request.threads
-    text = environ.get("OMP_NUM_THREADS", "").split(",")[0]  # a list is for nested regions
-    return int(text) if text.isdigit() and int(text) > 0 else None
+def _layout_of(
+    request: Request, node: NodeFacts, ranks: int | None, environ: Mapping[str, str]
+) -> tuple[Layout, str | None]:
+    """Ranks and cores of this host, and what is to be said of the user's threads here."""
+    threads = asked_threads(request.threads, environ)
+    layout = lay_out(node, ranks=ranks, threads=threads, any_threads=True)
+    count = layout.ranks_per_node.value
+    own = lay_out(node, ranks=count, threads=None).threads_per_rank.value
+    return layout, threads_warning(node, count, threads, own)
 
 
 @contextlib.contextmanager
@@ -199,7 +232,7 @@ def _become_rank(request: Request, identity: RankIdentity, environ: Mapping[str,
         identity, environ, order, inherited=inherited, is_bound=is_bound_by_parent(inherited), may_pin=False
     )
     if not request.quiet and identity.local_rank == 0:
-        print("\n".join(setting_lines(start.settings)), file=sys.stderr, flush=True)
+        print("\n".join(start.lines()), file=sys.stderr, flush=True)
     if request.dry_run:
         return 0
     return run_rank(request.program, start, identity.rank, order)
@@ -236,10 +269,12 @@ def _run_across(request: Request, node: NodeFacts, hosts: tuple[Host, ...], envi
     else:
         port = ports[0]
     with tempfile.TemporaryDirectory(prefix="coremill-launch-") as scratch:
-        layout = lay_out(node, ranks=hosts[0].ranks, threads=_threads(request, environ))
-        threads = layout.threads_per_rank.value
-        commands = _commands(request, hosts, address, port, ssh, environ, threads, Path(scratch))
+        commands = _commands(request, hosts, address, port, ssh, environ, Path(scratch))
         if request.dry_run:
+            if request.threads is not None:
+                environ = {name: value for name, value in environ.items() if name != "OMP_NUM_THREADS"}
+            likely = min(hosts[0].ranks, 64 * node.usable_cores)  # hosts may be larger than this one
+            layout, _ = _layout_of(request, node, likely, environ)
             master = address if len(hosts) > 1 else None
             here = _settings_here(request, node, layout, environ, master=master, hosts=len(hosts))
             show_hosts(commands, remote, answers, here, environ)
@@ -265,7 +300,6 @@ def _commands(
     port: int,
     ssh: tuple[str, ...],
     environ: Mapping[str, str],
-    threads_here: int,
     scratch: Path,
 ) -> list[HostCommand]:
     """What runs where: a launcher of ours or one torchrun per host, or one mpirun here."""
@@ -275,7 +309,7 @@ def _commands(
     told = {**forwarded(environ), SHIM: order.to_json()}
     folder = Path.cwd()
     if "OMP_NUM_THREADS" not in environ:
-        told["OMP_NUM_THREADS"] = str(threads_here)  # else torchrun warns and writes 1; each rank's shim counts anew
+        told["OMP_NUM_THREADS"] = "1"  # else torchrun warns and writes the same; each rank's shim counts on its host
     shim = [request.python, "-m", "coremill.launch.rank_shim", *request.program]
     if via_of(request, hosts) == "torchrun":
         return [
@@ -308,4 +342,5 @@ def _shim_order(request: Request) -> ShimOrder:
         interface=request.interface,
         prefix=request.prefix,
         log_folder=None if request.log_folder is None else os.path.abspath(request.log_folder),
+        deepspeed=_uses_deepspeed(request),
     )

@@ -19,7 +19,7 @@ from coremill.config.other_tools import variable, variables
 from coremill.errors import InputError
 from coremill.hardware.facts import NodeFacts
 from coremill.hosts.forwarding import shown
-from coremill.plan.layout import Layout
+from coremill.plan.layout import Layout, hardware_threads
 from coremill.plan.types import Choice
 from coremill.supervise.rank_environment import KEEP_MEMORY, Setting, unless_set_by_user
 from coremill.world.sockets import flows_of, interface_for_flows, interface_towards
@@ -75,18 +75,49 @@ def script_settings(
     interface: Choice[str] | None,
     allocator: Allocator = "auto",
     bind_threads: bool = False,
+    deepspeed: bool = False,
 ) -> tuple[Setting, ...]:
-    """What all ranks of this machine share, besides their rank variables."""
+    """What all ranks of this machine share, besides their rank variables.
+
+    `deepspeed`: the script trains by it, and ranks see each other that way; told of CPUs, accelerate would not wrap the
+    model, whose weights ZeRO-3 has taken apart by then ("'weight' must be 2-D", accelerate 1.15).
+    """
     wanted = [
         Setting("OMP_NUM_THREADS", str(layout.threads_per_rank.value), layout.threads_per_rank.reason),
         *_binding(openmp, bind_threads),
         *_memory(node, environ, openmp, allocator),
         Setting("PYTHONUNBUFFERED", "1", "the last lines of a rank that is killed reach its log"),
-        Setting("ACCELERATE_USE_CPU", "true", "without it accelerate's ranks do not see each other: each trains alone"),
     ]
+    if not deepspeed:
+        reason = "without it accelerate's ranks do not see each other: each trains alone"
+        wanted.append(Setting("ACCELERATE_USE_CPU", "true", reason))
     if interface is not None:
         wanted.append(Setting("GLOO_SOCKET_IFNAME", interface.value, interface.reason))
     return tuple(unless_set_by_user(setting, environ) for setting in wanted)
+
+
+def asked_threads(option: int | None, environ: Mapping[str, str]) -> int | None:
+    """The user's word on threads, by option or variable; --threads is the louder one."""
+    if option is not None:
+        return option
+    text = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a list is for nested regions
+    return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+def threads_warning(node: NodeFacts, ranks: int, threads: int | None, own: int) -> str | None:
+    """What it costs where the user's threads are more than this host has for its ranks; None where they are not.
+
+    `ranks` share what `node` has; `own` is what coremill would have taken.
+    """
+    there = hardware_threads(node)
+    if threads is None or threads * ranks <= there:
+        return None
+    each = "threads" if ranks == 1 else f"threads for each of {ranks} ranks"
+    share = "1 hardware thread" if there == 1 else f"{there} hardware threads"
+    return (
+        f"warning: {threads} {each} share {share} on {node.hostname}: they take turns and wait for each other;"
+        f" it stays as you set it, coremill would take {own} (OMP_NUM_THREADS, --threads)"
+    )
 
 
 def choose_interface(asked: str | None, master: str | None, hosts: int) -> Choice[str] | None:
@@ -190,8 +221,13 @@ def setting_lines(settings: tuple[Setting, ...], where: str = "") -> list[str]:
     ]
 
 
-def notes_on(environ: Mapping[str, str], arguments: tuple[str, ...], openmp: OpenMp) -> list[str]:
-    """One line for each setting of another stack that does nothing here or means something else."""
+def notes_on(
+    environ: Mapping[str, str], arguments: tuple[str, ...], openmp: OpenMp, *, script_text: str = ""
+) -> list[str]:
+    """One line for each setting of another stack that does nothing here or means something else.
+
+    An argument that the script's own text names is the script's own, whatever it is called elsewhere.
+    """
     notes = []
     for row in variables():
         found = sorted(name for name in environ if variable(name) is row)
@@ -200,8 +236,9 @@ def notes_on(environ: Mapping[str, str], arguments: tuple[str, ...], openmp: Ope
         if found and row.in_launch and row.with_openmp in (None, openmp.runtime):
             notes.append(f"{', '.join(found)}: {row.in_launch}")
     for word in dict.fromkeys(arguments):
-        row_of_flag = find_foreign((word.partition("=")[0].lstrip("-"),)) if word.startswith("--") else None
-        if row_of_flag is not None and row_of_flag.in_launch:
+        name = word.partition("=")[0].lstrip("-")
+        row_of_flag = find_foreign((name,)) if word.startswith("--") else None
+        if row_of_flag is not None and row_of_flag.in_launch and name not in script_text:
             notes.append(f"{word}: {row_of_flag.in_launch}")
     if "--ddp_backend=ccl" in arguments or ("--ddp_backend", "ccl") in zip(arguments, arguments[1:], strict=False):
         retired = variable("CCL_WORKER_COUNT")

@@ -5,6 +5,7 @@ What is wrong with it is found before any rank starts.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,13 +56,17 @@ def find_adapter(
     return folder
 
 
-def refuse_unfit_adapter(config: RunConfig, model: ModelFolder, cache: Path) -> None:
-    """For a plan, which fetches nothing: a folder of this machine that `train` would refuse."""
+def refuse_unfit_adapter(
+    config: RunConfig, model: ModelFolder, cache: Path, *, stored: Collection[str] | None = None
+) -> None:
+    """For a plan, which fetches nothing: a folder of this machine that `train` would refuse. `stored`: the tensors of
+    the model's files where these are not here."""
     name = config.lora.start_from
     if name is None or config.lora.rank is None or not is_folder(name):
         return
     folder = _found(name)
-    refuse_other_adapter(folder, config.lora, adapted_by(parameters_of(model, cache), config.lora))
+    parameters = parameters_of(model, cache, stored=stored)
+    refuse_other_adapter(folder, config.lora, adapted_by(parameters, config.lora))
     base = base_of(config, model) if is_folder(config.model.name) else None  # one on the hub has no weights here
     if base is not None and (named := base_named_by(folder, base.name)) is not None:
         _refuse_another_base(folder, named, base, model)

@@ -24,6 +24,7 @@ from coremill.plan.headers import (
     parse_index,
     pickle_files,
     pickle_refusal,
+    read_headers,
     weight_files,
 )
 from coremill.remote_code import is_code, require_own_classes
@@ -133,6 +134,18 @@ def card_on_hub(
     task.check_model(config, description=name, where=f"{name}/config.json on the hub", trusted=code)
     headers = None if metadata is None else _headers_of(metadata)
     return card_of(config, headers, name=name, model_class=task.model_class, labels=labels)
+
+
+def tensor_names_on_hub(name: str, revision: str | None) -> frozenset[str] | None:
+    """Of the model's weights, by their headers; None where these cannot be had: a plan is made all the same."""
+    from huggingface_hub import HfApi
+
+    try:
+        return frozenset(_headers_of(HfApi().get_safetensors_metadata(name, revision=revision)))
+    except Exception as error:
+        if hub.is_unreachable(error) and (cached := _cached(name, revision, weights=True)) is not None:
+            return frozenset(read_headers(cached))
+        return None
 
 
 def _headers_of(metadata: Any) -> dict[str, TensorHeader]:

@@ -18,10 +18,11 @@ from transformers import PreTrainedModel
 
 from coremill.config.schema import LoraSection
 from coremill.errors import InputError
-from coremill.model.build import build_on_meta, find_layers
+from coremill.model.build import build_on_meta
 from coremill.model.initialise import initialise, record_initialisation
 from coremill.model.lora import fresh_adapters, headers_of_adapter
 from coremill.model.names import Conversion, NameMap, map_names
+from coremill.model.poolers import whole_poolers
 from coremill.model.read import FLOATING, TensorReader, bytes_of_rows, quantised
 from coremill.model.slices import RowSlice, has_base_apart, model_name, named_tensors, slice_of
 from coremill.model.source import ModelFolder
@@ -241,19 +242,6 @@ def _without_other_heads(
     return replace(names, renamed={name: stored for name, stored in names.renamed.items() if name not in other})
 
 
-def _whole_poolers(missing: Sequence[str], blueprint: PreTrainedModel) -> tuple[str, ...]:
-    """Parts of the trunk beside embedding and layers of which the files have nothing: a model that was trained to
-    fill in words has no pooler, and a classifier begins with a new one."""
-    trunk = blueprint.base_model
-    needed = {id(part) for part in (find_layers(blueprint).layers[0], blueprint.get_input_embeddings())}
-    found = []
-    for name, child in trunk.named_children():
-        own = {f"{blueprint.base_model_prefix}.{name}.{inner}" for inner, _ in child.named_parameters()}
-        if own and own <= set(missing) and needed.isdisjoint(id(module) for module in child.modules()):
-            found.append(f"{blueprint.base_model_prefix}.{name}.")
-    return tuple(found)
-
-
 def _check_shape(header: TensorHeader, piece: RowSlice) -> None:
     if header.shape != piece.shape:
         raise _wrong_shape(header.name, header.shape, piece.shape, header.file)
@@ -277,7 +265,7 @@ def _check_missing(
     prefix = f"{blueprint.base_model_prefix}."
     names_of = {names[0]: names for names in aliases}
     in_trunk = [name for name in missing if any(alias.startswith(prefix) for alias in names_of[name])]
-    poolers = _whole_poolers(in_trunk, blueprint)
+    poolers = whole_poolers(in_trunk, blueprint)
     holes = [name for name in in_trunk if not name.startswith(poolers)]
     if holes:
         shown = ", ".join(holes[:3]) + (f" and {len(holes) - 3} more" if len(holes) > 3 else "")

@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 
-def add_adapters(model: nn.Module, lora: LoraSection) -> dict[str, Choice[Any]]:
-    """Put adapters into a model on meta, freeze the rest; how many numbers are trained, and where they are."""
+def add_adapters(model: nn.Module, lora: LoraSection, drawn: tuple[str, ...] = ()) -> dict[str, Choice[Any]]:
+    """Put adapters into a model on meta, freeze the rest; how many numbers are trained, and where they are. What begins
+    with `drawn` is new and trained whole, as the head."""
     from peft import inject_adapter_in_model
 
-    parameters = named_parameters(model)
+    parameters = named_parameters(model, drawn)
     adapted = adapted_by(parameters, lora)
     whole = [model.get_parameter(each.names[0]) for each in adapted.whole]
     inject_adapter_in_model(peft_config(adapted, modules_of(parameters), lora), model, ADAPTER, low_cpu_mem_usage=True)

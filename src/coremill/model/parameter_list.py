@@ -3,7 +3,8 @@
 Files do not tell: their names may be older than the module's, tied weights are there once, and a model that starts from
 scratch has none. What was found is kept in the cache, for the next plan or run of the same config.
 
-    python -m coremill.model.parameter_list        stdin: a ModelFolder as JSON; stdout: what was found, or the error
+    python -m coremill.model.parameter_list        stdin: a ModelFolder as JSON and the names of tensors in its files;
+                                                   stdout: what was found, or the error
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,34 @@ from coremill.child import wrapped
 from coremill.errors import CoremillError, InputError
 from coremill.files import write_atomically
 from coremill.model.source import ModelFolder, Say
+from coremill.plan.headers import read_headers
 from coremill.plan.trained import NamedParameter
 from coremill.remote_code import remove_copies
 
-FORM = 3  # of what is kept: part of its name
+FORM = 4  # of what is kept: part of its name
+PREDICTS_WORDS = "AutoModelForCausalLM"  # whose models have no head of their own to learn
 
 
-def parameters_of(model: ModelFolder, cache: Path, say: Say | None = None) -> list[NamedParameter]:
-    """In the order of the module, tied ones once with all their names."""
+def parameters_of(
+    model: ModelFolder, cache: Path, say: Say | None = None, *, stored: Collection[str] | None = None
+) -> list[NamedParameter]:
+    """In the order of the module, tied ones once with all their names. `stored`: the tensors of the model's files where
+    these are not in its folder."""
+    if model.model_class == PREDICTS_WORDS:
+        stored = None
+    elif stored is None and model.weights == "pretrained":
+        stored = read_headers(model.folder).keys()
+    names = None if stored is None else sorted(stored)
     known = json.dumps(
-        [FORM, model.config, model.config_changes, model.model_class, model.code_sha256, version("transformers")],
+        [
+            FORM,
+            model.config,
+            model.config_changes,
+            model.model_class,
+            model.code_sha256,
+            version("transformers"),
+            names,
+        ],
         sort_keys=True,
     )
     file = cache / "parameters" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
@@ -41,22 +60,22 @@ def parameters_of(model: ModelFolder, cache: Path, say: Say | None = None) -> li
     except (OSError, ValueError):
         if say is not None:
             say("listing the model's parameters, once for this model")
-        found = _ask_child(model)
+        found = _ask_child(model, names)
         with contextlib.suppress(OSError):  # then it is found anew each time
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps(found))
     return [NamedParameter(tuple(names), tuple(shape), *kinds) for names, shape, *kinds in found]
 
 
-def named_parameters(module: Any) -> list[NamedParameter]:
-    """Of a module that no engine has placed."""
+def named_parameters(module: Any, drawn: tuple[str, ...] = ()) -> list[NamedParameter]:
+    """Of a module that no engine has placed; what begins with `drawn` is new (poolers.py) and counts as its head."""
     names: dict[int, list[str]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
         shapes[id(parameter)] = tuple(parameter.shape)
     linear = {id(each.weight) for each in module.modules() if is_linear_map(each)}
-    behind = _behind_the_trunk(module)
+    behind = (*_behind_the_trunk(module), *drawn)
     return [
         NamedParameter(tuple(each), shapes[key], key in linear, in_head=all(name.startswith(behind) for name in each))
         for key, each in names.items()
@@ -80,10 +99,10 @@ def is_linear_map(module: Any) -> bool:
     return type(module) in (nn.Linear, Conv1D)
 
 
-def _ask_child(model: ModelFolder) -> list[Sequence[Any]]:
+def _ask_child(model: ModelFolder, stored: list[str] | None) -> list[Sequence[Any]]:
     # -P: a torch.py in the user's folder must not stand in for the library.
     command = [sys.executable, "-P", "-m", __name__]
-    job = json.dumps(model.to_json())
+    job = json.dumps({"model": model.to_json(), "stored": stored})
     done = subprocess.run(
         wrapped(command, launcher_pid=os.getpid(), cpus=None), input=job, capture_output=True, text=True, check=False
     )
@@ -101,12 +120,15 @@ def _ask_child(model: ModelFolder) -> list[Sequence[Any]]:
 
 def _main() -> None:
     from coremill.model.build import build_on_meta
+    from coremill.model.poolers import poolers_not_stored
 
     job = json.load(sys.stdin)
     try:
-        model = build_on_meta(ModelFolder.from_json(job), attention="eager")
+        model = build_on_meta(ModelFolder.from_json(job["model"]), attention="eager")
+        drawn = () if job["stored"] is None else poolers_not_stored(model, job["stored"])
+        listed = named_parameters(model, drawn)
         answer: dict[str, Any] = {
-            "parameters": [(each.names, each.shape, each.is_linear, each.in_head) for each in named_parameters(model)]
+            "parameters": [(each.names, each.shape, each.is_linear, each.in_head) for each in listed]
         }
     except InputError as error:
         answer = {"error": {"what": error.what, "where": error.where, "why": error.why, "do": error.do}}

@@ -12,22 +12,31 @@ from coremill.plan.types import Choice
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedModel
+
+    from coremill.model.source import ModelFolder
 
 
-def choose_trained(model: nn.Module, config: RunConfig) -> dict[str, Choice[Any]]:
+def choose_trained(model: PreTrainedModel, config: RunConfig, source: ModelFolder) -> dict[str, Choice[Any]]:
     """Freeze what is not trained: it gets no gradient; what is, where that is not all, and why."""
+    if config.lora.rank is None and not config.train.freeze:
+        return {}
+    from coremill.model.poolers import drawn_poolers
+
+    drawn = drawn_poolers(model, source)
     if config.lora.rank is None:
-        return freeze(model, config.train.freeze)
+        return freeze(model, config.train.freeze, drawn)
     from coremill.model.lora import add_adapters
 
-    return add_adapters(model, config.lora)
+    return add_adapters(model, config.lora, drawn)
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> dict[str, Choice[int]]:
-    """Freeze what the patterns of `train.freeze` name; how many parameters are trained, where some are not."""
+def freeze(model: nn.Module, patterns: Sequence[str], drawn: tuple[str, ...] = ()) -> dict[str, Choice[int]]:
+    """Freeze what the patterns of `train.freeze` name; how many parameters are trained, where some are not. What begins
+    with `drawn` is new and counts as head."""
     if not patterns:
         return {}
-    parameters = named_parameters(model)
+    parameters = named_parameters(model, drawn)
     frozen = frozen_by(parameters, patterns)
     for parameter in frozen:
         model.get_parameter(parameter.names[0]).requires_grad_(False)

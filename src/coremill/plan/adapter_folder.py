@@ -14,6 +14,9 @@ from coremill.plan.headers import TensorHeader, read_file_header
 
 ADAPTER = "default"  # peft's name for the one that there is
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# The folder beside an adapter with the config that its base is loaded with. Not in the adapter's own folder:
+# transformers would take that for a whole model.
+BASE_CONFIG = "base_config"
 FILE_PREFIX = "base_model.model."  # of every name in an adapter's file
 _OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "use_qalora", "alora_invocation_tokens")
 # Beginnings that leave the base as it is; others (pissa, olora, corda, loftq) take out of it what the adapter holds.

@@ -18,8 +18,11 @@ class Layout:
     cpus_of_rank: tuple[tuple[int, ...], ...]
 
 
-def lay_out(node: NodeFacts, *, ranks: int | None, threads: int | None) -> Layout:
-    """One rank per NUMA node and one thread per physical core, unless the user fixed either."""
+def lay_out(node: NodeFacts, *, ranks: int | None, threads: int | None, any_threads: bool = False) -> Layout:
+    """One rank per NUMA node and one thread per physical core, unless the user fixed either.
+
+    `any_threads`: as many as the user says, also where that is far too many; whoever asks for this warns.
+    """
     cores = usable_cores(node)
     if ranks is not None and ranks > 64 * len(cores):
         raise InputError(
@@ -27,8 +30,8 @@ def lay_out(node: NodeFacts, *, ranks: int | None, threads: int | None) -> Layou
             where="parallel.ranks_per_node",
             do="ask for at most a few ranks per core",
         )
-    logical = sum(len(core.cpus) for core in cores)
-    if threads is not None and threads > 4 * logical:
+    logical = hardware_threads(node)
+    if threads is not None and threads > 4 * logical and not any_threads:
         raise InputError(
             f"{threads} threads for a rank on a machine with {logical} usable hardware threads",
             where="parallel.threads_per_rank",
@@ -53,6 +56,11 @@ def usable_cores(node: NodeFacts) -> tuple[Core, ...]:
         taken += [group[turn] for group in by_node if turn < len(group)]
     taken = taken[: node.usable_cores]
     return tuple(sorted(taken, key=lambda core: (core.numa_node, core.cpus)))
+
+
+def hardware_threads(node: NodeFacts) -> int:
+    """Of the cores a run may keep busy."""
+    return sum(len(core.cpus) for core in usable_cores(node))
 
 
 def split_cores(cores: tuple[Core, ...], ranks: int) -> list[tuple[Core, ...]]:

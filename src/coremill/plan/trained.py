@@ -28,7 +28,7 @@ class NamedParameter:
     names: tuple[str, ...]  # several where it is tied
     shape: tuple[int, ...]
     is_linear: bool = False  # the weight of a linear map
-    in_head: bool = False  # behind a trunk, where no words are predicted: always trained
+    in_head: bool = False  # behind a trunk, where no words are predicted, or new with it: always trained
 
     @property
     def numel(self) -> int:
@@ -56,7 +56,7 @@ def frozen_by(parameters: Sequence[NamedParameter], patterns: Sequence[str]) -> 
             raise InputError(
                 f"train.freeze: {pattern} names the head alone, which is always trained",
                 where="train.freeze",
-                why=f"{named[0].names[0]} is what the task learns",
+                why=f"{named[0].names[0]} is what the task learns, or new with it",
                 do="remove it; ['*'] freezes all but the head",
             )
     frozen = [each for each in named_by(parameters, patterns, key="train.freeze") if not each.in_head]

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from coremill.config.schema import RunConfig
+from coremill.plan.adapter_folder import BASE_CONFIG
 from coremill.registry import importable
 
+# The class whose head an adapter brings along, with as many classes as the run has: the base is loaded for these.
+HAS_LABELS = "AutoModelForSequenceClassification"
 # Of every evaluation. What else one has is a metric of the task, under its name.
 OF_EVERY_EVALUATION = ("step", "loss", "tokens", "seconds", "non_finite", "best_step")
 
@@ -49,10 +52,30 @@ def loading_lines(model_class: str, folder: str, base: str | None = None) -> lis
     """The Python that loads an export, by its folder or name; of an adapter beside the `base` it was trained with."""
     if base is None:
         return [f"from transformers import {model_class}", "", f'model = {model_class}.from_pretrained("{folder}")']
+    if model_class != HAS_LABELS:
+        return [
+            "from peft import PeftModel",
+            f"from transformers import {model_class}",
+            "",
+            f'base = {model_class}.from_pretrained("{base}")',
+            f'model = PeftModel.from_pretrained(base, "{folder}")',
+        ]
     return [
         "from peft import PeftModel",
-        f"from transformers import {model_class}",
+        f"from transformers import AutoConfig, {model_class}",
         "",
-        f'base = {model_class}.from_pretrained("{base}")',
+        f'config = AutoConfig.from_pretrained("{folder}", subfolder="{BASE_CONFIG}")',
+        f'base = {model_class}.from_pretrained("{base}", config=config, ignore_mismatched_sizes=True)',
         f'model = PeftModel.from_pretrained(base, "{folder}")',
     ]
+
+
+def loading_expression(model_class: str, folder: str, base: str | None = None) -> str:
+    """The same in one line."""
+    if base is None:
+        return f'{model_class}.from_pretrained("{folder}")'
+    how = f'"{base}"'
+    if model_class == HAS_LABELS:
+        config = f'AutoConfig.from_pretrained("{folder}", subfolder="{BASE_CONFIG}")'
+        how += f", config={config}, ignore_mismatched_sizes=True"
+    return f'PeftModel.from_pretrained({model_class}.from_pretrained({how}), "{folder}")'

@@ -17,6 +17,7 @@ from typing import Any
 from coremill.errors import InputError
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.redaction import redact
+from coremill.report.cost import cost_of
 from coremill.report.events import Event, events_folder, iter_events, not_a_run
 from coremill.report.history import SERIES_POINTS, Point, point_of, thinned
 from coremill.report.marks import marks_of
@@ -62,13 +63,15 @@ def summary_of(folder: Path, tally: RunTally, *, exit_code: int | None = None) -
     """The same of a run whose events were counted."""
     config, orders = _read_text(folder / "config.yaml"), _read_json(folder / "orders.json")
     faults = timeline(tally.faults, tally.restarts, tally.first_time)
+    planned = planned_figures(tally.plan)
     document = {
         "run": str(folder),
         "subject": subject_of(redact(config or ""), orders),
         **state_of(tally, exit_code),
         **_figures(tally),
-        "plan": planned_figures(tally.plan),
+        "plan": planned,
         "measured": _measured(tally),
+        "cost": cost_of(tally, config, planned["hours"]),
         "data": None if tally.data is None else {name: tally.data.get(name) for name in DATA_COUNTS},
         "metrics": _metrics(tally.evaluations.get(max(tally.evaluations, default=0))),
         "best": _best(tally),

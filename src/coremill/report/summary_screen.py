@@ -14,6 +14,7 @@ from coremill.report.loss_plot import render_loss_plot
 from coremill.report.metrics import (
     format_metric,
     in_words,
+    loading_expression,
     loading_lines,
     memory_beside_plan,
     metric_names,
@@ -31,6 +32,7 @@ from coremill.report.terminal import (
     format_rate,
     format_seconds,
     format_share,
+    format_usd,
     print_heading,
     print_line,
     print_rows,
@@ -181,8 +183,23 @@ def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:
         ("reading weights", _loading(summary)),
     ):
         rows.append((label, "", text, ""))
+    cost = summary.get("cost")
+    if cost:
+        spent, said = cost["usd"], cost["planned_usd"]
+        rows.append(("dollars", format_usd(said), format_usd(spent), format_difference(spent, said)))
     console.print()
     print_rows(console, "", ("", "plan", "measured", "difference"), rows)
+    if cost:
+        print_line(console, cost_words(cost))
+
+
+def cost_words(cost: Mapping[str, Any]) -> str:
+    """What was paid for, and at which price."""
+    restarts = f"{cost['restarts']} restart{'' if cost['restarts'] == 1 else 's'}"
+    return (
+        f"{cost['nodes']} x {cost['instance']} for {format_seconds(3600 * cost['hours'])}, {restarts} included, at"
+        f" {format_usd(cost['usd_per_hour'])} per hour ({cost['price_words']}); booting nodes come on top"
+    )
 
 
 def _utilization(summary: Mapping[str, Any]) -> str:
@@ -285,8 +302,7 @@ def _next_steps(summary: Mapping[str, Any], console: Console) -> None:
             for line in filter(None, loading_lines(model_class, folder, base)):
                 print_verbatim(console, f"  {line}", style="cyan")
         else:
-            load = f'{model_class}.from_pretrained("{base or folder}")'
-            load = f'PeftModel.from_pretrained({load}, "{folder}")' if is_adapter else load
+            load = loading_expression(model_class, folder, base)
             print_line(console, f"export{which}: {folder} ({size}), load it with {load}")
         if is_adapter:
             print_verbatim(console, f"whole model: coremill export {shlex.quote(run)} FOLDER --merged")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from rich.console import Console
 
@@ -10,7 +10,7 @@ from coremill.config.schema import BUILT_IN, RunConfig
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.model import hub_models
 from coremill.model.adapter_source import refuse_unfit_adapter
-from coremill.model.parameter_list import parameters_of
+from coremill.model.parameter_list import PREDICTS_WORDS, parameters_of
 from coremill.model.source import ModelFolder, Say, resolve_model
 from coremill.plan.adapters import adapted_by, with_adapters, words_of_adapters, words_of_wide_adapters
 from coremill.plan.card import ModelCard, read_card, with_dropouts
@@ -50,17 +50,32 @@ def card_without_weights(config: RunConfig) -> ModelCard:
         code=code,
         labels=model.label_count,
     )
-    return card_as_trained(config, card, lambda: _model_without_weights(config))
+    return card_as_trained(config, card, lambda: _model_without_weights(config), stored=_stored_on_hub(config))
 
 
 def card_of_new_run(config: RunConfig, console: Console) -> ModelCard:
     """The same for `coremill plan`, of a run that begins: an adapter to start from is refused as `train` does."""
     card = card_without_weights(config)
     if config.lora.start_from is not None:
-        refuse_unfit_adapter(config, _model_without_weights(config), cache_folder(environment_snapshot()))
+        cache = cache_folder(environment_snapshot())
+        refuse_unfit_adapter(config, _model_without_weights(config), cache, stored=_stored_on_hub(config))
     if (warning := words_of_wide_adapters(card)) is not None:
         print_line(console, warning)
     return card
+
+
+def _trains_a_part(config: RunConfig) -> bool:
+    return bool(config.train.freeze) or config.lora.rank is not None
+
+
+def _stored_on_hub(config: RunConfig) -> Collection[str] | None:
+    """The tensors in the files of a model on the hub, where what they lack of it is trained whole; None: not asked."""
+    model = config.model
+    if not _is_on_hub(config) or model.weights != "pretrained" or not _trains_a_part(config):
+        return None
+    if make_task(config).model_class == PREDICTS_WORDS:
+        return None
+    return hub_models.tensor_names_on_hub(model.name, model.revision)
 
 
 def _is_on_hub(config: RunConfig) -> bool:
@@ -74,14 +89,19 @@ def _model_without_weights(config: RunConfig) -> ModelFolder:
 
 
 def card_as_trained(
-    config: RunConfig, card: ModelCard, model: Callable[[], ModelFolder], progress: Say | None = None
+    config: RunConfig,
+    card: ModelCard,
+    model: Callable[[], ModelFolder],
+    progress: Say | None = None,
+    *,
+    stored: Collection[str] | None = None,
 ) -> ModelCard:
     """With the dropout that the run sets; less what `train.freeze` names, or with adapters beside it. Patterns of these
-    and of `train.no_decay` name parts of the model."""
+    and of `train.no_decay` name parts of the model, `stored` the tensors of files that are elsewhere."""
     card = with_dropouts(card, hidden=config.model.dropout, attention=config.model.attention_dropout)
-    if not config.train.freeze and not config.train.no_decay and config.lora.rank is None:
+    if not config.train.no_decay and not _trains_a_part(config):
         return card
-    parameters = parameters_of(model(), cache_folder(environment_snapshot()), progress)
+    parameters = parameters_of(model(), cache_folder(environment_snapshot()), progress, stored=stored)
     named_by(parameters, config.train.no_decay, key="train.no_decay")
     if config.lora.rank is not None:
         adapted = adapted_by(parameters, config.lora)

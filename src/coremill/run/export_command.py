@@ -140,6 +140,8 @@ def _sources(config: RunConfig, folder: RunFolder, console: Console) -> Sources:
         return Sources(orders.model, orders.tokenizer, orders.plan.dtype.value, base, orders.answer_end_ids)
     cache = cache_folder(environment_snapshot())
     model = resolve_model(config.model, make_task(config), cache=cache, progress=lambda text: say(console, text))
+    if orders is not None:  # what the data said of the head
+        model = replace(model, config_changes=orders.model.config_changes)
     tokenizer = resolve_tokenizer(config, model, cache=cache)
     named = config.parallel.dtype if config.parallel.dtype in ("fp32", "bf16") else "fp32"
     dtype = named if orders is None else orders.plan.dtype.value

@@ -38,9 +38,11 @@ def train_on_hosts(
 ) -> int:
     """Bad config, too little memory and hosts that are not ready are told here, before any rank starts."""
     check_request(request)
+    asked = load_config(config, settings, model=named.model, data=named.data).config.parallel.ranks_per_node
+    if request.ppn is None and asked != AUTO:  # as a plan has it: the run file goes before slots
+        request = replace(request, ppn=asked, ppn_setting="parallel.ranks_per_node:")
     assert request.hostfile is not None
-    node = probe_node(busy_seconds=0)
-    hosts = hosts_of(request, node)
+    hosts = hosts_of(request, probe_node(busy_seconds=0))
     settings = [*settings, f"parallel.ranks_per_node={hosts[0].ranks}"]
     loaded = load_config(config, settings, model=named.model, data=named.data)
     if via_of(request, hosts) == "local":

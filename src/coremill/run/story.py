@@ -185,7 +185,7 @@ def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine
     config, plan = run.config, run.orders.plan
     with phase(run.events, "build"):
         model = build_on_meta(run.orders.model, attention=config.model.attention)
-        choices = choose_trained(model, config) | apply_changes(model, task, config)
+        choices = choose_trained(model, config, run.orders.model) | apply_changes(model, task, config)
         if plan.activation_checkpointing.value:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -233,18 +233,20 @@ def resume(
     run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn.Module, origin: ResumePoint
 ) -> Training:
     """All that has a state besides the weights, where the checkpoint left it, or at its beginning."""
-    from coremill.checkpoint.not_as_saved import what_is_other
+    from coremill.checkpoint.dropout import dropout_of, other_dropout
+    from coremill.checkpoint.moments import other_moments
     from coremill.checkpoint.snapshot import Training, restore_progress
     from coremill.train.numerics import NumericsGuard
     from coremill.train.scores import Scores
 
     config, plan, world = run.config, run.orders.plan, run.world
+    rows = plan.micro_batch_rows.value
     loader = task.make_loader(
         run.orders.data,
         seed=config.train.seed,
         rows_per_step=plan.rows_per_step,
         accumulation_steps=plan.accumulation_steps.value,
-        micro_batch_rows=plan.micro_batch_rows.value,
+        micro_batch_rows=rows,
         rank=world.rank,
         world_size=world.size,
     )
@@ -252,10 +254,12 @@ def resume(
     steps = run.orders.steps if run.orders.data.evaluation_rows else 0
     metric = deciding_metric(config, make_task(config).metrics_on(run.orders.data))
     scores = Scores(metric, config.evaluation, rows=evaluated_rows(config), steps=steps)
-    training = Training(engine, model, loader, guard, scores, base=run.orders.base)
+    training = Training(engine, model, loader, guard, scores, base=run.orders.base, micro_batch_rows=rows)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
-    for name, choice in what_is_other(origin.checkpoint, training, world.size).items():
-        run.events.write("choice", name=name, value=choice.value, reason=choice.reason)
+    dropout = other_dropout(origin.checkpoint, dropout_of(model, rows), world.size)
+    for name, choice in {"dropout": dropout, "moments": other_moments(origin.checkpoint, engine)}.items():
+        if choice is not None:
+            run.events.write("choice", name=name, value=choice.value, reason=choice.reason)
     return training
 
 

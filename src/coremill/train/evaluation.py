@@ -49,7 +49,9 @@ def evaluate_rows(
     loss = world.sum(part)
     gathered = _gather_outputs(world, row_ids, outputs)
     scored: Scored | None = None
-    if gathered is not None:
+    if gathered is not None and not math.isfinite(loss):  # outputs that are no numbers have a best one all the same
+        scored = Scored({metric.name: math.nan for metric in metrics})
+    elif gathered is not None:
         with _marks():
             scored = task.score(rows, *gathered)
     if scored is None and world.rank == 0:

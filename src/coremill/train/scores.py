@@ -14,6 +14,9 @@ from typing import Any
 from coremill.config.schema import EvaluationSection
 from coremill.tasks.base import LOSS, Metric
 
+# With other ones the same outputs have other metrics; the loss is the same.
+SCORING_KEYS = ("n_best", "max_answer_tokens", "null_threshold")
+
 
 class Scores:
     """The evaluations of a run by step; one per run, on every rank."""
@@ -23,16 +26,16 @@ class Scores:
         metric: Metric = LOSS,
         settings: EvaluationSection | None = None,
         *,
-        rows: int | None = 64,  # of an evaluation, at most; None: all there are
+        rows: int | None = None,  # of an evaluation, at most (tasks.base.evaluated_rows); None: all there are
         steps: int = 0,  # the last one is always evaluated; 0: nothing is
     ) -> None:
         settings = settings or EvaluationSection()
         self.metric, self._steps = metric, steps
         self._every_steps, self._stop_after = settings.every_steps, settings.stop_after
         self.keeps_best = bool(settings.keep_best)
-        self._rows = rows if settings.rows is None else settings.rows
+        self._way = {"rows": rows, **{name: getattr(settings, name) for name in SCORING_KEYS}}
         self._by_step: dict[int, dict[str, float | None]] = {}
-        self._rows_of: dict[int, int | None] = {}  # how many rows each was measured on: other rows are not compared
+        self._way_of: dict[int, dict[str, Any]] = {}  # how each was measured: those of another way are not compared
         self.best_step: int | None = None  # None before the first evaluation with a value
         self._since_best = 0  # evaluations
         self._missing: int | None = None  # a step that was saved, but asked to stop before it was evaluated
@@ -48,9 +51,10 @@ class Scores:
         return bool(self._steps) and (step == self._missing or step == self._steps)
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take one evaluation in; numbers that are none are kept as None."""
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._by_step[step], self._rows_of[step] = finite, self._rows
+        """Take one evaluation in; numbers that are none are kept as None, all of them where the loss is one."""
+        is_sound = math.isfinite(metrics.get("loss", 0.0))
+        finite = {name: value if is_sound and math.isfinite(value) else None for name, value in metrics.items()}
+        self._by_step[step], self._way_of[step] = finite, self._way
         self._missing = None
         self._compare()
 
@@ -59,7 +63,7 @@ class Scores:
         return self._by_step.get(step, {})
 
     def best_first(self, steps: Iterable[int]) -> list[int]:
-        """Those of these steps that have a value of the rows of now, the best first; of equal ones the earlier."""
+        """Those of these steps that have a value, measured as it is now, the best first; of equal ones the earlier."""
         values = {step: self.metrics_of(step).get(self.metric.name) for step in steps if self._is_comparable(step)}
         sign = 1.0 if self.metric.better == "lower" else -1.0
         return sorted((step for step in values if values[step] is not None), key=lambda s: (sign * values[s], s))  # type: ignore[operator]
@@ -69,7 +73,10 @@ class Scores:
         self._since_best = sum(self._is_comparable(step) and (best is None or step > best) for step in self._by_step)
 
     def _is_comparable(self, step: int) -> bool:
-        return step in self._rows_of and self._rows_of[step] == self._rows
+        way = self._way_of.get(step)
+        if way is None or self.metric != LOSS:
+            return way == self._way
+        return bool(way["rows"] == self._way["rows"])  # how answers are chosen is not in the loss
 
     def best_kept(self, steps: Iterable[int]) -> int | None:
         """Of these checkpoints: which stays whatever is newer; None: none has to."""
@@ -100,7 +107,7 @@ class Scores:
         """For a checkpoint of this step."""
         return {
             "scores": [
-                {"step": each, "metrics": metrics, "rows": self._rows_of[each]}
+                {"step": each, "metrics": metrics, **self._way_of[each]}
                 for each, metrics in sorted(self._by_step.items())
             ],
             "is_due": self.is_due(step) and step not in self._by_step,
@@ -108,7 +115,10 @@ class Scores:
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
         """What a checkpoint of this step has; one of an older coremill has nothing."""
-        self._by_step = {int(each["step"]): dict(each["metrics"]) for each in state.get("scores", ())}
-        self._rows_of = {int(each["step"]): each.get("rows", self._rows) for each in state.get("scores", ())}
+        scores = {int(each["step"]): each for each in state.get("scores", ())}
+        self._by_step = {step: dict(each["metrics"]) for step, each in scores.items()}
+        self._way_of = {
+            step: {name: each.get(name, now) for name, now in self._way.items()} for step, each in scores.items()
+        }
         self._missing = step if state.get("is_due") else None
         self._compare()

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from small_checkpoints import make_store, save
 
-from coremill.checkpoint.changed_settings import fixed_keys
+from coremill.checkpoint.changed_settings import describe_changes, fixed_keys
 from coremill.checkpoint.continuation import (
     asks_for_more,
     refuse_another_run,
     refuse_fewer_steps,
     refuse_other_base,
     refuse_other_data,
+    scores_of,
     words_of_changes,
     written_config,
 )
@@ -28,6 +29,7 @@ from coremill.errors import InputError
 from coremill.model.lora_base import Base
 
 KEY = "data.special_tokens"
+RULES = {"n_best": 20, "max_answer_tokens": 30, "null_threshold": 0.0}  # as they are by themselves
 
 
 def test_a_checkpoint_older_than_a_key_is_continued() -> None:
@@ -41,10 +43,14 @@ def test_a_checkpoint_older_than_a_key_is_continued() -> None:
     assert fixed_keys(earlier, trusting) == ["model.trust_remote_code", "train.weight_decay"]
 
 
-def test_a_checkpoint_of_another_optimizer_is_not_continued() -> None:
+def test_another_optimizer_goes_on_and_what_becomes_of_its_state_is_said() -> None:
     earlier = RunConfig().model_dump(mode="json")
-    earlier["train"]["optimizer"] = "another"  # whose state this one could not read
-    assert fixed_keys(earlier, RunConfig()) == ["train.optimizer"]
+    earlier["train"].update(optimizer="adamw-8bit", update="inside")
+    assert fixed_keys(earlier, RunConfig()) == []
+    assert describe_changes(earlier, RunConfig(), done=4, steps_before=8, steps=8) == [
+        "train.optimizer: adamw-8bit -> adamw: weights and moments are converted",
+        "train.update: inside -> auto",
+    ]
 
 
 def of_0_1_0(config: RunConfig) -> dict[str, Any]:
@@ -153,6 +159,21 @@ def test_every_setting_that_may_change_is_shown_with_its_old_value(tmp_path: Pat
         "evaluation.rows: 64 -> 1,000: evaluations so far are not compared with later ones",
         'sample.prompt: null -> "once upon"',
     ]
+
+
+@pytest.mark.parametrize(("key", "value"), [("n_best", 5), ("max_answer_tokens", 4), ("null_threshold", 1.5)])
+def test_other_rules_of_scoring_begin_the_best_anew_and_say_so(tmp_path: Path, key: str, value: float) -> None:
+    asks = {"model": {"name": "x"}, "task": "question-answering", "train": {"steps": 8, "samples_per_step": 8}}
+    asks["data"] = {"source": "x.jsonl"}
+    rules = {"every_steps": 2, "keep_best": "f1"}
+    scores = [{"step": 2, "metrics": {"loss": 1.0, "f1": 80.0}, "rows": None, **RULES}]
+    earlier = configured(**asks, evaluation=rules).model_dump(mode="json")
+    checkpoint = save(make_store(tmp_path), 4, config=earlier, evaluations={"scores": scores, "is_due": False})
+    assert scores_of(configured(**asks, evaluation=rules), checkpoint).best_step == 2
+    config = configured(**asks, evaluation={**rules, key: value})
+    assert scores_of(config, checkpoint).best_step is None
+    (words,) = words_of_changes(config, checkpoint, 8)
+    assert words.endswith("metrics so far, but for the loss, are not compared with later ones")
 
 
 def test_epochs_may_change_and_say_it_in_steps(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_examples_are_planned(name, tmp_path, monkeypatch, capsys):
     text = imported(str(BROUGHT / name)).text
     text = re.sub(r"^model: \S+", f"model: {{name: {tmp_path}/model, weights: random}}", text, flags=re.MULTILINE)
     text = re.sub(r"^  source: \S+", f"  source: {tmp_path}/rows.jsonl", text, flags=re.MULTILINE)
-    text = re.sub(r"^  (evaluation_split|threads_per_rank): .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^  evaluation_split: .*\n", "", text, flags=re.MULTILINE)
     (tmp_path / "run.yaml").write_text(text)
     plan = planned(tmp_path / "run.yaml", monkeypatch, capsys)
     assert f"ranks_per_node: {plan['ranks_per_node']['value']}" in text

@@ -39,6 +39,7 @@ def test_an_encoder_needs_a_model_and_data(task: str) -> None:
         ("question-answering", {"sample": {"prompt": "Who?"}}, "sample.prompt"),
         ("sequence-classification", {"evaluation": {"n_best": 5}}, "evaluation.n_best"),
         ("sequence-classification", {"data": {**SOURCE, "text_columns": ["a", "a"]}}, "data.text_columns"),
+        ("sequence-classification", {"model": {"name": "x", "labels": ["no", "yes", "no"]}}, "model.labels"),
         ("sequence-classification", {"data": {**SOURCE, "learn": "all"}}, "data.learn"),
         ("sequence-classification", {"sample": {"prompt": "x", "context": "y"}}, "sample.context"),
     ],

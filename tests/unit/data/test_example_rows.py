@@ -120,7 +120,18 @@ def test_classes_have_the_names_of_the_dataset(prepare, tmp_path):
     )
     table = datasets.Dataset.from_list(ROWS, features=features)
     table.to_parquet(str(tmp_path / "train.parquet"))
-    assert prepare(tmp_path / "train.parquet").labels.names == ("different", "same", "unsure")
+    file, names = tmp_path / "train.parquet", ("different", "same", "unsure")
+    rows = prepare(file)
+    assert rows.labels.names == names and EncodedSplit(rows, "train").targets["labels"][:3].tolist() == [0, 1, 2]
+    # A head, or other data, in another order: by name, on both sides.
+    head = AskedLabels(Labels(kind="classes", count=3, names=("Unsure", "Different", "Same")), "the model's head")
+    rows = prepare(file, asked=head, evaluation_source=str(file))
+    for side in ("train", "evaluation"):
+        assert EncodedSplit(rows, side).targets["labels"][:3].tolist() == [1, 2, 0]
+    assert [note.partition(":")[0] for note in rows.notes] == ["labels go by name", "to evaluate on"]
+    lines = write_jsonl(tmp_path / "named.jsonl", [row | {"label": "scale"[row["label"]]} for row in ROWS])
+    with pytest.raises(InputError, match="not those of the labels of the training data"):
+        prepare(lines, evaluation_source=str(file))
 
 
 def test_labels_of_training_decide(prepare, tmp_path):
@@ -140,6 +151,30 @@ def test_labels_of_training_decide(prepare, tmp_path):
     asked = AskedLabels(Labels(kind="classes", count=4, names=("c", "b", "a", "d")), "model.labels")
     rows = prepare(train, evaluation_source=str(tested), asked=asked)
     assert EncodedSplit(rows, "train").targets["labels"][:3].tolist() == [2, 1, 0]
+
+
+def test_predictions_name_file_and_row(prepare, tmp_path):
+    """As messages do, whatever was left out before and whatever is held out."""
+    from coremill.tasks.sequence_classification.scoring import score_rows
+
+    write_jsonl(tmp_path / "a.jsonl", [{**ROWS[0], "label": None}, *ROWS[:9]])
+    (tmp_path / "b.jsonl").write_text("")
+    write_jsonl(tmp_path / "c.jsonl", ROWS[9:])
+    whole = prepare(tmp_path / "*.jsonl", on_bad_rows="skip", evaluation_fraction=0.5)
+    apart = prepare(tmp_path / "c.jsonl", evaluation_source=str(tmp_path / "[ab].jsonl"), on_bad_rows="skip")
+    assert EncodedRows.from_json(json.loads(json.dumps(apart.to_json()))) == apart
+    seen = set()
+    for rows in (whole, apart):
+        row_ids = np.arange(rows.evaluation_rows)[::-1]
+        scored = score_rows(rows, row_ids, np.zeros((len(row_ids), 3), np.float32))
+        for line in json.loads(scored.files["predictions.json"]):
+            named = json.loads(Path(line["file"]).read_text().splitlines()[line["row"] - 1])
+            assert named["label"] == line["label"]
+            seen.add(Path(line["file"]).name)
+    assert seen == {"a.jsonl", "c.jsonl"}
+    (tmp_path / "c.jsonl").rename(tmp_path / "d.jsonl")  # the same encoding, found in the cache
+    again = prepare(tmp_path / "*.jsonl", on_bad_rows="skip", evaluation_fraction=0.5)
+    assert again.from_cache and again.evaluation_files[-1] == str(tmp_path / "d.jsonl")
 
 
 def test_numbers_to_predict(prepare, tmp_path):
@@ -293,6 +328,13 @@ def test_bad_questions_and_ids(prepare, tmp_path):
     assert found.bad_rows == 2 and found.train_examples == 18
     assert "q5#2" in [each.id for each in EncodedSplit(found, "train").questions()]
     assert any("have the id of an earlier one" in note for note in found.notes)
+    for row, name in zip(rows, ("x#2", "x", "x", "x", "x#2"), strict=False):  # some are named as others would become
+        row["id"] = name
+    ids = [
+        each.id
+        for each in EncodedSplit(prepare(write_jsonl(source, rows), QUESTIONS, on_bad_rows="skip"), "train").questions()
+    ]
+    assert len(set(ids)) == len(ids) == 18 and ids[:3] == ["x#2", "x", "x#3"]
     write_jsonl(source, [*rows[:4], *rows[5:]])
     with pytest.raises(InputError, match="the question is too long") as error:
         prepare(source, QUESTIONS)

@@ -44,6 +44,17 @@ def test_several_answers_and_ids():
     two = read(answers=[{"text": "1871", "answer_start": AT}, {"text": "in 1871", "answer_start": AT - 3}])
     assert [answer.text for answer in two.answers] == ["1871", "in 1871"]
     assert (read(id=17).id, read(id=None).id) == ("17", "3")
+    assert [read(id=empty).id for empty in (float("nan"), "", "  ")] == ["3"] * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("q\ud800", "column 'id' holds half a character"), ("q\0", "holds a NUL"), (["q"], "column 'id' holds no id")],
+)
+def test_ids_that_are_none(value, said):
+    with pytest.raises(InputError, match=said) as error:
+        read(id=value)
+    assert error.value.where == "set.jsonl:3" and "remove the row" in error.value.do
 
 
 def at(text: str, start: int) -> list[dict[str, object]]:

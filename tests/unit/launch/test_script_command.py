@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Callable
@@ -97,6 +98,22 @@ def test_a_dry_run_on_this_machine(launch: Command, monkeypatch: pytest.MonkeyPa
     assert "script.py --rows 3" in out and out.count(", cpus ") == 2
     assert "OMP_NUM_THREADS=1  # set by you" in out
     assert out.rstrip().endswith("nothing was started")
+
+
+@pytest.mark.parametrize("by", ["variable", "option"])
+def test_threads_are_judged_where_ranks_run(launch: Command, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """Far more threads than this machine has: a warning here, and no word of it for ranks on other machines."""
+    words = ("--threads", "2300") if by == "option" else ()
+    if by == "variable":
+        monkeypatch.setenv("OMP_NUM_THREADS", "2300")
+    code, out, err = launch(*words, "--nproc", "2", "--dry-run", "script.py")
+    assert code == 0, err
+    assert "OMP_NUM_THREADS=2300  # set by you" in out
+    assert re.search(r"^warning: 2300 threads for each of 2 ranks share \d+ hardware threads? on ", out, re.MULTILINE)
+    hosts = hostfile("node1 slots=2", "node2 slots=2")
+    code, out, err = launch(*words, "--hostfile", hosts, "--dry-run", "script.py")
+    assert code == 0, err
+    assert "warning" not in out and ("OMP_NUM_THREADS=2300" in out or '"threads":2300' in out)
 
 
 @pytest.mark.parametrize("via", ["torchrun", "mpirun"])

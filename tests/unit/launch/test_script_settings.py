@@ -16,7 +16,14 @@ from coremill.hosts.ssh import Host, Remote, is_this_host
 from coremill.launch import settings as settings_module
 from coremill.launch.rank_shim import ShimOrder, start_of_rank
 from coremill.launch.request import Request, hosts_of, master_of
-from coremill.launch.settings import OpenMp, find_openmp, notes_on, script_settings
+from coremill.launch.settings import (
+    OpenMp,
+    asked_threads,
+    find_openmp,
+    notes_on,
+    script_settings,
+    threads_warning,
+)
 from coremill.plan.layout import lay_out
 from coremill.plan.types import Choice
 from coremill.supervise.output import Failure, LogFollower, Prefixer, Tail, first_failure, last_words
@@ -55,6 +62,17 @@ def test_threads_are_the_physical_cores_of_a_rank() -> None:
     assert chosen(cores=8, cpu_quota=2.0)["OMP_NUM_THREADS"][0] == "1"
     node = node_of(8, numa_nodes=2, siblings=True)
     assert lay_out(node, ranks=None, threads=None).cpus_of_rank == ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+def test_too_many_threads_for_a_host_are_a_warning_on_it() -> None:
+    node = node_of(8, siblings=True)
+    assert threads_warning(node, 2, 8, 4) is None and threads_warning(node, 2, None, 4) is None
+    told = threads_warning(node, 2, 23, 4)
+    assert told is not None and "23 threads for each of 2 ranks share 16 hardware threads" in told and "take 4" in told
+    with pytest.raises(InputError, match="hardware threads"):  # a run file is planned, and may be refused
+        lay_out(node, ranks=2, threads=65)
+    assert lay_out(node, ranks=2, threads=65, any_threads=True).threads_per_rank.value == 65
+    assert asked_threads(None, {"OMP_NUM_THREADS": "23,2"}) == 23 and asked_threads(5, {"OMP_NUM_THREADS": "23"}) == 5
 
 
 def test_what_the_user_set_stays() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
-from coremill.model.hub_models import card_on_hub
+from coremill.model.hub_models import card_on_hub, tensor_names_on_hub
 from coremill.plan.card import ModelCard, read_card
 from coremill.tasks.causal_lm import CausalLm
 from unit.plan.shapes import TINY_CONFIGS, llama_tensors, safetensors_bytes
@@ -103,6 +103,8 @@ def test_a_hub_model_is_read_by_range_requests(hub: type[StandInHub]) -> None:
     }
     assert card("owner/model").parameters == read_card(config=TINY_CONFIGS["llama"]).parameters + 4_000_000
     assert hub.bytes_sent < 1_000_000
+    assert tensor_names_on_hub("owner/model", None) == {*llama_tensors(tied_copy=True), "model.extra.weight"}
+    assert tensor_names_on_hub("nobody/nothing", None) is None
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,25 @@ def test_labels_of_a_head(config: dict[str, Any], labels: Labels | None) -> None
     assert labels_of_head(config) == labels
 
 
+def asked_of(labels: Any, *names: str) -> Any:
+    """What `model.labels` asks for of a head with these names."""
+    named = {"model": {"name": "x", "labels": labels}, "task": TASKS[1], "data": {"source": "x.jsonl"}}
+    head = {"architectures": ["BertForSequenceClassification"], "id2label": dict(enumerate(names))}
+    asked: Any = make_task(RunConfig.model_validate(named)).on_model(head, pretrained=True)
+    return asked.asked_labels()
+
+
+def test_names_for_the_classes_of_a_head() -> None:
+    assert asked_of(None, "NO", "YES").labels.names == ("NO", "YES")
+    assert asked_of(["no", "yes"], "NO", "YES").labels.names == ("no", "yes")
+    assert asked_of(["neg", "pos"], "NO", "YES").labels.names == ("neg", "pos")
+    assert asked_of(["yes", "no", "maybe"], "NO", "YES").labels.count == 3  # a new head
+    with pytest.raises(InputError, match="in another order") as error:
+        asked_of(["yes", "no"], "NO", "YES")
+    assert "NO, YES" in str(error.value.why)
+    assert asked_of(None, "same", "same").labels == Labels(kind="classes", count=2)
+
+
 def test_an_evaluation_takes_whole_questions() -> None:
     windows = np.repeat(np.arange(50), np.random.default_rng(0).integers(1, 6, 50))
     assert len(rows_of_whole_questions(windows, None)) == len(windows)

@@ -16,7 +16,8 @@ ACCURACY = Metric("accuracy", "higher")
 
 
 def scores_with(values: dict[int, float], metric: Metric = LOSS, *, steps: int = 100, **settings: object) -> Scores:
-    scores = Scores(metric, EvaluationSection(every_steps=10, **settings), steps=steps)  # type: ignore[arg-type]
+    section = EvaluationSection(every_steps=10, **settings)  # type: ignore[arg-type]
+    scores = Scores(metric, section, rows=section.rows, steps=steps)
     for step, value in values.items():
         scores.add(step, {"loss": 1.0, metric.name: value})
     return scores
@@ -36,6 +37,14 @@ def test_what_is_no_number_is_never_best_and_counts_as_not_better() -> None:
     assert scores.is_over()
     json.dumps(scores.state(40), allow_nan=False)
     assert scores_with({10: math.nan, 20: math.nan}, stop_after=2).is_over()
+
+
+def test_nothing_of_an_evaluation_counts_whose_loss_is_no_number() -> None:
+    scores = scores_with({10: 0.5}, ACCURACY, keep_best=True)
+    for step, loss in ((20, math.nan), (30, math.inf)):
+        scores.add(step, {"loss": loss, "accuracy": 0.9})
+        assert scores.metrics_of(step) == {"loss": None, "accuracy": None}
+    assert scores.best_step == 10 and not scores.must_keep(20)
 
 
 def test_a_run_ends_after_so_many_without_a_better_one_across_continuations() -> None:
@@ -68,6 +77,21 @@ def test_evaluations_on_other_rows_are_kept_and_not_compared() -> None:
         del each["rows"]  # of an older coremill
     again.restore(state, 20)
     assert again.best_step == 10
+
+
+@pytest.mark.parametrize("changed", [{"n_best": 5}, {"max_answer_tokens": 4}, {"null_threshold": 1.5}])
+def test_metrics_by_other_rules_are_not_compared_and_the_loss_is(changed: dict[str, float]) -> None:
+    for metric, best in ((Metric("f1", "higher"), None), (LOSS, 10)):
+        state = json.loads(json.dumps(scores_with({10: 0.9, 20: 0.9}, metric).state(20)))
+        again = scores_with({}, metric, keep_best=True, **changed)
+        again.restore(state, 20)
+        assert again.best_step == best
+        again.add(30, {"loss": 2.0, metric.name: 2.0})
+        assert again.best_step == (30 if best is None else best)
+        for each in state["scores"]:  # of an older coremill
+            del each["n_best"], each["max_answer_tokens"], each["null_threshold"]
+        again.restore(state, 20)
+        assert again.best_step == 10
 
 
 def test_the_last_step_ends_a_run_as_it_always_did() -> None:

@@ -43,7 +43,9 @@ class AccelerateFile:
 
     @property
     def processes(self) -> int | None:
-        """Ranks on all machines together."""
+        """Ranks on all machines together; accelerate takes one where nothing is distributed and nothing said."""
+        if self.values.get("num_processes") is None and str(self.values.get("distributed_type")).upper() == "NO":
+            return 1
         return self._number("num_processes", 1)
 
     @property
@@ -74,7 +76,8 @@ class AccelerateFile:
 
     @property
     def main_port(self) -> int | None:
-        return self._number("main_process_port", 1)
+        """None: not said, or 0, by which accelerate finds a free one."""
+        return self._number("main_process_port", 0) or None
 
     @property
     def hostfile(self) -> str | None:
@@ -82,15 +85,17 @@ class AccelerateFile:
 
     @property
     def mixed_precision(self) -> str | None:
-        """bf16, fp16, fp8 or no; None: not said."""
-        value = self.values.get("mixed_precision")
+        """bf16, fp16, fp8 or no; None: not said. Files of accelerate before 0.5 have a switch for fp16."""
+        switch = "fp16" if self.values.get("fp16") is True else None
+        value = self.values.get("mixed_precision", switch)
         return None if value is None else {"false": "no"}.get(str(value).lower(), str(value).lower())
 
     @property
     def dynamo(self) -> Mapping[str, str]:
         """Settings of torch.compile by accelerate's names (dynamo_backend, dynamo_mode, ...); empty: not compiled."""
         section = self.values.get("dynamo_config")
-        given = dict(section) if isinstance(section, Mapping) else {}
+        inside = section if isinstance(section, Mapping) else {}
+        given = {f"dynamo_{str(name).removeprefix('dynamo_')}": value for name, value in inside.items()}
         given.setdefault("dynamo_backend", self.values.get("dynamo_backend"))
         if str(given["dynamo_backend"] or "no").lower() in _NO:
             return {}

@@ -6,6 +6,7 @@ whose task coremill has become a run file.
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,13 @@ from coremill.config.imports.fates import Brought, Fate, by_name, fate_of, setti
 from coremill.config.imports.files import named_file, settings_of_deepspeed
 from coremill.config.imports.launchers import Option, Start
 from coremill.config.imports.run_file import Composed, compose
-from coremill.config.imports.settings_file import read_settings_file
-from coremill.config.other_tools import Script, flags, launcher_word, scripts, variable
+from coremill.config.other_tools import Script, flags, launcher_word, lists, scripts, variable
 from coremill.config.unknown_keys import plain_name
 
 _HOSTFILE = "hosts.txt"
 _COUNTED = "ranks are counted per machine, and hosts are named in a file"
+# A number of threads is right for one machine; of 24 cores tutorials leave one to oneCCL's worker, which gloo has not.
+_THREADS = "; train takes the cores of each machine by itself (parallel.threads_per_rank: auto)"
 _PLACES = ("total", "per_node", "nodes", "hostfile", "hosts", "node_rank", "master", "port", "threads")
 _MANY_BY_DEFAULT = ("mpirun", "deepspeed", "ipexrun")  # the others start one rank unless they are told
 
@@ -139,7 +141,10 @@ def arguments_of(words: Sequence[str], script: Script | None) -> list[Brought]:
         may_follow = name not in flags() or str(following).lower() in ("true", "false", "yes", "no", "1", "0")
         if taken is None and following is not None and may_follow and not following.startswith("--"):
             taken, position = following, position + 1
-        read = True if taken is None else read_document(taken).value
+        read: Any = True if taken is None else read_document(taken).value
+        more = list(itertools.takewhile(lambda each: not each.startswith("-"), words[position:]))
+        if taken is not None and not equals and more and name in lists():
+            taken, read, position = " ".join([taken, *more]), [taken, *more], position + len(more)
         found.append(Brought(text, (name,), taken if read is None else read, "examples" if script else "script", taken))
     return found
 
@@ -152,7 +157,8 @@ def _places(start: Start, accelerate: AccelerateFile | None) -> Places:
         unit = (mapped.value or "").split(":")
         per_node = int(unit[1]) if unit[2:3] in (["node"], []) and unit[1].isdecimal() else None
     hostfile = _text(start.fact("hostfile"))
-    hosts = _hosts(start.fact("hosts"))
+    hosts, slots = _hosts(start.fact("hosts"))
+    per_node = slots if per_node is None and total is None else per_node
     if accelerate is not None:
         total = total if total is not None or per_node is not None else accelerate.processes
         nodes = nodes if nodes is not None else accelerate.machines if accelerate.machines > 1 else None
@@ -213,9 +219,9 @@ def _places_fates(start: Start, places: Places, accelerate: AccelerateFile | Non
 def _place_fate(brought: Brought, says: str, places: Places) -> Fate:
     ranks = {"parallel.ranks_per_node": places.ranks_per_node} if places.ranks_per_node else {}
     nodes = {"fleet.nodes": places.nodes} if places.nodes else {}
-    threads = {"parallel.threads_per_rank": places.threads} if places.threads else {}
+    of_hosts = {**nodes, **(ranks if ":" in str(brought.value) else {})}  # node1:2
     settings: Mapping[str, Any] = {
-        "total": {**ranks, **nodes}, "per_node": ranks, "nodes": nodes, "hosts": nodes, "threads": threads
+        "total": {**ranks, **nodes}, "per_node": ranks, "nodes": nodes, "hosts": of_hosts
     }.get(says, {})  # fmt: skip
     words = places.launch_words()
     option = {"hostfile": "--hostfile", "hosts": "--hostfile", "threads": "--threads", "node_rank": "--node-rank"}.get(
@@ -223,7 +229,9 @@ def _place_fate(brought: Brought, says: str, places: Places) -> Fate:
     )
     option = "--ppn" if option in ("--nproc", "--nnodes") and places.on_hosts else option
     if option in words:
-        return Fate(brought, "mapped", _COUNTED, settings, command=f"{option} {words[words.index(option) + 1]}")
+        note = _THREADS if says == "threads" else ""
+        command = f"{option} {words[words.index(option) + 1]}"
+        return Fate(brought, "mapped", note.lstrip("; ") or _COUNTED, settings, command=command, note=note)
     if settings:
         return Fate(brought, "mapped", _COUNTED, settings)
     if says in ("master", "port", "node_rank", "nodes"):
@@ -289,13 +297,9 @@ def _defaults(script: Script, brought: Sequence[Brought], given: Mapping[str, An
 
 def _deepspeed_file(arguments: Sequence[Brought], work: _Work) -> list[Brought]:
     """`--deepspeed ds.json`: the settings in it, where it is here."""
-    for each in arguments:
-        if each.path == ("deepspeed",) and isinstance(each.value, str):
-            path = named_file(each.value)
-            if path is not None:
-                return settings_of_deepspeed(read_settings_file(path))
-            work.notes.append(f"{each.value} is not here: run `coremill config import {each.value}` where it is.")
-    return []
+    found, notes = settings_of_deepspeed(arguments)
+    work.notes += notes
+    return found
 
 
 def _accelerate_file(start: Start, default: Path | None) -> AccelerateFile | None:
@@ -346,9 +350,19 @@ def _today(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def _hosts(option: Option | None) -> tuple[str, ...]:
-    named = option.value if option is not None else None
-    return tuple(part.partition(":")[0] for part in (named or "").replace("@", ",").split(",") if part)
+def _hosts(option: Option | None) -> tuple[tuple[str, ...], int | None]:
+    """Lines of a hostfile, and the ranks on each where all have as many.
+
+    Open MPI's `node1:2,node2:2` has slots behind the name, deepspeed's `node1:0,2@node2:0,2` numbers of devices.
+    """
+    named = (option.value or "") if option is not None else ""
+    of_deepspeed = option is not None and option.tool == "deepspeed"
+    parts = [part.partition(":") for part in named.split("@" if of_deepspeed else ",") if part]
+    counts = {len(told.split(",")) if of_deepspeed and told else _whole(told) for _, _, told in parts}
+    if of_deepspeed and [name for name, _, _ in parts] == ["localhost"]:
+        parts = []
+    hosts = tuple(name if of_deepspeed else "".join((name, colon, told)) for name, colon, told in parts)
+    return hosts, counts.pop() if len(counts) == 1 else None
 
 
 def _count(option: Option | None) -> int | None:

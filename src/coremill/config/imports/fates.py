@@ -19,7 +19,13 @@ from coremill.config.unknown_keys import plain_name
 
 Kind = Literal["mapped", "dropped", "retired", "unknown"]
 AUTO = "auto"
-_SECRET = re.compile(r"token$|secret|password|api_?key|access_key", re.IGNORECASE)
+# Not pad_token and its like.
+_SECRETS = r"(?:(?:hub|hf|huggingface|auth|access|api|wandb)[_-]?token|secret|password|(?:api|access)[_-]?key)"
+_SECRET = re.compile(rf"{_SECRETS}|^-*token$", re.IGNORECASE)
+_SECRET_IN_COMMAND = re.compile(rf"(?<!\S)((?:[\w-]*{_SECRETS}[\w-]*|--?token)[= ]+)(?![-\"']*\$|-)\S+", re.IGNORECASE)
+# Names of ours that mean something else in most scripts, and sections that no other tool has.
+_AMBIGUOUS = ("name", "config", "rank", "alpha", "weights", "every", "keep", "rows")
+_SHARED_SECTIONS = ("", "model", "data", "train", "parallel", "lora", "evaluation")
 _LONGEST_VALUE = 100
 _EMPTY = "it is left empty there"
 
@@ -66,6 +72,11 @@ def one_line(text: str) -> str:
     return re.sub(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", re.sub(r"\s+", " ", text))
 
 
+def without_secrets(command: str) -> str:
+    """Run files are shown around; the words of a command may hold a password."""
+    return _SECRET_IN_COMMAND.sub(r"\1***", command)
+
+
 def settings_in(tree: Mapping[Any, Any], tool: str, above: tuple[str, ...] = ()) -> Iterator[Brought]:
     """Every single setting of a tree; a mapping that the table takes whole is one."""
     for name, value in tree.items():
@@ -79,17 +90,21 @@ def settings_in(tree: Mapping[Any, Any], tool: str, above: tuple[str, ...] = ())
 
 
 def by_name(brought: Sequence[Brought], **more: Any) -> dict[str, Any]:
-    """What translations see beside a value: all settings by their last name, the first of a name."""
+    """What translations see beside a value: all settings by their last name, the first of a name.
+
+    Not those of sections that come to nothing here: `block_size` of DeepSpeed's `aio` is no length of a row.
+    """
     given: dict[str, Any] = {}
     for each in brought:
-        if each.value != AUTO:
+        row = find_foreign(each.path) if len(each.path) > 1 else None
+        if each.value != AUTO and (row is None or row.targets):
             given.setdefault(each.path[-1], each.value)
     return given | more
 
 
 def fate_of(brought: Brought, given: Mapping[str, Any]) -> Fate:
     """The answer for one setting."""
-    if brought.value is None:
+    if brought.value is None or brought.value == {}:
         row = find_foreign(brought.path)
         return Fate(brought, "retired" if row is not None and row.retired else "dropped", _EMPTY)
     own = _own_key(brought.path)
@@ -134,7 +149,9 @@ def _auto(row: Foreign) -> str:
 def _own_key(path: tuple[str, ...]) -> Key | None:
     if len(path) > 1:
         return keys().get(".".join(path)) if len(path) == 2 and find_foreign(path) is None else None
-    return next((key for key in keys().values() if key.name == path[0]), None)
+    if path[0] in _AMBIGUOUS:
+        return None
+    return next((key for key in keys().values() if key.name == path[0] and key.section in _SHARED_SECTIONS), None)
 
 
 def _fate_of_own(brought: Brought, key: Key) -> Fate:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from coremill.config.foreign import find_foreign
 from coremill.config.imports.accelerate_file import AccelerateFile, as_accelerate
 from coremill.config.imports.fates import Brought, by_name, fate_of, settings_in
 from coremill.config.imports.run_file import Composed, compose
-from coremill.config.imports.settings_file import SettingsFile
+from coremill.config.imports.settings_file import SettingsFile, read_settings_file
 from coremill.config.keys import keys, sections
 from coremill.config.unknown_keys import plain_name
 from coremill.errors import InputError
@@ -48,8 +49,9 @@ def import_settings(file: SettingsFile) -> ImportedFile:
     accelerate = as_accelerate(file)
     tool = "accelerate" if accelerate is not None else tool_of(file)
     brought = list(settings_in(file.values if accelerate is None else accelerate.values, tool))
+    of_deepspeed, notes = settings_of_deepspeed(brought, file.path.parent)
+    brought += of_deepspeed
     given = by_name(brought)
-    notes = []
     if accelerate is not None:
         if accelerate.mended:
             which = " and ".join(accelerate.mended)
@@ -67,9 +69,15 @@ def import_settings(file: SettingsFile) -> ImportedFile:
     return ImportedFile(tool, composed, tuple(notes), accelerate)
 
 
-def settings_of_deepspeed(file: SettingsFile) -> list[Brought]:
-    """Of a file that a command line names."""
-    return list(settings_in(file.values, "deepspeed"))
+def settings_of_deepspeed(brought: Sequence[Brought], beside: Path | None = None) -> tuple[list[Brought], list[str]]:
+    """Of the file that `--deepspeed ds.json` or `deepspeed_config_file` names; where it is not here, a note on it."""
+    for each in brought:
+        if each.path[-1] in ("deepspeed", "deepspeed_config_file") and isinstance(each.value, str) and each.value:
+            path = named_file(each.value, beside)
+            if path is None:
+                return [], [f"{each.value} is not here: run `coremill config import {each.value}` where it is."]
+            return list(settings_in(read_settings_file(path).values, "deepspeed")), []
+    return [], []
 
 
 def tool_of(file: SettingsFile) -> str:
@@ -114,6 +122,7 @@ def _on_several_hosts(file: AccelerateFile) -> list[str]:
 def named_file(path: str, beside: Path | None = None) -> Path | None:
     """A file that a command line names, where it is here."""
     for folder in (Path(), beside):
-        if folder is not None and (folder / path).expanduser().is_file():
-            return (folder / path).expanduser()
+        named = None if folder is None else folder / os.path.expanduser(path)
+        if named is not None and os.path.isfile(named):
+            return named
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.config.imports.commands import import_start
-from coremill.config.imports.fates import one_line
+from coremill.config.imports.fates import one_line, without_secrets
 from coremill.config.imports.files import TOOLS, import_settings
 from coremill.config.imports.launchers import PROGRAMS, STARTS, WHERE, take_apart
 from coremill.config.imports.run_file import Composed, render
@@ -42,11 +43,11 @@ class Imported:
         fates = [
             {
                 "setting": fate.brought.name,
-                "value": fate.brought.shown,
+                "value": without_secrets(fate.brought.shown),
                 "tool": fate.brought.tool,
                 "fate": fate.kind,
                 "settings": dict(fate.settings),
-                "command": fate.command or None,
+                "command": without_secrets(fate.command) or None,
                 "why": one_line(fate.why),
             }
             for fate in self.composed.fates
@@ -62,9 +63,9 @@ def import_words(words: Sequence[str], *, is_command: bool, environ: Mapping[str
         do = "coremill config import FILE, or coremill config import -- COMMAND ..."
         raise InputError("there is nothing to import", where=WHERE, why="neither a file nor a command is named", do=do)
     first = words[0]
-    path = Path(first).expanduser()
+    path = Path(os.path.expanduser(first))
     launcher = Path(first).name in PROGRAMS or Path(first).name.startswith("python")
-    if not is_command and (path.exists() or (len(words) == 1 and not launcher and " " not in first)):
+    if not is_command and (os.path.exists(path) or (len(words) == 1 and not launcher and " " not in first)):
         if len(words) > 1:
             why = f"{first} is a file, and one is read at a time"
             raise InputError("what follows the file is not understood", where=f"{WHERE} ({shlex.join(words[1:])})",
@@ -111,12 +112,15 @@ def _of_command(command: ShellCommand, said: str, environ: Mapping[str, str]) ->
             f" coremill is to do the work itself, with this file saved as run.yaml: {train}"
         )
     head += [note for note in found.notes if not note.startswith(" ")]
-    return Imported(one_line(said), found.composed, tuple(head), found.launch, found.train)
+    if command.others:
+        head.append(f"Not imported, each needs a run of its own: {'; '.join(command.others)}")
+    head = [without_secrets(line) for line in head]
+    return Imported(without_secrets(one_line(said)), found.composed, tuple(head), found.launch, found.train)
 
 
 def default_accelerate_file(environ: Mapping[str, str]) -> Path | None:
     """What `accelerate launch` reads where no file is named."""
-    home = Path(environ.get("HOME") or "~").expanduser()
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))
     cache = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
     folder = Path(environ.get("HF_HOME") or cache / "huggingface") / "accelerate"
     found = (folder / f"default_config.{ending}" for ending in ("yaml", "yml", "json"))

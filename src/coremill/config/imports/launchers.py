@@ -32,6 +32,7 @@ _MODULES = {
     **dict.fromkeys(("deepspeed.launcher.runner", "deepspeed.launcher.launch"), "deepspeed"),
 }
 _WRAPPERS = ("env", "nohup", "time", "exec", "command", "sudo", "stdbuf", "nice")
+_SHELLS = ("bash", "sh", "zsh", "dash", "sbatch", "source", ".")
 _PYTHON = re.compile(r"^(python|pypy)(\d+(\.\d+)*)?$")
 _PYTHON_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 STARTS = re.compile(
@@ -105,6 +106,9 @@ def take_apart(words: Sequence[str], variables: Sequence[tuple[str, str]] = ()) 
             start.script = rest.pop(0)
         elif program == "coremill":
             raise InputError("this is a command of coremill already", where=WHERE, do="run it as it is")
+        elif program in _SHELLS and len(rest) > 1 and not rest[1].startswith("-"):
+            do = f"import the file itself: coremill config import {rest[1]}"
+            raise InputError(f"{rest[1]} is a shell script, which is not run", where=WHERE, do=do)
         else:
             why = "known are mpirun, accelerate launch, torchrun, deepspeed, ipexrun, python and Python scripts"
             raise InputError(f"{word} is no launcher that is known here", where=WHERE, why=why,
@@ -112,6 +116,10 @@ def take_apart(words: Sequence[str], variables: Sequence[tuple[str, str]] = ()) 
     if not start.script:
         why = "after the launcher and its options comes a Python script, or -m and a module"
         raise InputError("the command names no script", where=WHERE, why=why, do="add it: -- torchrun train.py")
+    if "mpirun" in start.tools and ":" in rest:
+        why = "behind the : is another program, and all ranks of a training are one"
+        do = "give the part that starts your Python script, with the number of all its ranks"
+        raise InputError("mpirun starts several programs here", where=WHERE, why=why, do=do)
     start.arguments += rest
     return start
 

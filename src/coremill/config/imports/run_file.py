@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coremill.config.imports.fates import Fate, one_line
+from coremill.config.imports.fates import Fate, one_line, without_secrets
 from coremill.config.keys import TOP, keys
 from coremill.config.open_questions import QUESTIONS
 from coremill.config.rules import breaches_of
@@ -113,13 +113,18 @@ def render(composed: Composed, head: Sequence[str]) -> str:
     commands = [fate for fate in composed.fates if fate.kind == "mapped" and fate.command]
     if commands:
         lines += ["", "# On the command line."]
-        lines += [line for each in commands for line in _comment(f"- {each.brought.text} -> {each.command}", "    ")]
+        lines += [line for each in commands for line in _comment(_on_command_line(each), "    ")]
     for kind, title in _HEADS.items():
         those = [fate for fate in composed.fates if fate.kind == kind]
         if those:
             lines += ["", f"# {title}"]
             lines += [line for text in _by_reason(those) for line in _comment(text, "    ")]
     return "\n".join(lines) + "\n"
+
+
+def _on_command_line(fate: Fate) -> str:
+    note = fate.note if fate.note.startswith(";") else ""
+    return without_secrets(f"- {fate.brought.text} -> {fate.command}{note}")
 
 
 def _by_reason(fates: Sequence[Fate]) -> Iterator[str]:

@@ -9,11 +9,12 @@ import itertools
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coremill.errors import InputError
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_PLAIN = re.compile(r"(^|/)(python[\d.]*|[\w.-]+\.py)$")  # may as well prepare data
 _REDIRECTION = re.compile(r"\d*[<>]")
 _SUBSTITUTED = re.compile(r"^\s*(export\s+)?\w+=\$?[(`]")  # path=$(python -c ...)
 
@@ -24,10 +25,12 @@ class ShellCommand:
 
     words: tuple[str, ...]
     variables: tuple[tuple[str, str], ...] = ()
+    others: tuple[str, ...] = ()  # commands beside it that start Python too
 
 
 def command_in(text: str, is_start: re.Pattern[str], where: str) -> ShellCommand:
-    """The first command whose program starts trainings; InputError where there is none."""
+    """The first command of a launcher, else the first that starts Python; InputError where there is none."""
+    found: list[ShellCommand] = []
     variables: dict[str, str] = {}
     for line in _logical_lines(text):
         if _SUBSTITUTED.match(line):
@@ -45,7 +48,10 @@ def command_in(text: str, is_start: re.Pattern[str], where: str) -> ShellCommand
             if not rest:
                 variables |= dict(own)
             elif is_start.search(rest[0]):
-                return ShellCommand(tuple(rest), tuple((variables | dict(own)).items()))
+                found.append(ShellCommand(tuple(rest), tuple((variables | dict(own)).items())))
+    if found:
+        chosen = next((each for each in found if not _PLAIN.search(each.words[0])), found[0])
+        return replace(chosen, others=tuple(" ".join(each.words[:3]) for each in found if each is not chosen))
     why = "no line starts with torchrun, accelerate launch, mpirun, deepspeed, ipexrun or python"
     raise InputError("there is no command that starts a training", where=where, why=why,
                      do="name a file, or a command after --: -- torchrun train.py")  # fmt: skip

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 
 from coremill.errors import InputError
+from coremill.k8s.packages import require_packages
 
 _NEEDED = ("yaml", "cel_expr_python", "kubernetes_validate")
 
 
 def check_files(files: list[str], schemas: str | None, releases: list[str], *, as_json: bool) -> int:
     """Prints what was found and returns the exit code: 78 with errors, else 0."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(
-            "coremill k8s check needs more packages",
-            why=f"not installed: {', '.join(missing)}",
-            do="pip install 'coremill[k8s]'",
-        )
+    require_packages("coremill k8s check", _NEEDED)
     from coremill.k8s.check.checking import check
     from coremill.k8s.check.crds import find_schemas, parse_releases
     from coremill.k8s.check.manifests import read_manifests

@@ -90,6 +90,19 @@ def read_manifests(files: list[str]) -> list[Manifest]:
     return found
 
 
+def manifests_in(text: str, name: str) -> list[Manifest]:
+    """The objects of a text, which stands in a file of that name, or will."""
+    return [one for value, lines, repeated in _documents(text, name) for one in _objects(value, lines, repeated, name)]
+
+
+def holds_a_run(file: Path) -> bool:
+    """Whether a file is a run file; one that is not there may have been meant as such."""
+    if not file.is_file():
+        return True
+    documents = list(_documents(_text_of(file), str(file)))
+    return not documents or (len(documents) == 1 and is_run_file(documents[0][0]))
+
+
 def is_run_file(value: Any) -> bool:
     return isinstance(value, dict) and not {"apiVersion", "kind", "metadata", "spec"} & set(value)
 

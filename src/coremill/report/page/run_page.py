@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
@@ -19,7 +19,7 @@ from coremill.report.metrics import (
 from coremill.report.page import run_charts
 from coremill.report.page.document import render_blocks, render_document
 from coremill.report.sources import kind_of_documents
-from coremill.report.summary_screen import collective_rows
+from coremill.report.summary_screen import collective_rows, cost_words
 from coremill.report.timeline import outcome_of
 
 TEMPLATE = "run.html.jinja"
@@ -167,7 +167,7 @@ def _limit_beyond(summary: Mapping[str, Any]) -> bool:
 def _comparison(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """Plan beside measured."""
     plan, measured = summary["plan"], summary["measured"]
-    pairs = (
+    pairs: tuple[tuple[str, Any, Any, Callable[[Any], str]], ...] = (
         (
             "Peak memory per rank",
             plan["memory_bytes_per_rank"],
@@ -193,6 +193,8 @@ def _comparison(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
             terminal.format_bytes,
         ),
     )
+    if cost := summary.get("cost"):
+        pairs = (*pairs, ("Dollars", cost["planned_usd"], cost["usd"], terminal.format_usd))
     comparable = {"Peak memory per rank": memory_beside_plan(measured)}
     return [
         (label, show(planned), show(found), terminal.format_difference(comparable.get(label, found), planned))
@@ -206,6 +208,7 @@ def _environment(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     hosts = environment.get("hosts") or []
     rows = [
         ("Fleet", environment.get("fleet")),
+        ("Cost", cost_words(cost) if (cost := summary.get("cost")) else None),
         ("Hosts", ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")),
         ("Ranks", environment.get("world_size")),
         ("Threads per rank", environment.get("threads_per_rank")),

@@ -70,7 +70,9 @@ def load_export(model_class: str, export: str, code_sha256: str | None, labels: 
         base = checked_copy(base.absolute(), code_sha256, cache)
         export = str(checked_copy(Path(export).absolute(), code_sha256, cache))
     tokenizer = transformers.AutoTokenizer.from_pretrained(export, trust_remote_code=trusted)
-    of_head = {"num_labels": labels} if adapter is not None and labels is not None else {}
+    of_head: dict[str, Any] = {}
+    if adapter is not None and labels is not None:  # the head is the adapter's; the base may have another
+        of_head = {"num_labels": labels, "ignore_mismatched_sizes": True}
     loaded = getattr(transformers, model_class).from_pretrained(base, trust_remote_code=trusted, **of_head)
     if adapter is not None:
         from peft import PeftModel

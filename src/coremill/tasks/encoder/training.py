@@ -55,18 +55,19 @@ class EncoderTraining(TrainingTask[EncodedRows, EncodedBatch]):
         return {}
 
     def loss(self, module: nn.Module, batch: EncodedBatch, scale: float) -> torch.Tensor:
-        return self._loss(module(**_inputs(batch)), batch, scale)
+        return self._loss(module(**_inputs(batch), return_dict=True), batch, scale)
 
     def evaluate(
         self, module: nn.Module, batch: EncodedBatch, scale: float
     ) -> tuple[torch.Tensor, Sequence[RowOutput]]:
-        outputs = module(**_inputs(batch))
+        outputs = module(**_inputs(batch), return_dict=True)
         found = [] if batch.row_ids == (FILLER,) else self.row_outputs(outputs, batch)
         return self._loss(outputs, batch, scale), found
 
     def _loss(self, outputs: Any, batch: EncodedBatch, scale: float) -> torch.Tensor:
         if batch.row_ids == (FILLER,):  # the pass is made for the other ranks' sake, and backward with it
-            return sum((value.float().sum() for value in outputs.values()), torch.zeros(())) * 0.0
+            logits = (value for value in outputs.values() if isinstance(value, torch.Tensor))  # beside hidden states
+            return sum((value.float().sum() for value in logits), torch.zeros(())) * 0.0
         return self.sample_losses(outputs, batch).sum() * scale
 
     def metrics(self, mean_loss: float) -> tuple[float, ...]:

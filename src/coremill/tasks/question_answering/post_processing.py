@@ -68,7 +68,7 @@ class Prediction:
 def predict(
     split: EncodedSplit, row_ids: Positions, start_logits: Logits, end_logits: Logits, rules: AnswerRules
 ) -> list[Prediction]:
-    """Answers to all questions that have windows among `row_ids`, in whatever order these come.
+    """Answers to all questions that have windows among `row_ids`, in whatever order these come; by their numbers.
 
     Logits are [windows, width], the tokens of a window first; what is behind its length is not looked at.
     """

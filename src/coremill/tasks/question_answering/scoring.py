@@ -71,8 +71,7 @@ def score_windows(
     for at, output in enumerate(outputs):
         logits[:, at, : len(output) // 2] = output.reshape(2, -1)
     answers = predict(split, np.array(row_ids, dtype=np.int64), logits[0], logits[1], rules)
-    right = {question.id: question.answers for question in split.questions()}
-    given = [each.text for each in answers]
-    scores = squad_scores(given, [right[each.id] for each in answers], version_2=rules.version_2)
+    right = [question.answers for question in split.questions_of(np.unique(split.row_examples[list(row_ids)]))]
+    scores = squad_scores([each.text for each in answers], right, version_2=rules.version_2)
     texts = {name: json.dumps(each, indent=1, ensure_ascii=False) + "\n" for name, each in documents(answers).items()}
     return Scored({"f1": scores.f1, "exact_match": scores.exact_match}, texts)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from coremill.config.task_rules import CLASSIFICATION
 from coremill.data.encoded import EncodedRows
-from coremill.data.labels import Labels
+from coremill.data.labels import OF_HEAD, Labels
 from coremill.tasks.base import Metric, ShownRow, evaluated_rows
 from coremill.tasks.encoder.task import EncoderTask
-from coremill.tasks.sequence_classification.head_labels import labels_of_head
+from coremill.tasks.sequence_classification.head_labels import labels_of_head, refuse_other_order
 
 if TYPE_CHECKING:
     from coremill.data.encode import AskedLabels
@@ -56,8 +56,10 @@ class SequenceClassification(EncoderTask):
         if isinstance(named, int):
             return AskedLabels(Labels(kind="classes", count=named), "model.labels")
         if named is not None:
+            if self.of_head is not None:
+                refuse_other_order(named, self.of_head)
             return AskedLabels(Labels(kind="classes", count=len(named), names=tuple(named)), "model.labels")
-        return None if self.of_head is None else AskedLabels(self.of_head, "the model's head")
+        return None if self.of_head is None else AskedLabels(self.of_head, OF_HEAD)
 
     def config_changes(self, rows: EncodedRows) -> Mapping[str, Any]:
         """The head's labels; as transformers names them where they have no name."""

@@ -1,0 +1,250 @@
+"""What this machine gives to pods: a network each, their view of its files, and their limits.
+
+Everything belongs to processes: networks and mounts are in namespaces of this process and of the pods, which the kernel
+takes away with the last of them, and pods die with this process. Only memory groups have to be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import coremill
+from coremill.errors import CoremillError, InputError
+from coremill.hardware.probe import environment_snapshot
+from coremill.k8s.rehearse import pod_init
+from coremill.k8s.rehearse import system_calls as calls
+from coremill.k8s.rehearse.images import Image
+from coremill.k8s.rehearse.memory_groups import MemoryGroups
+from coremill.k8s.rehearse.pods import Container, Pod
+
+SUBNET = "10.231.0.0/16"
+DEVICE = "eth0"  # as pods see it
+_BRIDGE = "pods"
+_PROGRAMS = ("ip", "nsenter", "unshare")
+# Programs and libraries; homes, data and secrets of this machine are not for pods.
+_SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr", "/opt", "/nix")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def require_rights() -> None:
+    """Programs and rights for namespaces; without them one message, before anything is made."""
+    missing = [name for name in _PROGRAMS if shutil.which(name) is None]
+    if missing:
+        raise InputError(
+            "pods cannot be given a network of their own here",
+            why=f"not installed: {', '.join(missing)}",
+            do="apt-get install iproute2 util-linux",
+        )
+    tried = subprocess.run([*_as_root(), "unshare", "--net", "--mount", "true"], capture_output=True, text=True)
+    if tried.returncode != 0:
+        raise InputError(
+            "this process may not make namespaces, and pods are made of them",
+            why=tried.stderr.strip() or f"unshare ended with {tried.returncode}",
+            do="run it as root, or as a user with lines in /etc/subuid and /etc/subgid and newuidmap installed "
+            "(apt-get install uidmap); in a container it needs CAP_SYS_ADMIN",
+        )
+
+
+def _as_root() -> list[str]:
+    """Whoever is not root becomes root of a user namespace, with the users that /etc/subuid leaves to them."""
+    return [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--map-auto", "--"]
+
+
+def become_root() -> None:
+    """The same command again, in a user namespace, where this process is not root; else it returns."""
+    if os.geteuid() != 0:
+        argv = [*_as_root(), sys.executable, "-m", "coremill", *sys.argv[1:]]
+        os.execvp(argv[0], argv)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodNetwork:
+    """The network of one pod."""
+
+    address: str
+    file: str  # the namespace
+    link: str  # this machine's end
+
+
+class Machine:
+    """For the time of a block; of what it makes nothing stays but the folder with volumes and logs."""
+
+    def __init__(
+        self,
+        folder: Path,
+        volumes: Path,
+        extra: Sequence[tuple[str, str]],
+        image: Image | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.volumes = volumes
+        self.image = image  # None: pods see programs and packages of this machine
+        self.extra = extra  # further read-only mounts: path here, path in pods
+        self.environ = dict(environ or {})  # of all pods, beside the manifest's
+        self.logs = folder / "logs"
+        self._inside = folder / "machine"
+        self._lives = 0
+        self.has_filter = shutil.which("nft") is not None
+
+    def __enter__(self) -> Machine:
+        for path in (self.logs, self._inside, self.folder / "temporary"):
+            path.mkdir(parents=True, exist_ok=True)
+        self.groups = MemoryGroups()
+        calls.unshare(calls.CLONE_NEWNET | calls.CLONE_NEWNS)
+        calls.mount("none", "/", "", calls.MS_REC | calls.MS_PRIVATE)
+        calls.mount("tmpfs", str(self._inside), "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "mode=700")
+        _run(["ip", "link", "set", "lo", "up"])
+        _run(["ip", "link", "add", _BRIDGE, "type", "bridge"])
+        _run(["ip", "link", "set", _BRIDGE, "up"])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.groups.close()
+        for name in ("temporary", "provided"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        _unmount(self._inside)
+        with contextlib.suppress(OSError):
+            self._inside.rmdir()
+
+    def make_network(self) -> PodNetwork:
+        """An address that no pod had before."""
+        self._lives += 1
+        high, low = divmod(self._lives, 250)
+        network = PodNetwork(
+            address=f"10.231.{high}.{low + 1}",
+            file=str(self._inside / f"net-{self._lives}"),
+            link=f"pod{self._lives}",
+        )
+        Path(network.file).touch()
+        _run(["unshare", f"--net={network.file}", "true"])
+        _run(["ip", "link", "add", network.link, "type", "veth", "peer", "name", DEVICE, "netns", network.file])
+        _run(["ip", "link", "set", network.link, "master", _BRIDGE, "up"])
+        lines = ["link set lo up", f"address add {network.address}/16 dev {DEVICE}", f"link set {DEVICE} up"]
+        _run(["nsenter", f"--net={network.file}", "ip", "-batch", "-"], "\n".join(lines))
+        return network
+
+    def let_through(self, network: PodNetwork, rules: str) -> None:
+        """The packet filter of a pod, inside its own network, where the pod may not change it."""
+        _run(["nsenter", f"--net={network.file}", "nft", "-f", "-"], rules)
+
+    def remove_network(self, network: PodNetwork) -> None:
+        _unmount(Path(network.file))
+        subprocess.run(["ip", "link", "delete", network.link], capture_output=True)
+
+    def name_pods(self, names: dict[str, Sequence[str]]) -> None:
+        """What the headless service's names lead to now: address and names. Pods see it at once, in /etc/hosts."""
+        lines = ["127.0.0.1 localhost", *(f"{address} {' '.join(words)}" for address, words in names.items())]
+        hosts = self._inside / "hosts"
+        text = "".join(f"{line}\n" for line in lines).encode()
+        # In place: it is mounted into pods by its inode.
+        descriptor = os.open(hosts, os.O_RDWR | os.O_CREAT, 0o644)
+        os.pwrite(descriptor, text, 0)
+        os.ftruncate(descriptor, len(text))
+        os.close(descriptor)
+
+    def start(
+        self, pod: Pod, container: Container, network: PodNetwork, cpus: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        """A container in the namespaces of its pod; what it prints goes to the pod's log."""
+        root = self._inside / pod.name / container.name
+        root.mkdir(parents=True, exist_ok=True)
+        given = {} if self.image is None else self.image.environ
+        command = list(container.command)
+        environ = {"PATH": _PATH, "HOSTNAME": pod.hostname, **given, **self.environ, **container.environ}
+        if self.image is None and command[0] == "coremill":  # of this installation
+            command[:1] = [sys.executable, "-P", "-m", "coremill"]
+            environ["PYTHONPATH"] = str(Path(coremill.__file__).resolve().parents[1])
+        order = {
+            "parent_pid": os.getpid(),
+            "groups": self.groups.make(pod.name, pod.container.memory_bytes),
+            "cpus": list(cpus),
+            "network": network.file,
+            "hostname": pod.hostname,
+            "root": str(root),
+            "image": None if self.image is None else str(self.image.root),
+            "shown": shown_folders() if self.image is None else [],
+            "mounts": self._mounts(pod, container),
+            "command": command,
+            "environ": environ,
+            "working_folder": container.working_folder,
+            "user": container.user,
+            "group": container.group,
+            "capabilities": list(container.capabilities),
+            "has_read_only_root": container.has_read_only_root,
+            "may_gain_rights": container.may_gain_rights,
+        }
+        with (self.logs / f"{pod.name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", pod_init.__name__],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us
+            )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(order).encode())
+        process.stdin.close()
+        return process
+
+    def _mounts(self, pod: Pod, container: Container) -> list[tuple[str, str, bool]]:
+        found = [(source, target, True) for source, target in self.extra]
+        for place, mount in enumerate(container.mounts):
+            if mount.kind == "claim":
+                source = self.volumes / mount.name
+            elif mount.kind == "temporary":
+                source = self.folder / "temporary" / pod.name / mount.name
+                source.mkdir(parents=True, exist_ok=True)
+                source.chmod(0o777)
+            else:
+                source = self._inside / pod.name / f"{container.name}-files-{place}"  # in memory: it may hold secrets
+                source.mkdir(parents=True, exist_ok=True)
+                for name, text in mount.files:
+                    (source / name).write_text(text)
+                for _, target in self.extra:  # what is mounted below it needs a place there
+                    if Path(target).is_relative_to(mount.path):
+                        (source / Path(target).relative_to(mount.path)).mkdir(parents=True, exist_ok=True)
+            found.append((str(source), mount.path, mount.read_only))
+        found.sort(key=lambda one: one[1].count("/"))  # an outer mount before what lies in it
+        return [*found, (str(self._inside / "hosts"), "/etc/hosts", True)]
+
+
+def shown_folders() -> list[str]:
+    """What pods see of this machine without an image: the system's programs, and Python with its packages."""
+    here = str(Path.cwd())  # `python -m` looks for packages here first: that is no reason to show it
+    own = [sys.prefix, sys.base_prefix, sys.exec_prefix, *(path for path in sys.path if path != here)]
+    own += [str(Path(coremill.__file__).resolve().parents[1]), str(Path(sys.executable).resolve().parent.parent)]
+    environ = environment_snapshot()
+    own += environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    real = [one for path in own if path and Path(path).is_dir() for one in (path, os.path.realpath(path))]
+    kept: list[str] = []
+    for path in sorted({*_SYSTEM_FOLDERS, *real}, key=len):
+        if path != "/" and not any(Path(path).is_relative_to(outer) for outer in kept):
+            kept.append(path)
+    return kept
+
+
+def _run(command: list[str], text: str = "") -> None:
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise CoremillError(
+            "this machine does not give a pod what it needs",
+            where=" ".join(command),
+            why=done.stderr.strip(),
+            do="see that the kernel has bridges, veth pairs and nf_tables, and that nothing forbids them to you",
+        )
+
+
+def _unmount(path: Path) -> None:
+    subprocess.run(["umount", "--lazy", str(path)], capture_output=True)
