@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[aws,k8s,tensorboard,wandb,mlflow,lora,dev,peers]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[aws,k8s,tensorboard,wandb,mlflow,metrics,lora,dev,peers]'
 	touch $(STAMP)
 
 hosts-setup:                ## what tests/hosts needs besides (Debian, as root); `make test` skips those tests without it

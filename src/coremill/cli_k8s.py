@@ -169,6 +169,22 @@ def rehearse(
 
 
 @k8s_app.command()
+def dashboard() -> None:
+    """A Grafana dashboard of runs that serve metrics (run.metrics_port), as JSON on stdout.
+
+    coremill k8s dashboard > coremill.json
+
+    In Grafana: Dashboards, New, Import. It asks for the Prometheus that scrapes; for runs outside of a cluster too.
+    docs/eks.md lists the metrics.
+    """
+    import json
+
+    from coremill.report.readers.prometheus.dashboard import dashboard as made
+
+    print(json.dumps(made(), indent=2))
+
+
+@k8s_app.command()
 def submit(
     config: RunFile,
     settings: Overrides = None,

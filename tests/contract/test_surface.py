@@ -77,6 +77,7 @@ COMMANDS = {
     "coremill k8s render": ["--output/-o", "--set", "CONFIG"],
     "coremill k8s check": ["--json", "--release", "--schemas", "FILES"],
     "coremill k8s rehearse": ["--image", "--json", "--kill", "--output/-o", "--reclaim", "--set", "CONFIG"],
+    "coremill k8s dashboard": [],
     "coremill k8s submit": ["--context", "--json", "--set", "--wait/--no-wait", "CONFIG"],
     "coremill k8s status": ["--context", "--json", "--set", "CONFIG"],
     "coremill k8s logs": ["--context", "--follow/--no-follow", "--json", "--rank", "--set", "--tail", "CONFIG"],

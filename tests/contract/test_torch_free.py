@@ -12,8 +12,8 @@ from house import ROOT, sources
 
 PROBE = Path(__file__).with_name("torch_free_probe.py")
 
-# These modules compute, or live in a tracker's own process; packages with all they hold. Every other one is importable
-# without the heavy libraries.
+# These modules compute, or live in the own process of a tracker or of metrics; packages with all they hold. Every other
+# one is importable without the heavy libraries.
 COMPUTING = (
     "coremill.checkpoint.committing",
     "coremill.checkpoint.dropout",
@@ -61,6 +61,8 @@ COMPUTING = (
     "coremill.model.slices",
     "coremill.model.small_copy",
     "coremill.model.tied_lookup",
+    "coremill.report.readers.prometheus.families",
+    "coremill.report.readers.prometheus.server",
     "coremill.report.readers.trackers.to_mlflow",
     "coremill.report.readers.trackers.to_tensorboard",
     "coremill.report.readers.trackers.to_wandb",

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 HEAVY = ("torch", "transformers", "datasets", "pyarrow", "deepspeed", "accelerate", "boto3")
-HEAVY += ("tensorboard", "wandb", "mlflow")
+HEAVY += ("tensorboard", "wandb", "mlflow", "prometheus_client")
 
 
 class Refusal(importlib.abc.MetaPathFinder, importlib.abc.Loader):

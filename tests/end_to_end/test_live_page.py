@@ -10,14 +10,21 @@ import re
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from coremill.report.page.server import listen
 from coremill.report.readers.live_page import LivePage
+from coremill.report.readers.prometheus.dashboard import ROWS
+from coremill.report.readers.prometheus.server import RunMetrics
 from end_to_end.scene import Scene, left_behind
 from unit.report.fake_run import START, make_fake_run, write_line
+
+PANELS = [panel for panels in ROWS.values() for panel in panels]
 
 
 def ask(port: int, path: str) -> http.client.HTTPResponse:
@@ -26,25 +33,32 @@ def ask(port: int, path: str) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
-def test_a_run_with_a_page_that_is_killed_and_a_visitor_that_takes_nothing(scene: Scene) -> None:
-    words = ["train", "run.yaml", "--page", "--set", "run.folder=paged"]
+def test_a_run_with_page_and_metrics_that_are_killed_and_visitors_that_take_nothing(scene: Scene) -> None:
+    words = ["train", "run.yaml", "--page", "--set", "run.folder=paged", "--set", "run.metrics_port=0"]
     running = scene.start([sys.executable, "-m", "coremill", *words])
     try:
         out = running.process.stdout
         assert out is not None
         said = ""
-        while not (found := re.search(r"live page: http://127.0.0.1:(\d+)/", said)):
+        while not (found := re.search(r"live page: http://127.0.0.1:(\d+)/[^$]*metrics: \S+:(\d+)/metrics", said)):
             line = out.readline()
             assert line, said
             said += line
-        port = int(found.group(1))
+        port, metrics_port = int(found.group(1)), int(found.group(2))
+        served = {each.name: each.samples for each in scraped(metrics_port)}
+        assert (
+            served["coremill_steps_planned"][0].value == 8 and served["coremill_run_info"][0].labels["run"] == "paged"
+        )
         with socket.create_connection(("127.0.0.1", port)) as sleeper:  # takes nothing
             sleeper.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             page = ask(port, "/").read().decode()
             assert "paged" in page and f"coremill {' '.join(words)}" in page
-            pids = [line.split()[0] for line in left_behind(running.marker, 0) if "page.server" in line]
-            assert len(pids) == 1
-            os.kill(int(pids[0]), signal.SIGKILL)
+            with socket.create_connection(("127.0.0.1", metrics_port)):
+                servers = ("page.server", "prometheus.server")
+                lines = [line for line in left_behind(running.marker, 0) if any(name in line for name in servers)]
+                assert len(lines) == 2
+                for line in lines:
+                    os.kill(int(line.split()[0]), signal.SIGKILL)
             done = running.end()
     except BaseException:
         running.kill()
@@ -55,6 +69,20 @@ def test_a_run_with_a_page_that_is_killed_and_a_visitor_that_takes_nothing(scene
     assert report["state"] == "finished" and report["steps"] == 8
     assert report["subject"]["command"] == f"coremill {' '.join(words)}" and report["subject"]["parameters"] > 1000
     assert scene.path("paged/logs/live-page.log").read_text() == ""
+    assert scene.path("paged/logs/metrics.log").read_text() == ""
+    assert "the metrics endpoint has ended" in done.out and "the live page has ended" in done.out
+    # The panels ask for what is served by a run that was never in a cluster and had no fault, and for little else.
+    names = {sample.name for each in RunMetrics(scene.path("paged"), range(1)).collect() for sample in each.samples}
+    asked = set(re.findall(r"coremill_\w+", " ".join(query for panel in PANELS for query, _ in panel.queries)))
+    others = ("cost_usd_total", "cost_planned_usd", "faults_total")
+    assert asked - names == {f"coremill_{name}" for name in others}
+
+
+def scraped(port: int) -> list[Metric]:
+    """Its first numbers: the server may have been asked before the run had said a word."""
+    while not (found := list(text_string_to_metric_families(ask(port, "/metrics").read().decode()))):
+        time.sleep(0.1)
+    return found
 
 
 def test_a_port_in_use_is_refused_before_anything_is_started(scene: Scene) -> None:
@@ -62,6 +90,14 @@ def test_a_port_in_use_is_refused_before_anything_is_started(scene: Scene) -> No
         port = str(taken.getsockname()[1])
         done = scene.coremill("train", "run.yaml", "--page", "--port", port, "--set", "run.folder=refused")
     assert done.code == 78 and f"port {port} on 127.0.0.1" in done.err and "--port" in done.err, str(done)
+    assert not scene.path("refused").exists() and not done.left
+
+
+def test_a_port_of_metrics_in_use_is_refused_before_anything_is_started(scene: Scene) -> None:
+    with listen(0) as taken:
+        port = f"run.metrics_port={taken.getsockname()[1]}"
+        done = scene.coremill("train", "run.yaml", "--set", port, "--set", "run.folder=refused")
+    assert done.code == 78 and "another program listens there" in done.err and f"--set {port}" in done.err, str(done)
     assert not scene.path("refused").exists() and not done.left
 
 

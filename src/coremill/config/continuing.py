@@ -50,7 +50,7 @@ MAY_CHANGE: Mapping[str, tuple[str, ...]] = {
     ),
     "sample": ("prompt", "context", "tokens"),
     "kubernetes": tuple(KubernetesSection.model_fields),  # where it runs says nothing about what is learned
-    "run": ("folder", "export", "trackers"),
+    "run": ("folder", "export", "trackers", "metrics_port", "metrics_host"),
 }
 
 FIXED: Mapping[str, tuple[str, ...]] = {

@@ -144,6 +144,23 @@ class KubernetesSection(Section):
         json_schema_extra={"x-form": "a list of names, in brackets"},
         description="further Secrets whose keys become environment variables (WANDB_API_KEY, ...)",
     )
+    pod_monitor: bool = Field(
+        False,
+        description="a PodMonitor, by which the Prometheus operator scrapes the pods at run.metrics_port; false: pods"
+        " have the annotations prometheus.io/scrape, port and path",
+    )
+    pod_monitor_labels: dict[str, str] = Field(
+        {},
+        json_schema_extra={"x-form": "names and values in braces ({release: kube-prometheus-stack})"},
+        description="labels by which your Prometheus selects PodMonitors (kube-prometheus-stack: release, the name it"
+        " was installed under)",
+    )
+    metrics_namespace: str | None = Field(
+        None,
+        min_length=1,
+        description="namespace that Prometheus runs in, which alone may reach run.metrics_port then; left out: whoever"
+        " reaches the pods' network",
+    )
 
     @property
     def has_karpenter(self) -> bool:

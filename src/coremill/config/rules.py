@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Set
 from coremill.config.chat_rules import CHAT_RULES
 from coremill.config.keys import keys
 from coremill.config.kubernetes_rules import KUBERNETES_RULES
+from coremill.config.metrics_rules import METRICS_RULES
 from coremill.config.rule import Breach, Check, Rule
 from coremill.config.schedule_rules import SCHEDULE_RULES
 from coremill.config.schema import BUILT_IN, RunConfig
@@ -20,7 +21,7 @@ from coremill.remote_code import pin_problem
 
 SHARE_TOLERANCE = 0.01  # 0.33 three times is meant as thirds
 
-RULES: list[Rule] = [*SCHEDULE_RULES, *CHAT_RULES, *TASK_RULES, *KUBERNETES_RULES]
+RULES: list[Rule] = [*SCHEDULE_RULES, *CHAT_RULES, *TASK_RULES, *KUBERNETES_RULES, *METRICS_RULES]
 
 
 def _rule(*reads: str) -> Callable[[Check], Check]:

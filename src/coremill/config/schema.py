@@ -248,6 +248,19 @@ class RunSection(Section):
         description="who else gets the numbers while it runs; each is an extra of pip: coremill[wandb]",
         json_schema_extra={"x-form": "a list of tensorboard, wandb and mlflow, in brackets"},
     )
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None,
+        json_schema_extra={"x-form": "a port (9400)"},
+        description="each node serves the run's numbers to Prometheus at this port, under /metrics (the extra metrics);"
+        " 0: a free one, which is printed; left out: nobody listens",
+    )
+    metrics_host: str = Field(
+        "127.0.0.1",
+        pattern=r"^[0-9a-fA-F.:]+$",
+        json_schema_extra={"x-form": "the address of an interface of this machine (127.0.0.1, 0.0.0.0, ::)"},
+        description="interface to serve them at, by its address; 0.0.0.0: every one, :: of IPv6 too; who reaches the"
+        " port can read them. coremill k8s render opens the pod's",
+    )
 
 
 def _name_only(value: Any) -> Any:

@@ -23,7 +23,7 @@ CHANGE_NUMBERS = ("coremill", "torch", "transformers", "tokenizers")
 MAY_DIFFER = frozenset({
     "model.name", "tokenizer", "data.source", "data.sources", "data.evaluation_source",
     "lora.start_from", "run.folder", "checkpoint.folder", "checkpoint.spot_notices", "parallel.ranks_per_node",
-    "parallel.threads_per_rank",
+    "parallel.threads_per_rank", "run.metrics_port", "run.metrics_host",
 })  # fmt: skip
 # Of large files: 256 reads, a second or two from a cold disk. A trained model differs from another one everywhere.
 SAMPLED_BYTES = 16 * 2**20

@@ -8,6 +8,7 @@ from pathlib import Path
 from coremill.config.kubernetes_section import KubernetesSection
 from coremill.config.load import LoadedConfig
 from coremill.config.schema import AUTO, RunConfig
+from coremill.config.show import scalar_text
 from coremill.errors import InputError
 from coremill.hardware.pods import PodSize, instances_of, pod_size, room_for_a_pod
 from coremill.k8s.names import LONGEST_LABEL, cluster_wide, job_name, require_names
@@ -228,4 +229,4 @@ def _hints(config: RunConfig) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    return "left out" if value is None else str(value)
+    return "left out" if value is None else scalar_text(value)

@@ -70,12 +70,14 @@ def cluster_wide(namespace: str, name: str, longest: int = LONGEST_NAME) -> str:
 def require_names(config: RunConfig) -> None:
     """Of objects that are named by the run file, beside the job itself."""
     section = config.kubernetes
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", section.namespace) or len(section.namespace) > LONGEST_LABEL:
+    for key, value in {"namespace": section.namespace, "metrics_namespace": section.metrics_namespace}.items():
+        if value is None or (re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", value) and len(value) <= LONGEST_LABEL):
+            continue
         raise InputError(
-            f"{section.namespace!r} cannot be a namespace",
-            where="kubernetes.namespace",
+            f"{value!r} cannot be a namespace",
+            where=f"kubernetes.{key}",
             why=f"a namespace is a part of DNS names: at most {LONGEST_LABEL} lower-case letters, digits and dashes",
-            do=f"did you mean {as_label(section.namespace)[:LONGEST_LABEL]}?" if as_label(section.namespace) else None,
+            do=f"did you mean {as_label(value)[:LONGEST_LABEL]}?" if as_label(value) else None,
         )
     named = {"claim": section.claim, "queue": section.queue, "token_secret": section.token_secret}
     named |= {"secrets": next((name for name in section.secrets if not is_object_name(name)), None)}

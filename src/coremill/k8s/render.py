@@ -14,6 +14,7 @@ from coremill.config.load import LoadedConfig
 from coremill.k8s.job import Job, make_job
 from coremill.k8s.objects.cluster import headless_service, namespace, network_policy, run_file_map
 from coremill.k8s.objects.jobs import job_objects
+from coremill.k8s.objects.metrics import pod_monitors
 from coremill.k8s.objects.nodes import node_class, node_pool
 from coremill.k8s.objects.queue import queue_objects
 from coremill.k8s.objects.storage import volume_objects
@@ -45,7 +46,7 @@ def render_objects(loaded: LoadedConfig) -> Rendered:
         objects += [node_class(job), node_pool(job)]
     objects += queue_objects(job)
     objects += volume_objects(job)
-    objects += [run_file_map(job), network_policy(job)]
+    objects += [run_file_map(job), network_policy(job), *pod_monitors(job)]
     if section.kind == "job":
         objects.append(headless_service(job))
     objects += job_objects(job)

@@ -9,7 +9,7 @@ from typing import Any
 
 from coremill.config.durations import seconds_of
 from coremill.config.places import PATH_KEYS, Places, is_there, relative_paths, value_at
-from coremill.config.schema import AUTO, BUILT_IN, RunConfig
+from coremill.config.schema import AUTO, BUILT_IN, RunConfig, RunSection
 from coremill.config.show import scalar_text
 from coremill.k8s.times import Times
 
@@ -49,6 +49,7 @@ def make_run_file(
             *_times(config, times),
             *_layout(config, ranks_per_node, threads_per_rank),
             *_chosen_type(config, instance),
+            *_metrics(config),
         )
         if _value(config, change.key) != change.value
     ]
@@ -130,6 +131,14 @@ def _chosen_type(config: RunConfig, instance: str) -> list[Change]:
     """Where the run file names no type, the report could not tell what the run has cost."""
     is_named = config.fleet.instance is not None or config.kubernetes.instances
     return [] if is_named else [Change("fleet.instance", instance, "chosen as the cheapest per token that fits")]
+
+
+def _metrics(config: RunConfig) -> list[Change]:
+    """Whoever scrapes is outside of the pod; an interface that the user names stays."""
+    default = RunSection.model_fields["metrics_host"].default
+    if config.run.metrics_port is None or config.run.metrics_host != default:
+        return []
+    return [Change("run.metrics_host", "::", "Prometheus scrapes pods at their own address")]
 
 
 def _value(config: RunConfig, key: str) -> Any:

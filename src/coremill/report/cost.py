@@ -18,7 +18,7 @@ from coremill.config.kubernetes_section import KubernetesSection
 from coremill.errors import InputError
 from coremill.hardware.instances import instance_named
 from coremill.hardware.pods import price_of_pods
-from coremill.report.pauses import Span
+from coremill.report.pauses import Span, starts_again
 from coremill.report.subject import config_values
 from coremill.report.tally import RunTally
 
@@ -76,7 +76,7 @@ def cost_of(tally: RunTally, config_text: str | None, planned_hours: float | Non
         "usd_per_hour": price.usd_per_hour,
         "price_words": price.price_words,
         "hours": hours,
-        "restarts": max(0, sum(attempt > 0 for attempt in tally.spans) - 1),
+        "restarts": starts_again(tally.spans),
         "usd": hours * price.usd_per_hour,
         "planned_usd": None if planned_hours is None else planned_hours * price.usd_per_hour,
     }

@@ -172,12 +172,16 @@ class EventFollower:
     run_folder: Path
     since: float = 0.0  # unix seconds; what was said before, by an earlier attempt, is passed over
     most_bytes: int | None = None  # of a file at one look; None: all there is
+    ranks: range | None = None  # whose files are read; None: all
     begun_anew: bool = False  # a file that was read before is another one now, or gone: what it said is void
     _positions: dict[Path, _Position] = field(default_factory=dict)
 
     def poll(self) -> list[Event]:
         """New whole lines of all ranks, by time."""
         files = _event_files(self.run_folder)
+        if self.ranks is not None:
+            wanted = {event_file(self.run_folder, rank) for rank in self.ranks}
+            files = [file for file in files if file in wanted]
         self.begun_anew = self.begun_anew or bool(self._positions.keys() - set(files))
         events = [event for path in files for event in self._read_new(path)]
         return sorted((event for event in events if event.time >= self.since), key=_by_time)

@@ -8,6 +8,14 @@ from itertools import pairwise
 Span = tuple[float, float]  # from and until, unix seconds
 
 
+def starts_again(attempts: Iterable[float]) -> int:
+    """How many attempts there were after the first, by whomever: a launcher, a new pod, the same command given again.
+
+    Each by when rank 0 came; 0: a rank that named none.
+    """
+    return max(0, sum(attempt > 0 for attempt in attempts) - 1)
+
+
 def pauses_between(attempts: Iterable[Span], restarts_after: Sequence[float]) -> list[Span]:
     """The gaps between attempts, but for those in which ranks were started again: a restart is part of the run.
 

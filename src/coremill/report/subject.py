@@ -7,6 +7,7 @@ lack any of it: then it is null.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -52,7 +53,8 @@ def shape_name(model_config: Mapping[str, Any]) -> str:
     return f"{model_config.get('model_type', 'a')} shape of the run file"
 
 
-def config_values(text: str | None) -> dict[str, Any]:
+@lru_cache(maxsize=4)  # who follows a run asks again and again, and reading takes 50 ms
+def config_values(text: str | None) -> Mapping[str, Any]:
     """A resolved config as plain values; empty where it is none."""
     try:
         values = YAML(typ="safe", pure=True).load(text or "")

@@ -94,6 +94,18 @@ def listen_for_page(options: Options, *, wanted: bool = True) -> Iterator[socket
         yield listener
 
 
+@contextlib.contextmanager
+def listen_for_metrics(loaded: LoadedConfig, *, wanted: bool = True) -> Iterator[socket.socket | None]:
+    """Take the port of run.metrics_port, for the length of the block; None where nobody is to scrape."""
+    if not wanted or loaded.config.run.metrics_port is None:
+        yield None
+        return
+    from coremill.report.readers.prometheus import listen_for_scrapes
+
+    with listen_for_scrapes(loaded) as listener:
+        yield listener
+
+
 def folder_of(loaded: LoadedConfig) -> RunFolder:
     """Where a run leaves what it leaves."""
     return RunFolder(Path(loaded.config.run.folder or f"runs/{loaded.name}").absolute())

@@ -38,6 +38,7 @@ from coremill.run.machines import Place, measured_fleet
 from coremill.run.opening import (
     Options,
     already_finished,
+    listen_for_metrics,
     own_run,
     say_basis,
     say_dry_run,
@@ -90,7 +91,9 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
             atexit.register(OWNED.release)  # to the end of the process: the report is written last
             own_run(loaded, folder, console)
         asked = world.rank == 0
-        return asked and already_finished(loaded.config, folder, options, console, nodes=world.nodes)
+        is_over = asked and already_finished(loaded.config, folder, options, console, nodes=world.nodes)
+        with listen_for_metrics(loaded, wanted=asks and not is_over):
+            return is_over  # a port that somebody else has is said now; it is taken once the rows are there
 
     if world.broadcast(world.once_per_node(is_finished)):
         return None

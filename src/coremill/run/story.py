@@ -32,6 +32,7 @@ from coremill.run.opening import (
     Options,
     already_finished,
     folder_of,
+    listen_for_metrics,
     listen_for_page,
     own_run,
     place_of,
@@ -64,11 +65,12 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
 
     The first node leads: its launcher holds the folders to the end, whatever becomes of ranks and other nodes.
     """
-    folder, environ, leads = folder_of(loaded), environment_snapshot(), node is None or node.node_rank == 0
+    node_rank = 0 if node is None else node.node_rank
+    folder, environ, leads = folder_of(loaded), environment_snapshot(), node_rank == 0
     if not leads and HEAD in environ:
         console = Console(quiet=True)  # the first node speaks for all
     if not options.fresh:
-        loaded = with_paths_of_run(loaded, folder, 0 if node is None else node.node_rank)
+        loaded = with_paths_of_run(loaded, folder, node_rank)
     imports = EarlyImports(loaded.config, environ, node, wanted=not options.dry_run)
     with contextlib.ExitStack() as ownership, imports:
         page = ownership.enter_context(listen_for_page(options, wanted=leads))
@@ -81,6 +83,7 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             return 0
         if (late := leave_late_report(loaded.config, folder, options, console, node)) is not None:
             return late
+        metrics = ownership.enter_context(listen_for_metrics(loaded, wanted=not options.dry_run))
 
         with contextlib.nullcontext() if options.dry_run else folder.writable(loaded.where("run.folder")):
             if leads and not options.dry_run:
@@ -95,8 +98,10 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             return 0
 
         write_orders(folder, loaded, orders, options, console, node=node)
-        trackers = loaded.config.run.trackers if leads else ()
-        readers = make_readers(folder.path, orders.steps, orders.plan.to_json(), console, page=page, trackers=trackers)
+        plan, trackers = orders.plan.to_json(), loaded.config.run.trackers if leads else ()
+        readers = make_readers(
+            folder.path, orders.steps, plan, console, page=page, trackers=trackers, metrics=metrics, node_rank=node_rank
+        )
         ownership.enter_context(readers.closed_after())
         run = NodeRun(config=loaded.config, orders=orders, folder=folder, environ=environ, node=node, readers=readers)
         ending = watch_ranks(run, imports)  # model, engine, train, export: in the ranks
@@ -119,8 +124,11 @@ def run_as_rank(load: Callable[[], LoadedConfig], identity: RankIdentity, option
                 return 0
             # Of rank 0 under somebody else's launcher; off the terminal, for its output travels through pipes.
             console, trackers = Console(force_terminal=False), loaded.config.run.trackers
+            speaks = identity.rank == 0 and identity.launcher != "coremill"
+            metrics = readers_closed.enter_context(listen_for_metrics(loaded, wanted=speaks))
+            plan = orders.plan.to_json()
             readers = make_readers(
-                folder.path, orders.steps, orders.plan.to_json(), console, page=page, trackers=trackers
+                folder.path, orders.steps, plan, console, page=page, trackers=trackers, metrics=metrics
             )
             readers_closed.enter_context(readers.closed_after())
             with EventWriter(folder.path, world.rank) as events, failures_as_events(events):

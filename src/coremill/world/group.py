@@ -37,6 +37,7 @@ from coremill.world.meeting import (
 )
 from coremill.world.peer_progress import PeerProgress
 from coremill.world.sockets import close_sockets_since, flows_of, interface_for_flows, interface_towards, open_sockets
+from coremill.world.stop import REQUESTS
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -262,7 +263,8 @@ def join_world(identity: RankIdentity, *, timeout_seconds: float = DEFAULT_TIMEO
             progress = PeerProgress(store, timeout_seconds, partial(close_sockets_since, sockets_before))
             if identity.size > 1:
                 stack.enter_context(progress)
-            world = _connect(identity, store, roster, device, progress)
+            with REQUESTS.held_back():  # all others dial this rank now, and would wait for it
+                world = _connect(identity, store, roster, device, progress)
             yield world
             world.barrier()
         world.close()

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ class ClaimedTwice(InputError):
 
 
 POLL_SECONDS = 0.05
+FRESH_SECONDS = 2.0  # so long ago a rank that waits has shown itself
+ABANDONED_SECONDS = 5.0  # who has not for so long is gone, and its place may be taken
 TELLING_SECONDS = 180.0  # how long other nodes are waited for, to tell them that one has refused its input
 REFUSAL = "refusal"  # where a node that starts no ranks leaves its words
 SLOWEST_POLL_SECONDS = 0.5
@@ -43,6 +45,8 @@ def open_store(identity: RankIdentity, deadline: float) -> Store:
     from torch._C._distributed_c10d import TCPStore
 
     def client(host: str, port: int) -> Store:
+        if not identity.is_one_host:  # there rank 0 may be away for as long as a new machine takes
+            _wait_for(lambda: reaches(host, port), deadline - 1.0)
         left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
         try:
             return TCPStore(host, port, identity.size, is_master=False, timeout=left, wait_for_workers=False)
@@ -69,6 +73,14 @@ def open_store(identity: RankIdentity, deadline: float) -> Store:
                 return client(host, port)
         time.sleep(POLL_SECONDS)
     raise PeerLost(f"rank {identity.rank} waited for rank 0 in vain", do="look at the log of rank 0")
+
+
+def _wait_for(is_there: Callable[[], bool], deadline: float, slowest_seconds: float = 2 * POLL_SECONDS) -> None:
+    """In Python, as torch's own waiting hears no signal: a request to stop would be answered when the others come."""
+    pause = POLL_SECONDS / 10
+    while not is_there() and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(pause * 1.5, slowest_seconds)
 
 
 def serve_store(identity: RankIdentity, timeout: timedelta) -> tuple[Store, int]:
@@ -99,7 +111,7 @@ def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list
         "time": time.time(),
     }
     with peer_errors():
-        if store.add(f"claims/{identity.rank}", 1) > 1:
+        if store.add(f"claims/{identity.rank}", 1) > 1 and not _is_abandoned(store, identity.rank):
             raise ClaimedTwice(
                 f"two processes say they are rank {identity.rank}",
                 where=f"this one runs on {host}",
@@ -110,7 +122,9 @@ def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list
             store.set("roll", json.dumps(_collect(store, identity.size, deadline)))
         # Others wait a little longer than rank 0 does, to hear from it who was missing.
         slack = 0.0 if identity.rank == 0 else 5.0
-        store.wait(["roll"], timedelta(seconds=max(1.0, deadline - time.monotonic()) + slack))
+        slowest = min(SLOWEST_POLL_SECONDS, 2 * POLL_SECONDS * max(1.0, identity.size / 200))
+        _wait_for(lambda: _is_called(store, identity.rank), deadline + slack, slowest)
+        store.wait(["roll"], timedelta(seconds=1.0))
         roll = json.loads(store.get("roll"))
         if "refused" in roll:
             _pass_on(store, identity)
@@ -135,6 +149,22 @@ def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list
         )
     entries: list[dict[str, Any]] = roll["entries"]
     return entries
+
+
+def _is_called(store: Store, rank: int) -> bool:
+    """Whether the roll is over; who asks shows that it still waits."""
+    store.add(f"beats/{rank}", 1)
+    return store.check(["roll"])
+
+
+def _is_abandoned(store: Store, rank: int) -> bool:
+    """Whether the process that took this rank's place waits there no longer: it was lost before the others came."""
+    before, until = store.add(f"beats/{rank}", 0), time.monotonic() + ABANDONED_SECONDS
+    while rank != 0 and time.monotonic() < until:
+        if store.check(["roll"]) or store.add(f"beats/{rank}", 0) != before:
+            return False
+        time.sleep(POLL_SECONDS)
+    return rank != 0
 
 
 def all_heard(store: Store, nodes: int) -> bool:
@@ -194,7 +224,8 @@ def machine_id() -> str:
 def _collect(store: Store, size: int, deadline: float) -> dict[str, Any]:
     entries: dict[int, dict[str, Any]] = {}
     pause = POLL_SECONDS / 10
-    while len(entries) < size and time.monotonic() < deadline:
+    waiting = _Waiting(store, size)
+    while (len(entries) < size or waiting.gone()) and time.monotonic() < deadline:
         for rank in range(size):
             if rank not in entries and store.check([f"entries/{rank}"]):
                 entries[rank] = json.loads(store.get(f"entries/{rank}"))
@@ -202,12 +233,15 @@ def _collect(store: Store, size: int, deadline: float) -> dict[str, Any]:
             break
         if store.check([REFUSAL]):
             return {"refused": json.loads(store.get(REFUSAL))}
-        if len(entries) < size:
-            time.sleep(pause)
-            pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)
+        time.sleep(pause)
+        pause = min(pause * 1.5, SLOWEST_POLL_SECONDS) if len(entries) < size else POLL_SECONDS / 2
+    missing = [rank for rank in range(size) if rank not in entries]
+    if not missing:  # by then one may have come in the place of another
+        entries = {rank: json.loads(store.get(f"entries/{rank}")) for rank in range(size)}
+        missing = [] if any(entry["size"] != size for entry in entries.values()) else waiting.gone()
     return {
         "size": size,
-        "missing": [rank for rank in range(size) if rank not in entries],
+        "missing": missing,
         "other_sizes": [
             f"rank {rank} on {entry['host']} counts {entry['size']} ranks"
             for rank, entry in sorted(entries.items())
@@ -215,3 +249,22 @@ def _collect(store: Store, size: int, deadline: float) -> dict[str, Any]:
         ],
         "entries": [entries[rank] for rank in sorted(entries)],
     }
+
+
+class _Waiting:
+    """Which ranks still wait at the meeting, as rank 0 sees it: one that came and was lost since would be dialled in
+    vain by all others."""
+
+    def __init__(self, store: Store, size: int) -> None:
+        self._store, self._others = store, range(1, size)
+        self._beats: dict[int, int] = {}
+        self._seen_at: dict[int, float] = {}
+
+    def gone(self) -> list[int]:
+        """Those that have not shown themselves lately; a rank has to be looked at twice."""
+        now = time.monotonic()
+        for rank in self._others:
+            beats = self._store.add(f"beats/{rank}", 0)
+            if beats != self._beats.setdefault(rank, beats):
+                self._beats[rank], self._seen_at[rank] = beats, now
+        return [rank for rank in self._others if now - self._seen_at.get(rank, -FRESH_SECONDS) > FRESH_SECONDS]

@@ -81,6 +81,17 @@ class StopRequests:
         if self.reason is not None:
             self._stop()
 
+    @contextlib.contextmanager
+    def held_back(self) -> Iterator[None]:
+        """While a block runs requests are noted; one that came ends the process after it."""
+        former, self._noted_only = self._noted_only, True
+        try:
+            yield
+        finally:
+            self._noted_only = former
+        if not former and self.reason is not None:
+            self._stop()
+
     def leave(self) -> None:
         """How this process ends is decided: no signal changes it any more, however long the way out is."""
         if self._listens and threading.current_thread() is threading.main_thread():

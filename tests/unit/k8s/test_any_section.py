@@ -74,6 +74,10 @@ def sections(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()):
         section["cpus"] = 2 * draw(st.integers(1, min(cpus for cpus, _ in rooms) // 2))
         section["memory_gib"] = draw(st.integers(4, min(gib for _, gib in rooms)))
+    if draw(st.booleans()):
+        section["metrics_namespace"] = draw(labels(63))
+    if draw(st.booleans()):
+        section |= {"pod_monitor": True, "pod_monitor_labels": draw(st.sampled_from([{}, {"release": "on"}]))}
     return section
 
 
@@ -85,9 +89,10 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 @given(section=sections(), nodes=st.integers(1, 200))
 @settings(max_examples=400 if LONG else 25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_section_that_is_taken(tmp_path: Path, section: dict[str, Any], nodes: int) -> None:
-    rendered, again = (
-        render_objects(loaded(tmp_path, section, fleet__nodes=nodes, fleet__instance=None)) for _ in range(2)
-    )
+    settings = {"fleet__nodes": nodes, "fleet__instance": None}
+    if {"metrics_namespace", "pod_monitor"} & set(section):
+        settings["run__metrics_port"] = 1024 + nodes
+    rendered, again = (render_objects(loaded(tmp_path, section, **settings)) for _ in range(2))
     require_whole(rendered)
     require_schemas(rendered)
     require_checked(rendered)
@@ -98,5 +103,6 @@ def test_any_section_that_is_taken(tmp_path: Path, section: dict[str, Any], node
 
 def test_every_key_of_the_section_is_drawn() -> None:
     together = {"kind", "trainer", "karpenter", "instances", "cpus", "memory_gib", "placement_group"}
+    together |= {"metrics_namespace", "pod_monitor", "pod_monitor_labels"}
     together |= {key for values in (*STORAGES.values(), *CAPACITIES.values()) for key in values}
     assert set(SINGLE) | together == set(KubernetesSection.model_fields)

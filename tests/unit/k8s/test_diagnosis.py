@@ -121,7 +121,21 @@ def test_an_init_container_that_failed():
     state = {"terminated": {"exitCode": 1}}
     one = {**on_node()}
     one["status"] = {**one["status"], "initContainerStatuses": [{"name": "make-folder", "state": state}]}
-    assert "folder on the volume could not be made (exit code 1)" in pod_reason(one, seen(one)).words
+    for phase in ("Pending", "Failed"):  # the second is what restartPolicy: Never makes of it
+        one["status"]["phase"] = phase
+        assert "folder on the volume could not be made (exit code 1)" in pod_reason(one, seen(one)).words
+    over = {**JOB, "status": {"conditions": [{"type": "Failed", "status": "True", "message": "BackoffLimitExceeded"}]}}
+    assert "BackoffLimitExceeded: run-node-0-0-1 the folder on the volume" in job_failure(seen(one, live=over))
+
+
+def test_a_pod_that_its_node_gave_up_or_the_kernel_killed():
+    evicted = pod(0, "Failed", reason="Evicted", message="The node was low on resource: memory.")
+    reason = pod_reason(evicted, seen(evicted))
+    assert reason.kind == "node" and reason.words == "Evicted: The node was low on resource: memory."
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    killed = pod(1, "Failed", containerStatuses=[{"name": "node", "state": ended}])
+    assert pod_reason(killed, seen(killed)) is None
+    assert status_of(seen(killed))["pods"][1]["state"] == "ended with 137: out of memory: beyond the pod's limit"
 
 
 def test_a_quota_of_the_namespace_leaves_no_pods():

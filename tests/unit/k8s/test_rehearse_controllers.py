@@ -17,9 +17,9 @@ from coremill.k8s.rehearse.controllers import PlannedSet, plan_set
 from coremill.k8s.rehearse.disruptions import parse_disruption, reclaim_times
 from coremill.k8s.rehearse.job_controller import BY_LIMIT, BY_POLICY, JobController, SetController
 from coremill.k8s.rehearse.pods import Pod, Secrets, make_pod
-from coremill.k8s.rehearse.policy import nft_rules, selects
+from coremill.k8s.rehearse.policy import has_service, nft_rules, selects
 from coremill.k8s.rehearse.provisions import provisions_for, put_on_volume, readable_mounts
-from coremill.k8s.rehearse.run_in_pods import PodRunFile, RunEvents, run_file_of, with_fewer_threads
+from coremill.k8s.rehearse.run_in_pods import PodRunFile, PodWords, RunEvents, run_file_of, with_fewer_threads
 from coremill.k8s.rehearse.written import WrittenObjects
 from coremill.k8s.render import render_objects, to_yaml
 from unit.k8s.clusters import loaded, of_kind
@@ -66,6 +66,7 @@ def test_every_kind_makes_the_same_pods(tmp_path: Path, section: dict[str, Any])
     assert [one.path for one in pod.container.mounts] == ["/fsx", "/etc/coremill", "/tmp"]
     (folder_maker,) = pod.init_containers
     assert folder_maker.user == 0 and folder_maker.capabilities == ("CHOWN", "FOWNER")
+    assert folder_maker.environ == {"JOB_COMPLETION_INDEX": "3"} and has_service(pod, planned.job, objects)
     run_file = run_file_of(pod.container)
     assert run_file is not None and run_file.get("run.folder") == "/fsx/coremill/tiny"
 
@@ -75,6 +76,12 @@ def test_without_processes_per_node_the_trainer_counts_cpus(tmp_path: Path) -> N
         del of_kind(objects, "TrainJob")["spec"]["trainer"]["numProcPerNode"]
 
     assert pod_of(objects_of(tmp_path, None, forget)).container.environ["PET_NPROC_PER_NODE"] == "30"
+
+    def parts(objects: list[dict[str, Any]]) -> None:
+        forget(objects)
+        of_kind(objects, "TrainJob")["spec"]["trainer"]["resourcesPerNode"] = {"limits": {"cpu": "3500m"}}
+
+    assert pod_of(objects_of(tmp_path, None, parts)).container.environ["PET_NPROC_PER_NODE"] == "4"
 
 
 @pytest.mark.parametrize(
@@ -110,6 +117,66 @@ def test_the_first_rule_counts_and_others_codes_are_not_taken_for_ours(tmp_path:
     text = to_yaml([one.object for one in objects.manifests]).splitlines()
     assert answer.counted and "Count" in text[line - 1], text[line - 1]
     assert controller.pod_ended(0, 78, is_disrupted=False).action == "replace"
+
+
+def test_rules_of_a_container_leave_the_codes_of_others_alone(tmp_path: Path) -> None:
+    def of_all(objects: list[dict[str, Any]]) -> None:
+        for rule in job_spec(objects)["podFailurePolicy"]["rules"][:2]:
+            del rule["onExitCodes"]["containerName"]
+
+    for change, action in ((None, "replace"), (of_all, "fail")):
+        controller = JobController(plan_set(objects_of(tmp_path, KINDS["job"], change)).job)
+        answer = controller.pod_ended(0, 78, is_disrupted=False, container="make-folder")
+        assert (answer.action, answer.counted) == (action, True)
+
+
+def test_names_are_those_of_a_headless_service_that_selects_the_pod(tmp_path: Path) -> None:
+    def found(section: str, change: Change | None = None) -> tuple[str | None, bool]:
+        objects = objects_of(tmp_path, KINDS[section], change)
+        return pod_of(objects).subdomain, has_service(pod_of(objects), plan_set(objects).job, objects)
+
+    def service(**spec: Any) -> Change:
+        return lambda all: of_kind(all, "Service")["spec"].update(spec)
+
+    def network(**values: Any) -> Change:
+        return lambda all: of_kind(all, "JobSet")["spec"].update(network=values)
+
+    assert found("job") == ("tiny", True) and found("jobset") == ("tiny", True)
+    assert found("job", service(clusterIP="10.0.0.1")) == ("tiny", False)
+    assert found("job", service(selector={"app": "another"})) == ("tiny", False)
+    assert found("job", lambda all: all.remove(of_kind(all, "Service"))) == ("tiny", False)
+    assert found("jobset", network(enableDNSHostnames=False)) == (None, False)
+    assert found("jobset", network(subdomain="mine")) == ("mine", True)
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    def change(objects: list[dict[str, Any]]) -> None:
+        spec = job_spec(objects)
+        spec["ttlSecondsAfterFinished"] = 60
+        spec["template"]["spec"]["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+
+    assert plan_set(objects_of(tmp_path, KINDS["job"])).notes == ()
+    deadline, memory = plan_set(objects_of(tmp_path, KINDS["job"], change)).notes
+    assert deadline.startswith("not rehearsed: all.yaml:") and deadline.endswith("spec.ttlSecondsAfterFinished")
+    assert memory.startswith("on disk here") and memory.endswith("volumes[3].emptyDir.medium")
+
+
+def test_rights_that_nobody_takes_away_are_those_of_a_runtime(tmp_path: Path) -> None:
+    def rights(written: dict[str, Any]) -> Change:
+        def change(objects: list[dict[str, Any]]) -> None:
+            spec = job_spec(objects)["template"]["spec"]
+            spec["securityContext"] |= {"fsGroup": 7, "supplementalGroups": [8]}
+            spec["containers"][0]["securityContext"]["capabilities"] = written
+
+        return change
+
+    def kept(written: dict[str, Any]) -> tuple[str, ...]:
+        return pod_of(objects_of(tmp_path, KINDS["job"], rights(written))).container.capabilities
+
+    assert "CHOWN" in kept({}) and "SYS_ADMIN" not in kept({}) and len(kept({})) == 14
+    assert "CHOWN" not in kept({"drop": ["CAP_CHOWN"]}) and "KILL" in kept({"drop": ["CAP_CHOWN"]})
+    assert kept({"drop": ["ALL"], "add": ["NET_ADMIN"]}) == ("NET_ADMIN",)
+    assert pod_of(objects_of(tmp_path, KINDS["job"], rights({}))).container.more_groups == (8, 7)
 
 
 def test_backoff_doubles_until_a_pod_succeeds_and_ends_at_the_limit(tmp_path: Path) -> None:
@@ -156,6 +223,9 @@ def refusals() -> dict[str, tuple[dict[str, Any], Change, str]]:
     def pod(objects: list[dict[str, Any]]) -> dict[str, Any]:
         return job_spec(objects)["template"]["spec"]
 
+    def rule(**values: Any) -> Change:
+        return lambda all: of_kind(all, "JobSet")["spec"]["failurePolicy"]["rules"][0].update(values)
+
     job = KINDS["job"]
     return {
         "restarted in place": (job, lambda all: pod(all).update(restartPolicy="OnFailure"), "restarted in place"),
@@ -172,6 +242,8 @@ def refusals() -> dict[str, tuple[dict[str, Any], Change, str]]:
         "no ConfigMap": (job, lambda all: all.remove(of_kind(all, "ConfigMap")), "ConfigMap tiny-run"),
         "root": (job, lambda all: pod(all)["securityContext"].pop("runAsUser"), "may not run as root"),
         "no job": (job, lambda all: all.remove(of_kind(all, "Job")), "no job"),
+        "one job anew": ({"kind": "jobset"}, rule(action="RestartJob"), "action: RestartJob is not rehearsed"),
+        "by message": ({"kind": "jobset"}, rule(onJobFailureMessagePatterns=["x"]), "MessagePatterns is not rehearsed"),
         "two jobs": (job, lambda all: all.append(copy.deepcopy(of_kind(all, "Job"))), "2 jobs"),
         "no runtime": ({}, lambda all: all.remove(of_kind(all, "TrainingRuntime")), "TrainingRuntime tiny"),
         "reserved": (
@@ -318,3 +390,18 @@ def test_lost_work_is_what_was_done_twice() -> None:
         None, steps=[(float(moment), step) for moment, step in enumerate([1, 2, 3, 2, 3, 4, 5, 4, 5, 6])]
     )
     assert events.lost() == [(3.0, 2), (7.0, 2)] and events.done == 6
+
+
+def test_what_pods_say_is_said_once(tmp_path: Path) -> None:
+    words, token = PodWords(tmp_path), "hf_" + "abcdefgh" * 4
+    assert words.of("a") == ""
+    (tmp_path / "a.log").write_text("measuring\nreading\n\nhalf a li")
+    (tmp_path / "b.log").write_text("reading\n")
+    assert (words.of("a"), words.of("b"), words.of("a")) == ("reading", "", "")
+    (tmp_path / "a.log").open("a").write("ne " + token + "x" * 200 + "\n")
+    assert words.of("a").startswith("half a line ***") and token not in words.of("a")
+    (tmp_path / "b.log").open("a").write("step 1/4 loss 2\n")
+    assert words.of("b") == ""
+    words.begin_anew()
+    (tmp_path / "c.log").write_text("reading\n")
+    assert words.of("c") == "reading"

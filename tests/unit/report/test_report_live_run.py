@@ -41,7 +41,7 @@ def test_a_live_run_holds_little_and_says_the_same(tmp_path: Path, monkeypatch: 
     assert run.look() and not run.look()
     live, whole = run.summary(), summarise(tmp_path)
     assert_same(live, whole)
-    assert 20 <= len(run._tally.steps) <= 25
+    assert 20 <= len(run.tally.steps) <= 25
     assert live["series"]["step"][0] == 1 and live["series"]["step"][-1] == 200
     assert live["series"]["tokens"][-1] == whole["series"]["tokens"][-1]
 
@@ -50,7 +50,7 @@ def test_only_what_was_appended_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     make_fake_run(tmp_path, world_size=1, steps=5, ending="running")
     run = LiveRun(tmp_path)
     run.look()
-    monkeypatch.setattr(run._tally, "add", lambda event: heard.append(event.kind))
+    monkeypatch.setattr(run.tally, "add", lambda event: heard.append(event.kind))
     heard: list[str] = []
     with event_file(tmp_path, 0).open("a") as file:
         file.write('{"kind":"step","time":1760000900.0,"rank":0,"st')  # half a line

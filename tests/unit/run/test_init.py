@@ -15,11 +15,12 @@ from safetensors.numpy import save_file
 
 from coremill.config.keys import keys
 from coremill.config.load import load_config
+from coremill.config.schema import RunConfig
 from coremill.config.task_rules import READ_BY
 from coremill.errors import CoremillError, InputError
 from coremill.run.init import command
 from coremill.run.init.command import init_run_file
-from coremill.run.init.findings import columns_of, look_around
+from coremill.run.init.findings import columns_of, likely_column, look_around
 from coremill.run.init.interview import answers_given
 from end_to_end.scene import make_cache
 from tiny_models import make_config_folder
@@ -105,6 +106,15 @@ def test_the_task_is_suggested_by_model_and_columns() -> None:
     config = load_config(Path("run.yaml")).config
     assert (config.model.name, config.task, config.data.source) == ("bert", "sequence-classification", "reviews.csv")
     assert "nearest to those of the data: text, label" in said
+
+
+def test_a_column_is_suggested_for_one_part_of_an_example_only() -> None:
+    assert likely_column("label", ["sentiment", "stars"]) == "sentiment"
+    assert likely_column("label", ["first", "last"]) == "last"
+    config = RunConfig.model_validate(
+        {"task": "sequence-classification", "data": {"text_columns": ["review"], "label_column": "stars"}}
+    )
+    assert command._named_columns(config, config.task, without="data.label_column") == {"review"}
 
 
 def test_adapters_where_all_weights_are_too_many() -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
 
 from coremill.config.load import LoadedConfig
-from coremill.errors import CoremillError, InputError
+from coremill.errors import CoremillError, InputError, Interrupted
 from coremill.k8s.cluster import ending, submitting
 from coremill.k8s.cluster.conditions import exit_code
 from coremill.k8s.cluster.log_following import lines_of, pod_index
 from coremill.k8s.cluster.opening import Opened, open_job
-from coremill.k8s.cluster.seen import labels_of, look
+from coremill.k8s.cluster.seen import labels_of, look, look_again
 from coremill.k8s.cluster.status import OVER, headline, live_pods, show_status, state_of, status_of, told_reasons
 from coremill.k8s.render_command import summary_of
 from coremill.report.terminal import print_line
@@ -34,7 +35,8 @@ def submit_run(loaded: LoadedConfig, file: str, context: str | None, *, wait: bo
     say(summary_of(opened.rendered))
     say(f"cluster: {opened.cluster.context}")
     actions = submitting.submit(opened.rendered, opened.cluster, file, say)
-    document = _wait_for_pods(opened, say) if wait else status_of(look(opened.cluster, opened.rendered.job))
+    with _told_what_goes_on(f"the job goes on; coremill k8s status {file} shows it, stop suspends it"):
+        document = _wait_for_pods(opened, say) if wait else status_of(look(opened.cluster, opened.rendered.job))
     if as_json:
         done = [{"object": one.object, "action": one.action} for one in actions]
         print(json.dumps({"objects": done, **document}, indent=2))
@@ -82,7 +84,8 @@ def stop_run(loaded: LoadedConfig, context: str | None, *, wait: bool, as_json: 
     if state not in (*OVER, "stopped", "stopping", "deleting"):
         say(f"{ending.stop(cluster, seen)} is suspended: ranks save, pods go, and no new ones come")
     if wait:
-        ending.wait_until_gone(cluster, job, say)
+        with _told_what_goes_on("the job is suspended all the same: its pods save and go"):
+            ending.wait_until_gone(cluster, job, say)
     document = status_of(look(cluster, job))
     if as_json:
         print(json.dumps(document, indent=2))
@@ -107,8 +110,9 @@ def delete_run(
         seen = look(cluster, job)
         running, nodes = len(live_pods(seen)), len(seen.node_claims)
         words = f"{len(own) + len(wide)} objects of {seen.kind} {job.namespace}/{job.name} would be deleted"
-        words += f"; {running} pods would save and end" if running else ""
-        words += f"; the NodePool {job.pool} would go, and its {nodes} nodes with it" if seen.pool else ""
+        words += f"; {running} pod{'' if running == 1 else 's'} would save and end" if running else ""
+        words += f"; the NodePool {job.pool} would go" if seen.pool else ""
+        words += f", and its {nodes} node{'' if nodes == 1 else 's'} with it" if seen.pool and nodes else ""
         words += f". The volume (claim {job.section.claim}) and the namespace stay"
         if not is_sure and not _is_asked(words, say, ask):
             say("nothing was deleted")
@@ -137,7 +141,7 @@ def _wait_for_pods(opened: Opened, say: Say) -> dict[str, Any]:
     cluster, job = opened.cluster, opened.rendered.job
     told: set[str] = set()
     while True:
-        seen = look(cluster, job)
+        seen = look_again(cluster, job, say)
         document = status_of(seen)
         for words in (headline(document), *(text for text, _ in told_reasons(document))):
             if words not in told:
@@ -148,6 +152,15 @@ def _wait_for_pods(opened: Opened, say: Say) -> dict[str, Any]:
         if document["state"] in ("running", "complete", "stopped"):
             return document
         cluster.wait_for_change(job.namespace, labels_of(job), LOOK_SECONDS)
+
+
+@contextlib.contextmanager
+def _told_what_goes_on(words: str) -> Iterator[None]:
+    """Ctrl-C ends the waiting, and nothing in the cluster."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"not waited for any longer: {words}") from None
 
 
 def _failed(document: dict[str, Any], codes: list[int | None]) -> CoremillError:

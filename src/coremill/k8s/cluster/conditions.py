@@ -64,6 +64,12 @@ def exit_code(pod: Mapping[str, Any]) -> int | None:
     return ended.get("exitCode")
 
 
+def ended_reason(pod: Mapping[str, Any]) -> str:
+    """Why coremill's container ended, as the kubelet has it: Completed, Error, OOMKilled."""
+    ended = (container_status(pod).get("state") or {}).get("terminated") or {}
+    return str(ended.get("reason") or "")
+
+
 def _created(pod: Mapping[str, Any]) -> str:
     return str(pod["metadata"].get("creationTimestamp") or "")
 

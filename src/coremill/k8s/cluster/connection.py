@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,7 @@ FIELD_MANAGER = "coremill"
 # Fields that stop and resume set: were they the field manager's above, the next apply would take them away.
 STOP_MANAGER = "coremill-stop"
 _TIMEOUT_SECONDS = (10, 60)  # to connect, to answer
+_QUIET_SECONDS = 120  # so long a log may say nothing before it is asked for anew
 _APPLY, _MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 # How EKS and eksctl call a cluster in a kubeconfig.
 _EKS_NAMES = (
@@ -48,9 +51,12 @@ class Cluster:
                 return None
             raise
 
-    def list_all(self, kind: str, namespace: str | None = None, labels: str | None = None) -> list[dict[str, Any]]:
-        """All objects of a kind, in a namespace or everywhere, with these labels (`a=b,c=d`)."""
-        query = [] if labels is None else [("labelSelector", labels)]
+    def list_all(
+        self, kind: str, namespace: str | None = None, labels: str | None = None, fields: str | None = None
+    ) -> list[dict[str, Any]]:
+        """All objects of a kind, in a namespace or everywhere, with these labels or fields (`a=b,c=d`)."""
+        selectors = (("labelSelector", labels), ("fieldSelector", fields))
+        query = [(name, value) for name, value in selectors if value is not None]
         found = self._ask("list", KINDS[kind], namespace, None, query=query).get("items") or ()
         # In lists of core kinds objects do not say what they are.
         return [{**one, "kind": kind, "apiVersion": KINDS[kind].api_version} for one in found]
@@ -97,13 +103,19 @@ class Cluster:
             time.sleep(max(0.0, seconds - (time.monotonic() - began)))
         time.sleep(0.2)  # of many changes at once the first wakes us
 
-    def log_lines(self, namespace: str, pod: str, container: str, *, follow: bool, tail: int | None) -> Iterator[str]:
-        """Lines of a container's log, each with its time in front; with `follow` until the container ends."""
+    def log_lines(
+        self, namespace: str, pod: str, container: str, *, follow: bool, tail: int | None, since: int | None = None
+    ) -> Iterator[str]:
+        """Lines of a container's log, each with its time in front, of the last `since` seconds or all.
+
+        With `follow` until the container ends, or says nothing for so long that the connection may be lost: a load
+        balancer between drops idle ones without a word.
+        """
         from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
+        from urllib3.exceptions import HTTPError, ReadTimeoutError
 
         asked = Asked("get", KINDS["Pod"], namespace, f"{pod}, its log", self.context, self._releases)
-        options = {} if tail is None else {"tail_lines": tail}
+        options = {"tail_lines": tail, "since_seconds": since}
         try:
             answer = self._core.read_namespaced_pod_log(
                 pod,
@@ -112,8 +124,8 @@ class Cluster:
                 follow=follow,
                 timestamps=True,
                 _preload_content=False,
-                _request_timeout=(_TIMEOUT_SECONDS[0], None if follow else _TIMEOUT_SECONDS[1]),
-                **options,
+                _request_timeout=(_TIMEOUT_SECONDS[0], _QUIET_SECONDS if follow else _TIMEOUT_SECONDS[1]),
+                **{name: value for name, value in options.items() if value is not None},
             )
             rest = b""
             for chunk in answer.stream(4096):
@@ -123,6 +135,9 @@ class Cluster:
                 yield rest.decode("utf-8", "replace")
         except ApiException as error:
             raise refusal_of(error.status or 0, _text(error), asked) from error
+        except ReadTimeoutError as error:
+            if not follow:
+                raise _no_answer(self.context, error) from error
         except HTTPError as error:
             raise _no_answer(self.context, error) from error
 
@@ -166,6 +181,7 @@ def connect(section: KubernetesSection, context: str | None) -> Cluster:
     """The cluster of a context of the kubeconfig, the current one unless named; nothing is asked of it yet."""
     from kubernetes import config
     from kubernetes.config.config_exception import ConfigException
+    from yaml import YAMLError
 
     login = f"aws eks update-kubeconfig --name {section.cluster or 'CLUSTER'}"
     login += f" --region {section.region}" if section.region else ""
@@ -182,18 +198,41 @@ def connect(section: KubernetesSection, context: str | None) -> Cluster:
             )
         name = context or current["name"]
         _require_cluster(section, name, str(known[name].get("cluster", "")), login)
-        client = config.new_client_from_config(file, context=name, persist_config=False)
-    except (ConfigException, TypeError, KeyError, OSError) as error:
+        with _errors_told() as told:
+            client = config.new_client_from_config(file, context=name, persist_config=False)
+    except (ConfigException, YAMLError, AttributeError, TypeError, KeyError, OSError) as error:
         raise InputError(
             "there is no kubeconfig that names a cluster",
             where="KUBECONFIG, or ~/.kube/config",
-            why=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            why=" ".join(str(error).split()) or type(error).__name__,
             do=login,
         ) from error
+    if told:
+        raise InputError(
+            "the kubeconfig's way to log in does not work",
+            where=f"context {name}",
+            # In a terminal the client lets the program speak for itself, and then trips over having no words of it.
+            why="; ".join("what it says stands above" if "NoneType" in words else words for words in told),
+            do="`kubectl get namespaces` shows what it says; on EKS it runs `aws eks get-token`: is the AWS CLI there,"
+            " and logged in (`aws sts get-caller-identity`, `aws sso login`)?",
+        )
     client.configuration.retries = False  # urllib3 would try, and tell of it, three times
     client.rest_client.pool_manager.connection_pool_kw["retries"] = False
     releases = {"trainer": section.trainer, "karpenter": section.karpenter}
     return Cluster(client, name, releases)
+
+
+@contextlib.contextmanager
+def _errors_told() -> Iterator[list[str]]:
+    """What the client logs as an error where it should fail: a login program that is not there, or ends badly."""
+    told: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: told.append(" ".join(record.getMessage().split()))  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)  # with none there, the first error would make one that stays
+    try:
+        yield told
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def _require_cluster(section: KubernetesSection, context: str, cluster: str, login: str) -> None:

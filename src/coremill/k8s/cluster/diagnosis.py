@@ -11,7 +11,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coremill.k8s.cluster.conditions import condition, container_status, exit_code, holds, ready_words
+from coremill.k8s.cluster.conditions import (
+    condition,
+    container_status,
+    ended_reason,
+    exit_code,
+    holds,
+    ready_words,
+)
 from coremill.k8s.cluster.seen import Object, Seen
 from coremill.k8s.names import REPLICATED_JOB
 
@@ -38,7 +45,7 @@ _NO_TYPE = re.compile(r"no instance type|incompatible with nodepool|incompatible
 class Reason:
     """Why something does not run yet: a kind for scripts, words, and what to do where that is known."""
 
-    kind: str  # node-type, quota, capacity, image, volume, node-pool, node-start, queue, secret, scheduling, starting
+    kind: str  # node-type, quota, capacity, image, volume, node-pool, node-start, node, queue, secret, scheduling, ...
     words: str
     do: str | None = None
 
@@ -47,8 +54,10 @@ class Reason:
 
 
 def pod_reason(pod: Object, seen: Seen) -> Reason | None:
-    """Why a pod does not run; None: it runs, or has ended."""
+    """Why a pod does not run; None: it runs, or has ended by itself."""
     status = pod.get("status") or {}
+    if status.get("phase") == "Failed":
+        return _failed_before_it_ran(pod)
     if status.get("phase") != "Pending":
         return None
     if (condition(pod, "PodScheduled") or {}).get("status") != "True" and not pod.get("spec", {}).get("nodeName"):
@@ -91,12 +100,24 @@ def job_reasons(seen: Seen) -> list[Reason]:
 def job_failure(seen: Seen) -> str:
     """Why a job failed: its own words, and what the pod that ended it ended with."""
     said = condition(seen.live, "Failed") or {}
-    codes = [(pod["metadata"]["name"], code) for pod in seen.pods if (code := exit_code(pod)) not in (None, 0)]
-    pods = "; ".join(f"{name} ended with {code} ({code_words(code)})" for name, code in codes[:3])
+    ends = [f"{pod['metadata']['name']} {words}" for pod in seen.pods if (words := _end_words(pod))]
+    pods = "; ".join(ends[:3])
     return ": ".join(text for text in (str(said.get("message") or said.get("reason") or ""), pods) if text)
 
 
-def code_words(code: int | None) -> str:
+def _end_words(pod: Object) -> str:
+    """How a pod failed; empty: it did not."""
+    code, before = exit_code(pod), _failed_before_it_ran(pod)
+    if code:
+        return f"ended with {code} ({end_words(pod)})"
+    return before.words if before is not None and code is None else ""
+
+
+def end_words(pod: Object) -> str:
+    """What a pod's exit code means."""
+    if ended_reason(pod) == "OOMKilled":
+        return "out of memory: beyond the pod's limit"
+    code = exit_code(pod)
     return CODE_WORDS.get(code if code is not None else -1, "a failure")
 
 
@@ -208,13 +229,9 @@ def _on_its_node(pod: Object, seen: Seen) -> Reason:
     for of_init in (True, False):
         state = container_status(pod, of_init=of_init).get("state") or {}
         waiting = waiting or state.get("waiting") or {}
-        ended = state.get("terminated") or {}
-        if of_init and ended.get("exitCode"):
-            return Reason(
-                "volume",
-                f"the folder on the volume could not be made (exit code {ended['exitCode']})",
-                "`kubectl logs POD -c make-folder` says why; kubernetes.make_folder: false where it is there",
-            )
+    failed = _failed_before_it_ran(pod)
+    if failed is not None:
+        return failed
     why, said = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
     if why in _IMAGE:
         image = container_status(pod).get("image") or "the image"
@@ -228,6 +245,22 @@ def _on_its_node(pod: Object, seen: Seen) -> Reason:
         return Reason("volume", f"the volume cannot be mounted: {_short(mount)}", do)
     pulling = _last_event(seen, "Pod", pod["metadata"]["name"], "Pulling", "Pulled")
     return Reason("starting", "its image is being pulled" if pulling.startswith("Pulling") else "its container starts")
+
+
+def _failed_before_it_ran(pod: Object) -> Reason | None:
+    """Its init container failed, or its node gave it up; what coremill itself ended with is told by its exit code."""
+    status = pod.get("status") or {}
+    ended = (container_status(pod, of_init=True).get("state") or {}).get("terminated") or {}
+    if ended.get("exitCode"):
+        return Reason(
+            "volume",
+            f"the folder on the volume could not be made (exit code {ended['exitCode']})",
+            f"`kubectl logs {pod['metadata']['name']} -c make-folder` says why; kubernetes.make_folder: false where it"
+            " is there",
+        )
+    if exit_code(pod) is None and status.get("reason"):
+        return Reason("node", f"{status['reason']}: {_short(str(status.get('message') or 'its node gave it up'))}")
+    return None
 
 
 def _last_event(seen: Seen, kind: str, name: str, *reasons: str, by: str | None = None) -> str:

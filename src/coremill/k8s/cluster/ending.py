@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from coremill.k8s.cluster.connection import Cluster
 from coremill.k8s.cluster.kinds import JOB_KINDS, KINDS, name_of
 from coremill.k8s.cluster.refusals import FORBIDDEN, NOT_FOUND, Refused, Unavailable
-from coremill.k8s.cluster.seen import Object, Seen, labels_of, look
+from coremill.k8s.cluster.seen import Object, Seen, labels_of, look_again, remains
 from coremill.k8s.cluster.status import is_in_queue, live_pods
 from coremill.k8s.job import Job
 from coremill.k8s.names import cluster_wide
 
 Say = Callable[[str], None]
 LOOK_SECONDS = 5.0
+_BEYOND_GRACE_SECONDS, _PATIENCE_SECONDS, _LEFTOVER_SECONDS = 30, 120.0, 0.5
 # Of a namespace, in the order in which they go: the job first, so that its pods end, then what stands around it.
 _NAMESPACED = (
     *("TrainJob", "JobSet", "Job", "TrainingRuntime", "Service", "NetworkPolicy", "ConfigMap", "LocalQueue"),
@@ -52,13 +54,36 @@ def _set_running(cluster: Cluster, seen: Seen, *, running: bool) -> str:
 
 def wait_until_gone(cluster: Cluster, job: Job, say: Say) -> None:
     """Until no pod of the job runs: each has its grace to save in."""
-    told = -1
-    while left := len(live_pods(look(cluster, job))):
-        if left != told:
-            grace = job.times.pod_grace_seconds
-            say(f"{left} pod{'' if left == 1 else 's'} still there: ranks save, for at most {grace} s")
-            told = left
+    told, grace = -1, job.times.pod_grace_seconds
+    late = time.monotonic() + grace + _BEYOND_GRACE_SECONDS
+    while pods := live_pods(look_again(cluster, job, say)):
+        if len(pods) != told:
+            told = len(pods)
+            say(f"{told} pod{'' if told == 1 else 's'} still there: ranks save, for at most {grace} s")
+        if time.monotonic() > late:
+            late = float("inf")
+            names = ", ".join(pod["metadata"]["name"] for pod in pods)
+            say(f"beyond the grace: {names}; where the node is lost, `kubectl delete pod NAME --force` gives it up")
         cluster.wait_for_change(job.namespace, labels_of(job), LOOK_SECONDS)
+
+
+def delete_job(cluster: Cluster, job: Job, live: Object, say: Say) -> None:
+    """Until it is gone with all that controllers made of it: a new job of its name would be taken for the old one."""
+    cluster.delete(live)
+    wait_until_gone(cluster, job, say)
+    until, told = time.monotonic() + _PATIENCE_SECONDS, ""
+    while left := ", ".join(remains(cluster, job)):
+        if left != told:
+            say(f"still there: {left}")
+            told = left
+        if time.monotonic() > until:
+            raise Unavailable(
+                f"{left} was deleted and does not go",
+                where=f"context {cluster.context}",
+                why="a finalizer holds it: its controller is not running, or waits for something",
+                do="`kubectl get -o yaml` shows metadata.finalizers; submit or delete again when it is gone",
+            )
+        time.sleep(_LEFTOVER_SECONDS)
 
 
 def belongings(cluster: Cluster, job: Job) -> tuple[list[Object], list[Object], list[str]]:
@@ -84,9 +109,8 @@ def delete(cluster: Cluster, job: Job, own: list[Object], wide: list[Object], sa
     """The job first, then, when its pods have saved and gone, what stood around it and its nodes."""
     first = [one for one in own if one["kind"] in JOB_KINDS.values()]
     for one in first:
-        cluster.delete(one)
+        delete_job(cluster, job, one, say)
         say(f"{name_of(one)} deleted")
-    wait_until_gone(cluster, job, say)
     for one in [one for one in own if one not in first] + wide:
         cluster.delete(one)
         say(f"{name_of(one)} deleted")

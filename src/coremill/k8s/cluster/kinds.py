@@ -65,7 +65,7 @@ INSTEAD = {
     "ResourceFlavor": "install Kueue, or leave kubernetes.queue out",
     "ClusterQueue": "install Kueue, or leave kubernetes.queue out",
     "LocalQueue": "install Kueue, or leave kubernetes.queue out",
-    "PodMonitor": "install the Prometheus operator, or leave the PodMonitor out",
+    "PodMonitor": "install the Prometheus operator, or leave kubernetes.pod_monitor out",
 }
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from coremill.errors import InputError
 from coremill.k8s.cluster.conditions import container_status, exit_code, newest_of
 from coremill.k8s.cluster.connection import Cluster
-from coremill.k8s.cluster.diagnosis import code_words
+from coremill.k8s.cluster.diagnosis import end_words
 from coremill.k8s.cluster.refusals import Refused, Unavailable
-from coremill.k8s.cluster.seen import Object, labels_of, look
+from coremill.k8s.cluster.seen import Object, labels_of, look, look_again
 from coremill.k8s.cluster.status import OVER, headline, state_of, status_of, told_reasons
 from coremill.k8s.job import Job
 from coremill.k8s.objects.pods import CONTAINER
 
 LOOK_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
+_CLOCKS_DIFFER_SECONDS = 600
+_FRACTION = re.compile(r"\.\d+")  # nanoseconds, more than datetime reads
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,8 @@ def lines_of(
     """Each line once. With `follow` until the job is over or stopped; without, what the newest pod has said so far."""
     index, told = pod_index(job, rank), ""
     last_of: dict[str, str] = {}  # pod -> time of the last line that was given
+    seen = look(cluster, job)
     while True:
-        seen = look(cluster, job)
         pod, state = newest_of(seen.pods, index), state_of(seen)
         document = status_of(seen)
         if pod is None and (not follow or state in (*OVER, "absent", "stopped")):
@@ -68,10 +72,12 @@ def lines_of(
             raise InputError(f"{name} has not begun", why=_why(document, index), do="coremill k8s status says more")
         if not follow:
             return
-        seen = look(cluster, job)
+        seen = look_again(cluster, job, say)
         pod, state = newest_of(seen.pods, index), state_of(seen)
         code = None if pod is None else exit_code(pod)
-        words = _why(status_of(seen), index) if code is None else f"{name} ended with {code} ({code_words(code)})"
+        words = _why(status_of(seen), index)
+        if pod is not None and code is not None:
+            words = f"{pod['metadata']['name']} ended with {code} ({end_words(pod)})"
         if words and words != told:
             say(words)
             told = words
@@ -79,6 +85,7 @@ def lines_of(
             say(headline(status_of(seen)))
             return
         cluster.wait_for_change(job.namespace, labels_of(job), LOOK_SECONDS)
+        seen = look_again(cluster, job, say)
 
 
 def _read(
@@ -87,7 +94,10 @@ def _read(
     """What the pod has said since the last look; a stream that breaks is taken up again where it broke."""
     try:
         known = last_of.get(pod, "")
-        for line in cluster.log_lines(job.namespace, pod, CONTAINER, follow=follow, tail=None if known else tail):
+        lines = cluster.log_lines(
+            job.namespace, pod, CONTAINER, follow=follow, tail=None if known else tail, since=_seconds_since(known)
+        )
+        for line in lines:
             stamp, _, text = line.partition(" ")
             if stamp > known:
                 last_of[pod] = stamp
@@ -96,6 +106,15 @@ def _read(
         if not follow or getattr(error, "status", None) in (401, 403):
             raise
         time.sleep(_RETRY_SECONDS)  # the pod has just gone, or the API server: look again
+
+
+def _seconds_since(stamp: str) -> int | None:
+    """So far back a log has to be read again, with room for clocks that differ; None: from its beginning."""
+    try:
+        then = datetime.fromisoformat(_FRACTION.sub("", stamp))
+    except ValueError:
+        return None
+    return max(1, int((datetime.now(UTC) - then).total_seconds()) + _CLOCKS_DIFFER_SECONDS)
 
 
 def _has_begun(pod: Object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from coremill.k8s.cluster.kinds import INSTEAD, Kind
 FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
 _BAD_REQUEST, _UNAUTHORIZED, _FIRST_OF_SERVER = 400, 401, 500
 _TOO_MANY = 429
+# Admission webhooks (Trainer's among them) and admission policies say no as if it were a permission.
+_DENIED = re.compile(r"admission webhook .* denied the request|ValidatingAdmissionPolicy .* denied request")
 
 
 class Refused(InputError):
@@ -77,6 +80,13 @@ def _refused(status: int, words: str, document: dict[str, Any], asked: Asked) ->
             where=where,
             why=words,
             do="ask for less (fleet.nodes, kubernetes.cpus, kubernetes.memory_gib), or have the ResourceQuota raised",
+        )
+    if _DENIED.search(words):
+        return Refused(
+            f"a rule of the cluster refuses {asked.object}",
+            where=where,
+            why=words,
+            do="mend what it names in the run file, or ask who runs the cluster: it is no question of permission",
         )
     if status == FORBIDDEN:
         place = f" -n {asked.namespace}" if asked.kind.namespaced and asked.namespace else ""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from coremill.k8s.cluster.connection import Cluster
 from coremill.k8s.cluster.kinds import JOB_KINDS
-from coremill.k8s.cluster.refusals import FORBIDDEN, NOT_FOUND, Refused
+from coremill.k8s.cluster.refusals import FORBIDDEN, NOT_FOUND, Refused, Unavailable
 from coremill.k8s.job import Job
+from coremill.k8s.names import REPLICATED_JOB
 from coremill.k8s.objects.nodes import POOL_LABEL
 
 Object = dict[str, Any]
+PATIENCE_SECONDS, RETRY_SECONDS = 180.0, 5.0
 CLUSTER_WIDE_EVENTS = "default"  # the namespace where events of objects without one are
 
 
@@ -67,7 +70,9 @@ def look(cluster: Cluster, job: Job) -> Seen:
         node_class = readable("EC2NodeClass", lambda: cluster.get("EC2NodeClass", job.pool))
         claims = readable("nodes", lambda: cluster.list_all("NodeClaim", labels=f"{POOL_LABEL}={job.pool}")) or []
         if namespace != CLUSTER_WIDE_EVENTS:
-            events += readable("events of nodes", lambda: cluster.list_all("Event", CLUSTER_WIDE_EVENTS)) or []
+            of_nodes = "involvedObject.kind=NodeClaim"
+            said = readable("events of nodes", lambda: cluster.list_all("Event", CLUSTER_WIDE_EVENTS, fields=of_nodes))
+            events += said or []
     return Seen(
         kind=kind,
         name=job.name,
@@ -86,6 +91,38 @@ def look(cluster: Cluster, job: Job) -> Seen:
         workload=None if section.queue is None else readable("queue", lambda: workload_of(cluster, live)),
         unseen=tuple(unseen),
     )
+
+
+def look_again(cluster: Cluster, job: Job, say: Callable[[str], None]) -> Seen:
+    """For those who wait: a cluster that does not answer is asked again for some minutes."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    is_told = False
+    while True:
+        try:
+            return look(cluster, job)
+        except Unavailable as error:
+            if time.monotonic() > until:
+                raise
+            if not is_told:
+                say(f"{error.what} ({error.why}): asked again until it does")
+                is_told = True
+            time.sleep(RETRY_SECONDS)
+
+
+def remains(cluster: Cluster, job: Job) -> list[str]:
+    """Which objects of a deleted job are still there: the job, and those that controllers made of it."""
+    made_of = {"trainjob": ("TrainJob", "JobSet", "Job"), "jobset": ("JobSet", "Job"), "job": ("Job",)}
+    found = []
+    for kind in made_of[job.section.kind]:
+        name = job.name if kind != "Job" or job.section.kind == "job" else f"{job.name}-{REPLICATED_JOB}-0"
+        try:
+            live = cluster.get(kind, name, job.namespace)
+        except Refused as error:
+            if error.status not in (FORBIDDEN, NOT_FOUND):
+                raise
+            continue  # what may not be read cannot be waited for
+        found += [f"{kind}/{name}"] if live is not None else []
+    return found
 
 
 def workload_of(cluster: Cluster, live: Object | None) -> Object | None:

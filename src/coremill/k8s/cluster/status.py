@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from coremill.k8s.cluster.conditions import condition, exit_code, holds, index_of, newest_of, ready_words
-from coremill.k8s.cluster.diagnosis import Reason, code_words, job_failure, job_reasons, pod_reason
+from coremill.k8s.cluster.diagnosis import Reason, end_words, job_failure, job_reasons, pod_reason
 from coremill.k8s.cluster.seen import Object, Seen
 from coremill.k8s.objects.nodes import INSTANCE_TYPE_LABEL
 from coremill.k8s.objects.queue import QUEUE_LABEL
@@ -152,7 +152,7 @@ def _pod_row(index: int, seen: Seen) -> dict[str, Any]:
     reason: Reason | None = pod_reason(pod, seen)
     code = exit_code(pod)
     phase = phase_of(pod)
-    state = f"ended with {code}: {code_words(code)}" if code is not None else phase.lower()
+    state = f"ended with {code}: {end_words(pod)}" if code is not None else phase.lower()
     if pod["metadata"].get("deletionTimestamp"):
         state = "ending: it saves"
     return {

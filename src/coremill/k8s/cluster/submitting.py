@@ -14,7 +14,7 @@ from coremill.k8s.check.checking import check
 from coremill.k8s.check.crds import shipped_schemas
 from coremill.k8s.check.manifests import manifests_of
 from coremill.k8s.cluster.connection import Cluster
-from coremill.k8s.cluster.ending import resume, wait_until_gone
+from coremill.k8s.cluster.ending import delete_job, resume, wait_until_gone
 from coremill.k8s.cluster.kinds import VOLUME_KINDS, name_of
 from coremill.k8s.cluster.refusals import INVALID, Refused
 from coremill.k8s.cluster.releases import require_releases
@@ -62,9 +62,9 @@ def submit(rendered: Rendered, cluster: Cluster, file: str, say: Say) -> list[Ac
         return _go_on(cluster, rendered, seen, state, say)
     made_anew = seen.live is not None
     if seen.live is not None:
+        _tried(cluster, rendered.objects[:-1])  # before the old job goes
         say(f"{name_of(rendered.objects[-1])} is {state}: it is made anew, and goes on from its newest checkpoint")
-        cluster.delete(seen.live)
-        wait_until_gone(cluster, job, say)
+        delete_job(cluster, job, seen.live, say)
     actions = _place(cluster, rendered, live, say)
     return [*actions[:-1], Action(actions[-1].object, "made anew")] if made_anew else actions
 
@@ -155,14 +155,8 @@ def _place(cluster: Cluster, rendered: Rendered, live: dict[str, Object], say: S
 
 def _apply_all(cluster: Cluster, objects: list[Object], say: Say) -> list[Action]:
     """All of them tried before the first is made."""
-    kept: list[tuple[Object, Object | None]] = []
-    for one in objects:
-        live = cluster.get(one["kind"], one["metadata"]["name"], one["metadata"].get("namespace"))
-        if not _is_left(one, live):
-            cluster.apply(one, dry_run=True)
-        kept.append((one, live))
     done = []
-    for one, live in kept:
+    for one, live in _tried(cluster, objects):
         if _is_left(one, live):
             done.append(Action(name_of(one), "left"))
         else:
@@ -172,6 +166,17 @@ def _apply_all(cluster: Cluster, objects: list[Object], say: Say) -> list[Action
             done.append(Action(name_of(one), "created" if live is None else "unchanged" if is_same else "configured"))
         say(f"{done[-1].object} {_ACTION_WORDS.get(done[-1].action, done[-1].action)}")
     return done
+
+
+def _tried(cluster: Cluster, objects: list[Object]) -> list[tuple[Object, Object | None]]:
+    """Each by a dry run, with what is there of it."""
+    found: list[tuple[Object, Object | None]] = []
+    for one in objects:
+        live = cluster.get(one["kind"], one["metadata"]["name"], one["metadata"].get("namespace"))
+        if not _is_left(one, live):
+            cluster.apply(one, dry_run=True)
+        found.append((one, live))
+    return found
 
 
 _ACTION_WORDS = {"left": "is there, and left as it is"}

@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 from coremill.k8s.job import Job
+from coremill.k8s.objects.metrics import metrics_ingress
 
 RUN_FILE = "run.yaml"
 METADATA_ADDRESS = "169.254.169.254/32"  # of the instance: pods have no business there, credentials lie behind it
@@ -62,7 +63,7 @@ def network_policy(job: Job) -> dict[str, Any]:
         "spec": {
             "podSelector": {"matchLabels": job.labels},
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": [{"from": [own]}],
+            "ingress": [{"from": [own]}, *metrics_ingress(job)],
             "egress": egress,
         },
     }

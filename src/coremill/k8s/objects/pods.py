@@ -7,6 +7,7 @@ from typing import Any
 from coremill.k8s.job import Job
 from coremill.k8s.names import REPLICATED_JOB
 from coremill.k8s.objects.cluster import RUN_FILE, run_file_name
+from coremill.k8s.objects.metrics import container_ports, pod_annotations
 from coremill.k8s.objects.nodes import AMX_TOLERATION, INSTANCE_TYPE_LABEL, POOL_LABEL, ZONE_LABEL
 from coremill.world.identity import DEFAULT_PORT
 
@@ -59,7 +60,7 @@ def pod_template(job: Job, *, master_address: str | None = None, subdomain: str 
         spec["initContainers"] = [_folder_maker(job)]
     if subdomain is not None:
         spec["subdomain"] = subdomain
-    return {"metadata": {"labels": job.labels}, "spec": spec}
+    return {"metadata": {"labels": job.labels, **pod_annotations(job)}, "spec": spec}
 
 
 def _placing(job: Job) -> dict[str, Any]:
@@ -89,6 +90,7 @@ def _container(job: Job, master_address: str | None) -> dict[str, Any]:
         "imagePullPolicy": "IfNotPresent",
         "command": COMMAND,
         "workingDir": _TEMPORARY,
+        **container_ports(job),
         "env": _environment(job, master_address),
         "resources": resources(job),
         "securityContext": _NO_RIGHTS,

@@ -241,6 +241,7 @@ class _Screen:
 
 def _show(screen: Console, judgement: Judgement, seen: Seen, folder: Path) -> None:
     summary, times = judgement.summary, judgement.summary["times"]
+    saved = times["longest_save_seconds"]
     if seen.state == "failed" and seen.last is not None:
         log = folder / "logs" / f"{seen.last.pod.name}.log"
         print_line(screen, f"the end of {log}:")
@@ -257,8 +258,8 @@ def _show(screen: Console, judgement: Judgement, seen: Seen, folder: Path) -> No
         print_line(
             screen,
             f"pods ended at most {format_seconds(times['longest_end_after_sigterm_seconds'])} after SIGTERM, of"
-            f" {format_seconds(times['pod_grace_seconds'])} of grace; a save took at most"
-            f" {format_seconds(times['longest_save_seconds'])}",
+            f" {format_seconds(times['pod_grace_seconds'])} of grace"
+            + ("" if saved is None else f"; a save took at most {format_seconds(saved)}"),
         )
     if times["longest_away_seconds"] is not None:
         print_line(

@@ -10,6 +10,7 @@ What an object asks for and is not rehearsed is refused by its line, or said: ne
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ _TRAINER_CONTAINER = "node"
 _RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 _UNHEARD_OF_PATCHES = ("runtimePatches", "podTemplateOverrides", "podSpecOverrides", "initializer")
 _NOT_WAITED_FOR = ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "podReplacementPolicy")
+JOB_SET_ACTIONS = ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts")
 _DEFAULT_BACKOFF_LIMIT = 6
 
 
@@ -62,7 +64,10 @@ def plan_set(objects: WrittenObjects) -> PlannedSet:
     planned = _planned(objects, top)
     left_out = [part.part(key) for part in (top.part("spec"), planned.job.spec) for key in _NOT_WAITED_FOR]
     places = dict.fromkeys(one.place for one in left_out if one.value is not None)
-    return replace(planned, notes=(*planned.notes, *(f"not rehearsed: {place}" for place in places)))
+    mediums = [one.part("emptyDir", "medium") for one in planned.job.spec.parts("template", "spec", "volumes")]
+    notes = [f"not rehearsed: {place}" for place in places]
+    notes += [f"on disk here, and not of the pod's memory: {one.place}" for one in mediums if one.value == "Memory"]
+    return replace(planned, notes=(*planned.notes, *notes))
 
 
 def _planned(objects: WrittenObjects, top: Written) -> PlannedSet:
@@ -113,11 +118,11 @@ def _of_job_set(name: str, top: Written, spec: Written, notes: tuple[str, ...], 
     job = _job(f"{name}-{part_name}-0", top, part.part("template", "spec"), part_name, name)
     if runtime is not None:
         job = _as_the_trainer_does(job, top, runtime, part)
-    if spec.part("network", "enableDNSHostnames").value is False:
-        job.template["spec"].pop("subdomain", None)
-    elif spec.part("network", "subdomain").value:
-        job.template["spec"]["subdomain"] = spec.part("network", "subdomain").value
+    if spec.part("network", "enableDNSHostnames").value is not False:
+        # The set makes a headless service of this name.
+        job.template["spec"]["subdomain"] = spec.part("network", "subdomain").value or name
     policy = spec.part("failurePolicy")
+    _require_rehearsable_policy(policy)
     return PlannedSet(name=name, job=job, failure_policy=None if policy.value is None else policy, notes=notes)
 
 
@@ -132,7 +137,6 @@ def _job(name: str, top: Written, spec: Written, replicated_job: str | None, job
             "jobset.sigs.k8s.io/replicatedjob-name": str(replicated_job),
             "jobset.sigs.k8s.io/job-index": "0",
         }
-        template["spec"]["subdomain"] = job_set  # the set makes a headless service of its name
     completions = int(spec.part("completions").value or 1)
     return PlannedJob(
         name=name,
@@ -168,6 +172,19 @@ def _require_rehearsable(spec: Written) -> None:
         raise InputError(
             "a pod of one container is rehearsed", where=pod.part("containers").place, do="leave sidecars out"
         )
+
+
+def _require_rehearsable_policy(policy: Written) -> None:
+    """Rules of a JobSet that look at more than why its Job failed, or that restart less than all of it."""
+    strategy = policy.part("restartStrategy")
+    unknown = [strategy] if strategy.value not in (None, "Recreate", "BlockingRecreate") else []
+    for rule in policy.parts("rules"):
+        action, patterns = rule.part("action"), rule.part("onJobFailureMessagePatterns")
+        unknown += [action] if action.value not in JOB_SET_ACTIONS else []
+        unknown += [patterns] if patterns.value else []
+    for one in unknown:
+        what = f"{one.path.rpartition('.')[2]}" + ("" if isinstance(one.value, list) else f": {one.value}")
+        raise InputError(f"{what} is not rehearsed", where=one.place, do=f"use {', '.join(JOB_SET_ACTIONS)} by reason")
 
 
 def _as_the_trainer_does(job: PlannedJob, top: Written, runtime: Written, part: Written) -> PlannedJob:
@@ -209,7 +226,7 @@ def _torch_policy(
     if processes in ("auto", "cpu"):
         resources = container.get("resources") or {}
         amounts = resources.get("limits") or resources.get("requests") or {}
-        processes = max(1, int(quantity(amounts.get("cpu", 1)) or 1))
+        processes = max(1, math.ceil(quantity(amounts.get("cpu", 1)) or 1))
     set_name = job.name.removesuffix(f"-{job.replicated_job}-0")
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{COMPLETION_INDEX}']"}}
     return [

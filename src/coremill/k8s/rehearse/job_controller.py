@@ -45,13 +45,14 @@ class JobController:
     def is_complete(self) -> bool:
         return len(self.succeeded) == self.job.completions
 
-    def pod_ended(self, index: int, exit_code: int, *, is_disrupted: bool) -> Answer:
+    def pod_ended(self, index: int, exit_code: int, *, is_disrupted: bool, container: str | None = None) -> Answer:
+        """`container`: whose exit code it is, an init container's too; None: that of the one which trains."""
         spec = self.job.spec
         if exit_code == 0:
             self.succeeded.add(index)
             self.failures_since_success = 0
             return Answer(action="done", counted=False, line=spec)
-        action, line = self._matching_rule(exit_code, is_disrupted)
+        action, line = self._matching_rule(container, exit_code, is_disrupted)
         self.failures_since_success += 1
         if action == "FailJob":
             return Answer(action="fail", counted=True, line=line, reason=BY_POLICY)
@@ -63,8 +64,8 @@ class JobController:
             return Answer(action="fail", counted=True, line=spec.part("backoffLimit"), reason=BY_LIMIT)
         return Answer(action="replace", counted=True, line=line, delay_seconds=delay)
 
-    def _matching_rule(self, exit_code: int, is_disrupted: bool) -> tuple[str, Written]:
-        container = self.job.template["spec"]["containers"][0].get("name")
+    def _matching_rule(self, container: str | None, exit_code: int, is_disrupted: bool) -> tuple[str, Written]:
+        container = container or self.job.template["spec"]["containers"][0].get("name")
         for rule in self.job.spec.parts("podFailurePolicy", "rules"):
             codes, conditions = rule.part("onExitCodes"), rule.part("onPodConditions")
             by_code = (

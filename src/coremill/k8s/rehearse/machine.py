@@ -10,9 +10,10 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -143,16 +144,22 @@ class Machine:
         _unmount(Path(network.file))
         subprocess.run(["ip", "link", "delete", network.link], capture_output=True)
 
-    def name_pods(self, names: dict[str, Sequence[str]]) -> None:
-        """What the headless service's names lead to now: address and names. Pods see it at once, in /etc/hosts."""
-        lines = ["127.0.0.1 localhost", *(f"{address} {' '.join(words)}" for address, words in names.items())]
-        hosts = self._inside / "hosts"
-        text = "".join(f"{line}\n" for line in lines).encode()
-        # In place: it is mounted into pods by its inode.
-        descriptor = os.open(hosts, os.O_RDWR | os.O_CREAT, 0o644)
-        os.pwrite(descriptor, text, 0)
-        os.ftruncate(descriptor, len(text))
-        os.close(descriptor)
+    def name_pods(self, pods: Sequence[tuple[Pod, str]], names: Mapping[str, Sequence[str]]) -> None:
+        """What names lead to now, seen by pods at once, in /etc/hosts: those of the service, and a pod's own.
+
+        `pods`: each with its address; `names`: address and what the headless service calls it.
+        """
+        shared = ["127.0.0.1 localhost", *(f"{address} {' '.join(words)}" for address, words in names.items())]
+        for pod, address in pods:
+            text = "".join(f"{line}\n" for line in (*shared, f"{address} {pod.hostname}")).encode()
+            # In place: it is mounted into the pod by its inode.
+            descriptor = os.open(self._hosts_of(pod), os.O_RDWR | os.O_CREAT, 0o644)
+            os.pwrite(descriptor, text, 0)
+            os.ftruncate(descriptor, len(text))
+            os.close(descriptor)
+
+    def _hosts_of(self, pod: Pod) -> Path:
+        return self._inside / f"hosts-{pod.name}"
 
     def start(
         self, pod: Pod, container: Container, network: PodNetwork, cpus: Sequence[int]
@@ -181,11 +188,12 @@ class Machine:
             "working_folder": container.working_folder,
             "user": container.user,
             "group": container.group,
+            "more_groups": list(container.more_groups),
             "capabilities": list(container.capabilities),
             "has_read_only_root": container.has_read_only_root,
             "may_gain_rights": container.may_gain_rights,
         }
-        with (self.logs / f"{pod.name}.log").open("ab") as log:
+        with (self.logs / f"{pod.name}.log").open("ab") as log, _sigterm_held_back():
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", pod_init.__name__],
                 stdin=subprocess.PIPE,
@@ -217,7 +225,27 @@ class Machine:
                         (source / Path(target).relative_to(mount.path)).mkdir(parents=True, exist_ok=True)
             found.append((str(source), mount.path, mount.read_only))
         found.sort(key=lambda one: one[1].count("/"))  # an outer mount before what lies in it
-        return [*found, (str(self._inside / "hosts"), "/etc/hosts", True)]
+        return [*found, (str(self._hosts_of(pod)), "/etc/hosts", True)]
+
+
+@contextlib.contextmanager
+def _sigterm_held_back() -> Iterator[None]:
+    """What is started inherits that, until it can pass the signal on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def hears(pid: int) -> bool:
+    """Whether the first process of a pod handles SIGTERM, which process 1 is otherwise deaf to; `pid`: its parent's."""
+    with contextlib.suppress(OSError, IndexError):
+        inner = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
+        lines = Path(f"/proc/{inner}/status").read_text().splitlines()
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+        return bool(caught >> (signal.SIGTERM - 1) & 1)
+    return False
 
 
 def shown_folders() -> list[str]:

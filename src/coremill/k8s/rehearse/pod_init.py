@@ -66,7 +66,7 @@ def become(order: dict[str, Any]) -> None:
     os.chdir(order["working_folder"])
     os.umask(0o022)
     calls.keep_capabilities(order["capabilities"])
-    os.setgroups([])
+    os.setgroups(order["more_groups"])
     os.setgid(order["group"])
     os.setuid(order["user"])
     if not order["may_gain_rights"]:

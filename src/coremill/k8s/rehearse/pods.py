@@ -15,6 +15,11 @@ from coremill.k8s.rehearse.written import Written, WrittenObjects
 
 HUB_TOKEN = "HF_TOKEN"
 _DEFAULT_GRACE_SECONDS = 30
+# What containerd leaves to a container that says nothing of capabilities.
+_LEFT_BY_RUNTIMES = (
+    *("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP"),
+    *("NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE"),
+)
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 _KEYED = re.compile(r"metadata\.(annotations|labels)\['([^']+)'\]")
 
@@ -42,6 +47,7 @@ class Container:
     mounts: tuple[Mount, ...]
     user: int
     group: int
+    more_groups: tuple[int, ...]
     capabilities: tuple[str, ...]  # those it keeps
     has_read_only_root: bool
     may_gain_rights: bool
@@ -99,6 +105,7 @@ def make_pod(job: PlannedJob, index: int, suffix: str, address: str, objects: Wr
     written = job.spec.part("template", "spec")
     reader = _Reader(spec, own, objects, secrets, written)
     grace = written.part("terminationGracePeriodSeconds")
+    given = {"JOB_COMPLETION_INDEX": str(index)}
     return Pod(
         index=index,
         name=f"{hostname}-{suffix}",
@@ -109,12 +116,10 @@ def make_pod(job: PlannedJob, index: int, suffix: str, address: str, objects: Wr
         grace_seconds=_DEFAULT_GRACE_SECONDS if grace.value is None else int(grace.value),
         grace_line=grace,
         init_containers=tuple(
-            reader.container(one, written.part("initContainers", place), {})
+            reader.container(one, written.part("initContainers", place), given)
             for place, one in enumerate(spec.get("initContainers") or [])
         ),
-        container=reader.container(
-            spec["containers"][0], written.part("containers", 0), {"JOB_COMPLETION_INDEX": str(index)}
-        ),
+        container=reader.container(spec["containers"][0], written.part("containers", 0), given),
     )
 
 
@@ -150,7 +155,7 @@ class _Reader:
                 where=line.part("securityContext").place,
                 do="set runAsUser",
             )
-        memory = quantity(limits.get("memory"))
+        memory, groups = quantity(limits.get("memory")), rights.get("supplementalGroups") or ()
         return Container(
             name=str(raw.get("name")),
             image=str(raw.get("image")),
@@ -160,7 +165,8 @@ class _Reader:
             mounts=tuple(self._mounts(raw, line)),
             user=user,
             group=int(rights.get("runAsGroup", user)),
-            capabilities=tuple((rights.get("capabilities") or {}).get("add") or ()),
+            more_groups=tuple(int(one) for one in (*groups, rights.get("fsGroup")) if one is not None),
+            capabilities=_capabilities(rights.get("capabilities") or {}),
             has_read_only_root=bool(rights.get("readOnlyRootFilesystem")),
             may_gain_rights=rights.get("allowPrivilegeEscalation") is not False,
             memory_bytes=None if memory is None else int(memory),
@@ -239,6 +245,14 @@ class _Reader:
                 return Mount(kind="files", name=volume["name"], path=path, read_only=True, files=files)
         kinds = ", ".join(key for key in volume if key != "name")
         raise InputError(f"a volume of the kind {kinds} is not rehearsed", where=line.place, do="leave it out")
+
+
+def _capabilities(written: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those a container keeps: what runtimes leave to one, less `drop`, and `add`."""
+    dropped = {str(one).removeprefix("CAP_") for one in written.get("drop") or ()}
+    left = () if "ALL" in dropped else tuple(one for one in _LEFT_BY_RUNTIMES if one not in dropped)
+    added = (str(one).removeprefix("CAP_") for one in written.get("add") or ())
+    return tuple(dict.fromkeys((*left, *added)))
 
 
 def _stuck(what: str, line: Written) -> InputError:

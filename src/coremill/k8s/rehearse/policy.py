@@ -1,4 +1,4 @@
-"""What NetworkPolicies let a pod send and receive, as rules of nftables for the pod's own network. Pure.
+"""What Services call a pod, and what NetworkPolicies let it send and receive, as rules of nftables. Pure.
 
 A pod that no policy selects is open. All pods of a rehearsal are in one subnet and have the same labels, so that a
 selector takes in all of them or none; nobody else is there. Replies to what was let through pass.
@@ -9,7 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from coremill.errors import InputError
+from coremill.k8s.rehearse.controllers import PlannedJob
+from coremill.k8s.rehearse.pods import Pod
 from coremill.k8s.rehearse.written import WrittenObjects
+
+
+def has_service(pod: Pod, job: PlannedJob, objects: WrittenObjects) -> bool:
+    """Whether HOST.SUBDOMAIN resolves: a JobSet makes its own; for a Job a headless one has to select the pod."""
+    if pod.subdomain is None:
+        return False
+    service = objects.find("Service", pod.subdomain)
+    if service is None:
+        return job.replicated_job is not None
+    selector = service.part("spec", "selector").value or {}
+    is_headless = service.part("spec", "clusterIP").value == "None"
+    return is_headless and bool(selector) and selects({"matchLabels": selector}, pod.labels)
 
 
 def nft_rules(objects: WrittenObjects, labels: Mapping[str, str], subnet: str) -> str | None:
@@ -87,5 +102,9 @@ def _ports(ports: list[dict[str, Any]] | None) -> Iterable[str]:
         protocol = str(one.get("protocol", "TCP")).lower()
         if "port" not in one:
             yield f"meta l4proto {protocol}"
+        elif not isinstance(one["port"], int):
+            raise InputError(
+                f"the port {one['port']} of a NetworkPolicy is a name, which is not rehearsed", do="write its number"
+            )
         else:
             yield f"{protocol} dport {one['port']}" + (f"-{one['endPort']}" if "endPort" in one else "")

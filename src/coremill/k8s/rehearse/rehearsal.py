@@ -17,15 +17,16 @@ from dataclasses import dataclass, field
 from coremill.k8s.rehearse.controllers import PlannedSet
 from coremill.k8s.rehearse.disruptions import Disruption, ReclaimTimes, reclaim_times
 from coremill.k8s.rehearse.job_controller import Answer, JobController, SetController
-from coremill.k8s.rehearse.machine import SUBNET, Machine, PodNetwork
+from coremill.k8s.rehearse.machine import SUBNET, Machine, PodNetwork, hears
 from coremill.k8s.rehearse.pods import Container, Pod, Secrets, make_pod
-from coremill.k8s.rehearse.policy import nft_rules
-from coremill.k8s.rehearse.run_in_pods import RunEvents, with_fewer_threads
+from coremill.k8s.rehearse.policy import has_service, nft_rules
+from coremill.k8s.rehearse.run_in_pods import PodWords, RunEvents, with_fewer_threads
 from coremill.k8s.rehearse.written import Written, WrittenObjects
 from coremill.report.terminal import format_loss
 
 _TICK_SECONDS = 0.05
 _SHOWN_EVERY_SECONDS = 5.0
+_DEAF_SECONDS = 5.0  # so long a reclaim waits for a program that has just begun to listen for SIGTERM
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"  # what Kubernetes makes names from
 Say = Callable[[int | None, str], None]  # which pod (None: the job), what
 
@@ -89,6 +90,7 @@ class Rehearsal:
         self._due: dict[int, float] = {}  # pods to be started, and when
         self._began = time.monotonic()
         self._shown_step, self._shown_seconds = 0, 0.0
+        self._words, self._words_seconds = PodWords(machine.logs), 0.0
         self._cpus = sorted(os.sched_getaffinity(0))
 
     def run(self) -> Seen:
@@ -113,10 +115,12 @@ class Rehearsal:
             del self._due[index]
             self._start(index)
         self.seen.events.follow()
+        self._show_words()
         self._show_progress()
-        for one in [one for one in self.pending if self._is_due(one, now)]:
-            self.pending.remove(one)
-            self._disrupt(one, now)
+        for one in list(self.pending):
+            if self._is_due(one, now):
+                self.pending.remove(one)
+                self._disrupt(one, now)
         for life in list(self._alive.values()):
             if life.ended_seconds is not None:  # meanwhile: a failed job ends them all
                 continue
@@ -140,37 +144,26 @@ class Rehearsal:
             self.machine.let_through(network, rules)
         waiting = [*pod.init_containers, pod.container]
         running = waiting.pop(0)
-        self._names({**self._alive, index: (pod, network)})
+        self._names([*self._addresses(), (pod, network.address)])
         process = self.machine.start(pod, running, network, self._cpus_of(index))
         life = Life(pod, network, waiting, process, running, self._now())
         self._alive[index] = life
+        self._words.begin_anew()
         self.seen.lives.append(life)
         self.say(index, f"{pod.name} starts at {network.address}")
 
-    def _names(self, alive: dict[int, Life | tuple[Pod, PodNetwork]]) -> None:
+    def _addresses(self) -> list[tuple[Pod, str]]:
+        return [(life.pod, life.network.address) for life in self._alive.values()]
+
+    def _names(self, pods: list[tuple[Pod, str]]) -> None:
         """The names that the headless service gives to pods that have an address."""
         names: dict[str, Sequence[str]] = {}
-        for one in alive.values():
-            pod, network = (one.pod, one.network) if isinstance(one, Life) else one
-            own = [pod.hostname]
-            if pod.subdomain is not None and self._has_service(pod):
-                name = f"{pod.hostname}.{pod.subdomain}"
-                namespace = self.planned.job.namespace
-                own = [
-                    f"{name}.{namespace}.svc.cluster.local",
-                    f"{name}.{namespace}.svc",
-                    f"{name}.{namespace}",
-                    name,
-                    *own,
-                ]
-            names[network.address] = own
-        self.machine.name_pods(names)
-
-    def _has_service(self, pod: Pod) -> bool:
-        """A JobSet makes its own; for a plain Job it has to be among the objects."""
-        return (
-            self.planned.job.replicated_job is not None or self.objects.find("Service", str(pod.subdomain)) is not None
-        )
+        for pod, address in pods:
+            if has_service(pod, self.planned.job, self.objects):
+                name, namespace = f"{pod.hostname}.{pod.subdomain}", self.planned.job.namespace
+                ends = (f".{namespace}.svc.cluster.local", f".{namespace}.svc", f".{namespace}", "")
+                names[address] = [f"{name}{end}" for end in ends]
+        self.machine.name_pods(pods, names)
 
     def _cpus_of(self, index: int) -> list[int]:
         """A part of this machine's for each pod: in a cluster none shares its cores with another."""
@@ -179,7 +172,10 @@ class Rehearsal:
         return [self._cpus[(index * each + place) % len(self._cpus)] for place in range(each)]
 
     def _is_due(self, one: Disruption, now: float) -> bool:
-        if one.pod not in self._alive or self._alive[one.pod].disruption is not None:
+        life = self._alive.get(one.pod)
+        if life is None or life.disruption is not None:
+            return False
+        if one.kind == "reclaim" and now - life.started_seconds < _DEAF_SECONDS and not hears(life.process.pid):
             return False
         if one.when.steps is not None:
             return self.seen.events.step >= one.when.steps
@@ -211,7 +207,7 @@ class Rehearsal:
         index = life.pod.index
         self._bury(life, code)
         is_reclaimed = life.disruption is not None and life.disruption.kind == "reclaim"
-        answer = self.controller.pod_ended(index, code, is_disrupted=is_reclaimed)
+        answer = self.controller.pod_ended(index, code, is_disrupted=is_reclaimed, container=life.running.name)
         life.answer = answer
         took = "" if life.told_seconds is None else f" {self._now() - life.told_seconds:.1f} s after SIGTERM"
         if answer.action == "done":
@@ -249,20 +245,29 @@ class Rehearsal:
     def _bury(self, life: Life, code: int) -> None:
         life.ended_seconds, life.exit_code = self._now(), code
         self._alive.pop(life.pod.index, None)
-        self._names(dict(self._alive))
+        self._names(self._addresses())
         self.machine.remove_network(life.network)
 
     def _end_all(self, *, with_grace: bool) -> None:
         """As a controller deletes pods: SIGTERM, their grace, SIGKILL."""
-        lives = list(self._alive.values())
+        lives, told = list(self._alive.values()), time.monotonic()
         for life in lives:
             _signal(life, signal.SIGTERM if with_grace else signal.SIGKILL)
         for life in lives:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                life.process.wait(life.pod.grace_seconds if with_grace else None)
+                left = max(0.0, told + life.pod.grace_seconds - time.monotonic())
+                life.process.wait(left if with_grace else None)
             _signal(life, signal.SIGKILL)
             life.process.wait()
             self._bury(life, _exit_code(life.process))
+
+    def _show_words(self) -> None:
+        """What pods say of themselves, now and then; what several say, once."""
+        if self._now() - self._words_seconds >= _SHOWN_EVERY_SECONDS:
+            self._words_seconds = self._now()
+            for index, life in sorted(self._alive.items()):
+                if words := self._words.of(life.pod.name):
+                    self.say(index, words)
 
     def _show_progress(self) -> None:
         """Now and then: the run's own screen is in the log of its pod."""

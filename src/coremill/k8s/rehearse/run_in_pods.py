@@ -1,4 +1,4 @@
-"""The run inside the pods, seen from outside: its run file, and the events it writes to the volume."""
+"""The run inside the pods, seen from outside: its run file, what pods print, the events it writes to the volume."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from ruamel.yaml.error import YAMLError
 
 from coremill.k8s.check.lints.reading import at, mapping
 from coremill.k8s.rehearse.pods import Container, Mount, Pod
+from coremill.redaction import redact
 
 _THREADS = re.compile(r"(\bthreads_per_rank:\s*)\d+")
 _EVENTS = "events/rank-00000.jsonl"
 _THREAD_VARIABLE = "OMP_NUM_THREADS"
+_LONGEST_WORDS = 110
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,36 @@ def on_this_machine(path: str, container: Container, volumes: Path) -> Path | No
         if mount.kind == "claim" and PurePosixPath(path).is_relative_to(mount.path):
             return volumes / mount.name / PurePosixPath(path).relative_to(mount.path)
     return None
+
+
+class PodWords:
+    """The last line that a pod has printed, where nobody has printed it before."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._offsets: dict[str, int] = {}
+        self._told: set[str] = set()
+
+    def begin_anew(self) -> None:
+        """A new pod: what others said at their start counts as news again."""
+        self._told.clear()
+
+    def of(self, pod: str) -> str:
+        """Of the named pod; empty: nothing new. Steps are told by the run's events."""
+        try:
+            with (self._logs / f"{pod}.log").open("rb") as stream:
+                stream.seek(self._offsets.get(pod, 0))
+                text = stream.read()
+        except OSError:
+            return ""
+        whole, end, _ = text.rpartition(b"\n")
+        self._offsets[pod] = self._offsets.get(pod, 0) + len(whole) + len(end)
+        lines = [line for line in whole.decode(errors="replace").splitlines() if line.strip()]
+        last = redact(lines[-1].strip()) if lines else ""
+        if not last or last in self._told or last.startswith("step "):
+            return ""
+        self._told.add(last)
+        return last if len(last) <= _LONGEST_WORDS else f"{last[: _LONGEST_WORDS - 3]}..."
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from coremill.report.events import EventFollower
+from coremill.report.events import Event, EventFollower
 from coremill.report.summary import read_plan, summary_of
 from coremill.report.tally import RunTally
 
@@ -17,12 +17,12 @@ READ_BYTES = 4 * 2**20  # of each rank at a time: the first look at a long run m
 
 
 class LiveRun:
-    """Counts a run as `coremill report` does, a piece at a time."""
+    """Counts a run as `coremill report` does, a piece at a time; of `ranks` alone where not all are wanted."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, ranks: range | None = None) -> None:
         read_plan(folder)  # a folder without a run is refused at once
-        self.folder = folder
-        self._begin()
+        self.folder, self._ranks = folder, ranks
+        self.begin()
 
     def look(self) -> bool:
         """Take in what was said since the last look, and whether there was anything, or a run begun anew."""
@@ -31,21 +31,26 @@ class LiveRun:
             if self._follower.begun_anew:
                 break
             for event in events:
-                self._tally.add(event)
+                self.take(event)
             changed = True
         if not self._follower.begun_anew:
             return changed
-        self._begin()  # --fresh: what was counted so far is another run's
+        self.begin()  # --fresh: what was counted so far is another run's
         self.look()
         return True
 
+    def take(self, event: Event) -> None:
+        """Count one event in."""
+        self.tally.add(event)
+
     def summary(self) -> dict[str, Any]:
         """The keys of report.json."""
-        return summary_of(self.folder, self._tally)
+        return summary_of(self.folder, self.tally)
 
-    def _begin(self) -> None:
-        self._follower = EventFollower(self.folder, most_bytes=READ_BYTES)
-        self._tally = RunTally(keep=KEPT_STEPS, remembers=True)
+    def begin(self) -> None:
+        """From the first event."""
+        self._follower = EventFollower(self.folder, most_bytes=READ_BYTES, ranks=self._ranks)
+        self.tally = RunTally(keep=KEPT_STEPS, remembers=True)
         self._written: tuple[int, ...] = ()
 
     def _read_again_what_is_written_whole(self) -> bool:
@@ -54,5 +59,5 @@ class LiveRun:
         written = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
         if written == self._written:
             return False
-        self._tally.plan, self._written = read_plan(self.folder), written
+        self.tally.plan, self._written = read_plan(self.folder), written
         return True

@@ -12,7 +12,6 @@ was made to point here (DNS rebinding) gets nothing.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -22,53 +21,34 @@ import time
 import uuid
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from coremill.errors import CoremillError, InputError
+from coremill.report.http_service import LOOPBACK, WHY_NO_PORT, BoundedServer, ReadOnlyHandler, bound
 from coremill.report.page.live_run import LiveRun
 from coremill.report.page.run_page import render_page, render_parts
 
-LOOPBACK = "127.0.0.1"
-HOSTS = ("127.0.0.1", "localhost", "[::1]")
-MOST_VISITORS = 32
 LOOK_EVERY_SECONDS = 0.5
 SHARE_OF_TIME = 20  # a look that took a second is followed by so many without one,
 MOST_PAUSE_SECONDS = 30.0  # but not by more than this
 STATE_EVERY_SECONDS = 5.0  # a run that was killed says nothing: its processes are looked for
-SLOW_SECONDS = 10.0  # to take what was sent, or to ask
 KEEP_ALIVE_SECONDS = 15.0
 FAREWELL_SECONDS = 2.0
-HEADERS = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-}
-
-
-_WHY = {errno.EADDRINUSE: "another program listens there", errno.EACCES: "ports below 1024 are the system's"}
 
 
 def listen(port: int) -> socket.socket:
     """A listening socket on loopback; 0: any free port. One that is taken is refused."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port just left; not one that is listened on
-        listener.bind((LOOPBACK, port))
-        listener.listen(16)
+        return bound(LOOPBACK, port)
     except (OSError, OverflowError) as error:
-        listener.close()
         raise InputError(
             f"port {port} on {LOOPBACK} cannot be used for the page: {getattr(error, 'strerror', None) or error}",
             where=f"--port {port}",
-            why=_WHY.get(error.errno or 0) if isinstance(error, OSError) else None,
+            why=WHY_NO_PORT.get(error.errno or 0) if isinstance(error, OSError) else None,
             do="name another port, or leave --port out: a free one is taken and printed",
         ) from error
-    return listener
 
 
 def address_of(listener: socket.socket) -> str:
@@ -141,40 +121,15 @@ class Changes:
             self._changed.notify_all()
 
 
-class PageServer(ThreadingHTTPServer):
+class PageServer(BoundedServer):
     """Serves one run until it is closed."""
 
-    daemon_threads = True
-    block_on_close = False
-
     def __init__(self, listener: socket.socket, run: Path) -> None:
-        super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
+        super().__init__(listener, _Handler)
         self.changes = Changes(LiveRun(run))
-        self._visitors = threading.BoundedSemaphore(MOST_VISITORS)
         self._streams = 0
         self._waiting = threading.Condition()
         threading.Thread(target=self._follow, daemon=True, name="coremill-follow").start()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own; one visitor too many is sent away."""
-        if not self._visitors.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Whatever becomes of a visitor, the next one finds a place."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._visitors.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A visitor that went away is none; anything else goes to the log, and the server goes on."""
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
 
     @contextlib.contextmanager
     def streaming(self) -> Any:
@@ -204,18 +159,13 @@ class PageServer(ThreadingHTTPServer):
             time.sleep(LOOK_EVERY_SECONDS)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(ReadOnlyHandler):
     server: PageServer
-    timeout = SLOW_SECONDS
-    server_version, sys_version = "coremill", ""
 
     def do_GET(self) -> None:
         """The page, its stream, or nothing."""
-        self.close_connection = True
-        if (self.headers.get("Host") or "").rpartition(":")[0] not in HOSTS and self.headers.get("Host") not in HOSTS:
-            self._refuse(
-                HTTPStatus.FORBIDDEN, "this page is for a browser on its own machine, under the name localhost"
-            )
+        if not self.names_this_machine():
+            self.refuse(HTTPStatus.FORBIDDEN, "this page is for a browser on its own machine, under the name localhost")
             return
         wanted = urlsplit(self.path)
         if wanted.path == "/":
@@ -223,24 +173,19 @@ class _Handler(BaseHTTPRequestHandler):
         elif wanted.path == "/events":
             self._stream(self.headers.get("Last-Event-ID") or "".join(parse_qs(wanted.query).get("since", [])))
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "there is only one page here: /")
-
-    def _only_get(self) -> None:
-        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "this page can only be read")
-
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _only_get
+            self.refuse(HTTPStatus.NOT_FOUND, "there is only one page here: /")
 
     def _send_page(self) -> None:
         try:
             page = self.server.changes.page().encode()
         except (CoremillError, OSError) as error:  # the run folder was removed meanwhile
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
             return
-        self._begin(HTTPStatus.OK, "text/html; charset=utf-8", len(page))
+        self.begin(HTTPStatus.OK, "text/html; charset=utf-8", len(page))
         self.wfile.write(page)
 
     def _stream(self, seen: str) -> None:
-        self._begin(HTTPStatus.OK, "text/event-stream; charset=utf-8")
+        self.begin(HTTPStatus.OK, "text/event-stream; charset=utf-8")
         self.wfile.write(b"retry: 2000\n\n")
         changes = self.server.changes
         with self.server.streaming():
@@ -253,26 +198,6 @@ class _Handler(BaseHTTPRequestHandler):
                 if changes.has_ended:
                     self.wfile.write(b"event: end\ndata:\n\n")
                     return
-
-    def _begin(self, status: HTTPStatus, content_type: str, length: int | None = None) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Connection", "close")
-        if length is not None:
-            self.send_header("Content-Length", str(length))
-        for name, value in HEADERS.items():
-            self.send_header(name, value)
-        self.end_headers()
-
-    def _refuse(self, status: HTTPStatus, why: str) -> None:
-        self.close_connection = True
-        text = f"{why}\n".encode()
-        self._begin(status, "text/plain; charset=utf-8", len(text))
-        if self.command != "HEAD":
-            self.wfile.write(text)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not worth a line."""
 
 
 def serve_until_interrupted(listener: socket.socket, run: Path, on_ready: Callable[[], None]) -> None:

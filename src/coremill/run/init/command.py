@@ -180,7 +180,8 @@ def _data(interview: Interview, found: Findings) -> None:
         if key in interview.answers:
             continue
         usual = keys()[key].default
-        likely = likely_column(_listed(usual), columns)
+        taken = _named_columns(interview.load().config, config.task, without=key)
+        likely = likely_column(_listed(usual), [name for name in columns if name not in taken] or columns)
         text = f"[{likely}]" if isinstance(usual, list) else likely
         reason = f"there is no column {_listed(usual)}; there are {', '.join(columns)}"
         interview.ask(key, Choice(text, reason), lambda loaded, key=key: _is_column(loaded.config, key, columns))  # type: ignore[misc]
@@ -197,20 +198,30 @@ def _look_at_data(config: RunConfig) -> str:
 
 def _missing_columns(config: RunConfig, task: str, columns: Sequence[str]) -> list[str]:
     """Keys that name columns which the task reads and the data does not have; those without a default may be absent."""
-    missing = []
-    for key, readers in READ_BY.items():
-        section, _, name = key.partition(".")
-        if section != "data" or not name.endswith(("column", "columns")) or task not in readers or not columns:
-            continue
-        named = getattr(config.data, name)
-        if named is not None and not set([named] if isinstance(named, str) else named) <= set(columns):
-            missing.append(key)
-    return missing
+    keys_of_task = _column_keys(task) if columns else []
+    return [key for key in keys_of_task if not set(_columns_in(config, key)) <= set(columns)]
+
+
+def _named_columns(config: RunConfig, task: str, *, without: str) -> set[str]:
+    """What the other keys of the task name."""
+    return {name for key in _column_keys(task) if key != without for name in _columns_in(config, key)}
+
+
+def _column_keys(task: str) -> list[str]:
+    return [
+        key
+        for key, readers in READ_BY.items()
+        if key.startswith("data.") and key.endswith(("column", "columns")) and task in readers
+    ]
+
+
+def _columns_in(config: RunConfig, key: str) -> list[str]:
+    named = getattr(config.data, key.partition(".")[2])
+    return [] if named is None else [named] if isinstance(named, str) else list(named)
 
 
 def _is_column(config: RunConfig, key: str, columns: Sequence[str]) -> str:
-    named = getattr(config.data, key.partition(".")[2])
-    for name in [named] if isinstance(named, str) else named:
+    for name in _columns_in(config, key):
         _of_these(name, columns, "column")
     return ""
 

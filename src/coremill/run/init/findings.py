@@ -25,6 +25,18 @@ _ENTRIES_READ = 400  # of a folder: someone's home may have any number
 _HOSTFILES = ("hostfile", "hosts", "hostfile.txt", "hosts.txt", "machinefile")
 _NOT_DATA = ("requirements", "readme", "license", "licence", "notes", "todo", "constraints")  # .txt of other purposes
 _LIKELY_TEXT = ("content", "body", "article", "document", "passage", "sentence", "abstract", "code", "story")
+_LIKELY_LABEL = (
+    "class",
+    "category",
+    "target",
+    "sentiment",
+    "intent",
+    "topic",
+    "rating",
+    "score",
+    "stars",
+    "gold_label",
+)
 _NOT_HERE = "nothing like it is in this folder; the built-in example needs no download"
 
 
@@ -67,6 +79,8 @@ def columns_of(source: str) -> list[str]:
 def likely_column(usual: str, columns: list[str]) -> str:
     """Which of them is meant where the usual one is missing."""
     near = nearest(usual, columns)
+    if usual == "label":
+        return near or next((name for name in _LIKELY_LABEL if name in columns), columns[-1])
     return near or next((name for name in _LIKELY_TEXT if name in columns), columns[0])
 
 
