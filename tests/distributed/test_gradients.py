@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,7 +93,14 @@ def filled(frozen: tuple[str, ...] = ()) -> Mixture:
 
 
 def started(
-    world: Any, whole: Mixture, *, passes: int, dtype: str = "fp32", wire: str = "fp32", **settings: Any
+    world: Any,
+    whole: Mixture,
+    *,
+    passes: int,
+    dtype: str = "fp32",
+    wire: str = "fp32",
+    update: Any = "after",
+    **settings: Any,
 ) -> Any:
     """An engine with the values of `whole`, frozen where it is."""
     from coremill.engines import make_engine
@@ -101,7 +109,9 @@ def started(
     through_memory = values.pop("through_memory", True)
     values["accumulation_steps"] = passes
     plan: Any = SimpleNamespace(**{key: SimpleNamespace(value=value) for key, value in values.items()})
-    engine = make_engine(plan, world, OPTIMIZER, head_in_backward=True, through_memory=through_memory)
+    engine = make_engine(
+        plan, world, replace(OPTIMIZER, update=update), head_in_backward=True, through_memory=through_memory
+    )
     with torch.device("meta"):
         model = Mixture()
     given = dict(whole.named_parameters())
@@ -137,15 +147,16 @@ def reference_run(frozen: tuple[str, ...]) -> dict[str, tuple[Any, int]]:
     return {name: (p.detach(), optimizer.state_of(p)[1]) for name, p in model.named_parameters()}
 
 
-def frozen_and_unused(world: Any) -> list[str]:
+def frozen_and_unused(world: Any, update: str = "after") -> list[str]:
     """What is not as in one process, on any engine."""
     wrong = []
     for frozen_name, frozen in FROZEN.items():
         expected = reference_run(frozen)
         for engine_name, settings in ENGINES.items():
             passes = PASSES // world.size
-            engine = started(world, filled(frozen), passes=passes, **settings)
+            engine = started(world, filled(frozen), passes=passes, update=update, **settings)
             for step, experts in enumerate(EXPERTS):
+                engine.begin_step(OPTIMIZER.learning_rate, 1.0)
                 for turn in range(passes):
                     place = world.rank * passes + turn
                     engine.forward_backward(
@@ -169,6 +180,13 @@ def frozen_and_unused(world: Any) -> list[str]:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_frozen_and_unused_parameters_are_as_in_one_process(world_size: int) -> None:
     for wrong in ranks.run_ranks(frozen_and_unused, world_size):
+        assert wrong == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_so_they_are_where_weights_move_inside_of_backward(world_size: int) -> None:
+    """What a rank had no use for, or only in an earlier pass, moves if any rank had one."""
+    for wrong in ranks.run_ranks(frozen_and_unused, world_size, update="inside"):
         assert wrong == []
 
 

@@ -93,7 +93,7 @@ class HostWeights:
         if self._dtype != torch.float32 and self._has_masters[parameter.requires_grad]:
             local = torch.empty(local.shape, dtype=torch.float32)
         rows = nn.Parameter(local, requires_grad=parameter.requires_grad)
-        if rows.requires_grad:
+        if rows.requires_grad and rows.dtype != torch.float32:
             rows.grad_dtype = torch.float32  # sums are, whatever it is computed with
         return HostWeight(
             whole=nn.Parameter(flat.view(shape), requires_grad=parameter.requires_grad),

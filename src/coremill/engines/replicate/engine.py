@@ -104,7 +104,8 @@ class ReplicateEngine(OptimizerUpdate):
                 self._masters[weight] = master
             elif weight in self._tables or (weight.requires_grad and weight.dtype != torch.float32):
                 self._masters[weight] = holder = nn.Parameter(weight.data)
-                holder.grad_dtype = torch.float32
+                if holder.dtype != torch.float32:
+                    holder.grad_dtype = torch.float32
         self._buckets = _buckets(self.module, tables=self._tables) if self._world.size > 1 else []
         # Autograd's side holds these where no garbage collector looks: they must not hold the engine.
         engine = weakref.proxy(self)
@@ -134,6 +135,8 @@ class ReplicateEngine(OptimizerUpdate):
         loss.backward()
         if self._pass == "sends":
             self._send_all()
+        elif self._pass == "moves":
+            self._move_left()
         return float(loss.detach())
 
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
@@ -217,13 +220,22 @@ class ReplicateEngine(OptimizerUpdate):
             weight.data.copy_(owner.data)
         return is_moved
 
+    def _move_left(self) -> None:
+        """What earlier passes had a use for and the last one had not."""
+        for _, weight in self._trained():
+            gradient, weight.grad = weight.grad, None
+            if gradient is not None:
+                self._move_made(weight, gradient)
+
     def _finish_first(self) -> None:
         """The oldest exchange under way; where weights move inside of backward, those of it."""
         exchange, weights = self._under_way.popleft()
         exchange.finish()
         for weight in weights if self.moves_inside else ():
-            if self._move_made(weight, self._gradient(weight)):
-                self._masters.get(weight, weight).grad = None
+            owner = self._masters.get(weight, weight)
+            assert owner.grad is not None
+            if self._move_made(weight, owner.grad):
+                owner.grad = None
 
     def _send_next(self) -> None:
         """Start the exchange of a bucket and move the earlier ones on."""

@@ -193,7 +193,7 @@ class ShardEngine(OptimizerUpdate):
         for name, parameter in self.module.named_parameters():
             assert isinstance(parameter, DTensor)
             local = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
-            if local.requires_grad:
+            if local.requires_grad and local.dtype != torch.float32:
                 local.grad_dtype = parameter.grad_dtype = torch.float32
             self._locals.append((name, parameter, local))
         by_parameter: dict[torch.Tensor, nn.Parameter] = {parameter: local for _, parameter, local in self._locals}
