@@ -67,6 +67,8 @@ class Case:
     documents_apart: bool = False
     freeze: tuple[str, ...] = ()
     lora: dict[str, Any] = field(default_factory=dict)
+    optimizer: str = "adamw"
+    update: str = "auto"
     quick: bool = field(default=False)  # part of --quick
 
     def prepare(self) -> None:
@@ -92,6 +94,8 @@ class Case:
                 "micro_batch_rows": self.micro_batch_rows,
                 "activation_checkpointing": self.checkpointing,
                 "freeze": list(self.freeze),
+                "optimizer": self.optimizer,
+                "update": self.update,
             },
             "lora": self.lora,
             "parallel": {
@@ -250,6 +254,32 @@ HERE = (
     ),
 )
 
+INSIDE: dict[str, str] = {"update": "inside"}
+LEAN: dict[str, str] = {"optimizer": "adamw-8bit", "update": "after"}
+LEAN_INSIDE: dict[str, str] = {"optimizer": "adamw-8bit", "update": "inside"}
+
+HERE_LEAN = (
+    Case(name="91M replicate 1, inside", shape=M91, **INSIDE),
+    Case(name="91M replicate 1, 8 bit", shape=M91, **LEAN),
+    Case(name="91M replicate 1, 8 bit, inside", shape=M91, quick=True, **LEAN_INSIDE),
+    Case(
+        name="91M replicate 1, 8 bit, inside, recomputing",
+        shape=M91,
+        checkpointing=True,
+        sequence_length=512,
+        **LEAN_INSIDE,
+    ),
+    Case(name="60M replicate 1, 8 bit, two passes", shape=M60, micro_batch_rows=2, **LEAN),
+    Case(name="60M replicate 1, 8 bit, inside", shape=M60, export=True, **LEAN_INSIDE),
+    Case(name="60M replicate 1, 8 bit, inside, two passes", shape=M60, micro_batch_rows=2, **LEAN_INSIDE),
+    Case(name="27M tied replicate 1, 8 bit, inside", shape=M27_TIED, **LEAN_INSIDE),
+    Case(name="60M replicate 2, 8 bit, inside", shape=M60, ranks=2, **LEAN_INSIDE),
+    Case(name="60M shard 2, inside", shape=M60, ranks=2, engine="shard", **INSIDE),
+    Case(name="60M shard 2, 8 bit", shape=M60, ranks=2, engine="shard", **LEAN),
+    Case(name="60M shard 2, 8 bit, inside", shape=M60, ranks=2, engine="shard", **LEAN_INSIDE),
+    Case(name="91M shard 4, 8 bit, inside", shape=M91, ranks=4, engine="shard", **LEAN_INSIDE),
+)
+
 B1 = Shape(hidden=2048, intermediate=8192, layers=16, vocabulary=128256, kv_heads=8, tied=True)
 M350 = Shape(hidden=1024, intermediate=2816, layers=24, vocabulary=32768)
 M52 = Shape(hidden=512, intermediate=1536, layers=8, vocabulary=24000)
@@ -275,5 +305,60 @@ AMX = (
         keep_gathered=False,
         tokens_per_step=4096,
         sequence_length=512,
+    ),
+)
+
+B3 = Shape(hidden=3072, intermediate=8192, layers=28, vocabulary=128256, kv_heads=8, tied=True, keys={"head_dim": 128})
+# Llama-3-8B.
+B8 = Shape(hidden=4096, intermediate=14336, layers=32, vocabulary=128256, kv_heads=8, keys={"num_attention_heads": 32})
+B14 = Shape(
+    hidden=5120,
+    intermediate=17408,
+    layers=40,
+    vocabulary=151936,
+    kv_heads=8,
+    family="qwen3",
+    keys={"num_attention_heads": 40, "head_dim": 128},
+)
+
+AMX_LEAN = (
+    *(
+        Case(name=f"1.2B replicate 1{words}", shape=B1, tokens_per_step=4096, sequence_length=512, **way)
+        for words, way in ((", inside", INSIDE), (", 8 bit", LEAN), (", 8 bit, inside", LEAN_INSIDE))
+    ),
+    Case(
+        name="1.2B shard 4, 8 bit, inside",
+        shape=B1,
+        ranks=4,
+        engine="shard",
+        tokens_per_step=4096,
+        sequence_length=512,
+        **LEAN_INSIDE,
+    ),
+    *(
+        Case(
+            name=f"{size}{' recomputing' if recomputing else ''} 8 bit, inside",
+            shape=shape,
+            checkpointing=recomputing,
+            tokens_per_step=tokens,
+            sequence_length=512,
+            quick=size == "8B" and recomputing,
+            **LEAN_INSIDE,
+        )
+        for size, shape, recomputing, tokens in (
+            ("3B", B3, True, 4096),
+            ("8B", B8, True, 4096),
+            ("8B", B8, False, 2048),
+        )
+    ),
+    Case(
+        name="14B shard 4 recomputing, 8 bit, inside",
+        shape=B14,
+        ranks=4,
+        engine="shard",
+        checkpointing=True,
+        tokens_per_step=4096,
+        sequence_length=512,
+        **LEAN_INSIDE,
     ),
 )

@@ -37,6 +37,8 @@ FOLDER = ROOT / "runs" / "plan-table"
 PRESETS: dict[str, tuple[Case | EncoderCase, ...]] = {
     "here": plan_cases.HERE,
     "amx": plan_cases.AMX,
+    "lean": plan_cases.HERE_LEAN,
+    "lean-amx": plan_cases.AMX_LEAN,
     "encoders": encoder_cases.HERE,
     "encoders-amx": encoder_cases.AMX,
 }

@@ -22,7 +22,7 @@ from tiny_encoders import make_encoder, questions, sentences, write_jsonl
 EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.yaml"))
 TINY = "examples/tiny-from-scratch.yaml"
 FINE_TUNING = "examples/finetune-files.yaml"
-LLAMA = "examples/llama3-8b-wikitext.yaml"
+LLAMA, LLAMA_ALONE = "examples/llama3-8b-wikitext.yaml", "examples/llama3-8b-one-machine.yaml"
 CHAT, CHAT_LORA, INSTRUCTIONS = "examples/chat.yaml", "examples/chat-lora.yaml", "examples/instructions.yaml"
 SQUAD, SQUAD_HOSTS = "examples/bert-large-squad.yaml", "examples/bert-large-squad-2-hosts.yaml"
 MRPC, MRPC_LORA = "examples/mrpc.yaml", "examples/mrpc-lora.yaml"
@@ -40,7 +40,7 @@ def header(example: str) -> list[str]:
 
 def test_every_example_is_tried():
     assert set(EXAMPLES) == {
-        *(TINY, FINE_TUNING, LLAMA, CHAT, CHAT_LORA, INSTRUCTIONS),
+        *(TINY, FINE_TUNING, LLAMA, LLAMA_ALONE, CHAT, CHAT_LORA, INSTRUCTIONS),
         *(SQUAD, SQUAD_HOSTS, MRPC, MRPC_LORA),
     }
 
@@ -205,11 +205,13 @@ def headers(workshop: Scene) -> int:
     return sum(8 + int.from_bytes(path.read_bytes()[:8], "little") for path in exported(workshop))
 
 
-def plan_of_llama(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *settings: str) -> dict:
+def plan_of_llama(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *settings: str, example: str = LLAMA
+) -> dict:
     """By the command in its header, which needs no network: the model is gated, its shape lies beside the example."""
     (command,) = [
         line.removeprefix("#")
-        for line in (ROOT / LLAMA).read_text().splitlines()
+        for line in (ROOT / example).read_text().splitlines()
         if line.startswith("#   coremill plan ")
     ]
     monkeypatch.chdir(ROOT)
@@ -218,15 +220,19 @@ def plan_of_llama(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_llama_example_is_planned_offline_as_its_comments_say(monkeypatch, capsys):
-    text = (ROOT / LLAMA).read_text()
-    plan = plan_of_llama(monkeypatch, capsys)
-    assert plan["fits"] and plan["engine"]["value"] == "shard" and plan["nodes"] == 4
+def what_it_says(plan: dict) -> str:
     memory, step = plan["memory_bytes_per_rank"], plan["step_seconds"]["total"]
     size = f"{memory['total'] / 1e9:.1f} GB of {memory['limit'] / 1e9:.1f} GB per rank"
     speed = f"{plan['tokens_per_second']:.0f} tokens/s, {step:.1f} s a step"
     cost = f"{plan['steps']} steps in {plan['hours']:.2f} hours for {plan['usd']:.2f} USD"
-    assert f"# It says: {size}, {speed}, {cost}.\n" in text
+    return f"# It says: {size}, {speed}, {cost}.\n"
+
+
+def test_the_llama_example_is_planned_offline_as_its_comments_say(monkeypatch, capsys):
+    text = (ROOT / LLAMA).read_text()
+    plan = plan_of_llama(monkeypatch, capsys)
+    assert plan["fits"] and plan["engine"]["value"] == "shard" and plan["nodes"] == 4
+    assert what_it_says(plan) in text
 
     kept = plan_of_llama(monkeypatch, capsys, "--set", "train.activation_checkpointing=auto")
     assert not kept["activation_checkpointing"]["value"]
@@ -238,3 +244,24 @@ def test_the_8_b_states_are_as_its_comment_says(monkeypatch, capsys):
     memory = plan_of_llama(monkeypatch, capsys)["memory_bytes_per_rank"]
     states = sum(memory[part] for part in ("parameters", "gradients", "optimizer"))
     assert f"fp32 AdamW states alone are {states / 1e9:.0f} GB a rank\n" in (ROOT / LLAMA).read_text()
+
+
+def test_the_llama_example_on_one_machine_is_planned_as_its_comments_say(monkeypatch, capsys):
+    def planned(*settings: str) -> dict:
+        words = [word for setting in settings for word in ("--set", setting)]
+        return plan_of_llama(monkeypatch, capsys, *words, example=LLAMA_ALONE)
+
+    text, plan = (ROOT / LLAMA_ALONE).read_text(), planned()
+    assert plan["fits"] and plan["nodes"] == plan["world_size"] == plan["accumulation_steps"]["value"] == 1
+    assert (plan["optimizer"]["value"], plan["update"]["value"]) == ("adamw-8bit", "inside")
+    assert what_it_says(plan) in text and f"# {plan['save']['bytes'] / 1e9:.0f} GB: weights and moments" in text
+
+    def gigabytes(other: dict) -> float:
+        return other["memory_bytes_per_rank"]["total"] / 1e9
+
+    masters, after = planned("train.optimizer=adamw"), planned("train.update=after")
+    assert not masters["fits"] and f"; adamw needs {gigabytes(masters):.0f} GB\n" in text
+    assert f"; after: {gigabytes(after):.1f} GB\n" in text
+    # What the four machines' run file is told on one of them.
+    (first, *_) = plan_of_llama(monkeypatch, capsys, "--fleet", "1xc7i.8xlarge")["remedies"]
+    assert first["settings"] == ["train.optimizer=adamw-8bit"]

@@ -29,6 +29,24 @@ LATER_KEYS = {
 }
 
 _SHARD = "parallel.engine: shard, which keeps 1/N of the model on each rank too"
+_OTHER_OPTIMIZERS = (
+    "sgd lion lion_32bit lion_pytorch paged_lion_32bit muon rmsprop rmsprop_bnb adagrad lamb ademamix grokadamw sophia"
+    " stable_adamw schedule_free_adamw schedule_free_radam schedule_free_sgd onebitadam zerooneadam",
+    "this release has AdamW, in fp32 or with moments in 8 bits",
+    "adamw",
+)
+_LEAN_OPTIMIZERS = (
+    "adafactor galore galore_adamw galore_adamw_8bit galore_adafactor q_galore apollo apollo_adamw badam adam_mini came"
+    " came_pytorch lion_8bit paged_lion_8bit ademamix_8bit paged_ademamix_8bit rmsprop_bnb_8bit adamw_torch_4bit"
+    " adamw_4bit adamw4bit adam4bit ao_adamw_4bit ao_adamw_fp8",
+    "it saves memory by other updates than AdamW's or by fewer bits; adamw-8bit saves it with those of AdamW",
+    "adamw-8bit",
+)
+_OPTIMIZERS_INSIDE = (
+    "lomo adalomo galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise apollo_adamw_layerwise",
+    "it moves each weight inside backward; adamw and adamw-8bit do so with train.update: inside",
+    "adamw-8bit and train.update: inside",
+)
 LATER_VALUES = {
     **{("device", name): ("GPUs come in a later release; this one computes on CPUs", "device: cpu")
        for name in ("cuda", "cuda:0", "gpu", "mps", "xpu", "tpu", "npu", "rocm")},
@@ -38,9 +56,8 @@ LATER_VALUES = {
     **{("task", name): ("it is causal-lm on conversations, which are known by their columns", "task: causal-lm")
        for name in ("sft", "chat", "instruct", "instruction", "instruction-tuning", "conversational")},
     ("parallel.engine", "deepspeed"): ("this engine comes in a later release", _SHARD),
-    **{("train.optimizer", name): ("this release has AdamW alone, in fp32", "train.optimizer: adamw")
-       for name in ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adafactor",
-                    "sgd", "lion", "muon", "adam_mini", "rmsprop", "lamb", "galore_adamw")},
+    **{("train.optimizer", name): (why, f"train.optimizer: {ours}")
+       for names, why, ours in (_OTHER_OPTIMIZERS, _LEAN_OPTIMIZERS, _OPTIMIZERS_INSIDE) for name in names.split()},
     **{("parallel.dtype", name): ("fp16 is not offered: CPUs have bf16 units, and its range needs no loss scaling",
                                   "parallel.dtype: auto")
        for name in ("fp16", "float16", "half", "16", "16-mixed", "torch.float16")},
@@ -51,8 +68,14 @@ _ENGINES = words(
     "fsdp fsdp2 full_shard zero zero1 zero2 zero3 hybrid_shard -> shard",
 )
 _OPTIMIZERS = words(
-    "adam adamw_torch adamw_torch_fused adamw_hf adamw_fused fused_adam fusedadam cpuadam deepspeedcpuadam -> adamw",
-    "torch.optim.adamw -> adamw",
+    "adam adamw adamw_torch adamw_torch_fused adamw_hf adamw_fused fused_adam fusedadam cpuadam -> adamw",
+    "deepspeedcpuadam -> adamw",
+    "torch.optim.adamw adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused adamw_anyprecision -> adamw",
+    # Paged ones spill a GPU's memory into the CPU's.
+    "paged_adamw paged_adamw_32bit adamw_32bit -> adamw",
+    "adamw_8bit adamw8bit adam_8bit adam8bit adamw_bnb_8bit paged_adamw_8bit pagedadamw8bit adamw_torch_8bit"
+    " ao_adamw_8bit bnb.optim.adamw8bit bitsandbytes.optim.adamw8bit bitsandbytes.optim.pagedadamw8bit"
+    " torchao.optim.adamw8bit -> adamw-8bit",
 )
 _SCHEDULES = words(
     "cosine_with_min_lr cosine_with_restarts cosine_annealing cosineannealinglr cosine_with_warmup -> cosine",

@@ -331,3 +331,17 @@ def _adapters_freeze_the_rest(config: RunConfig) -> Breach | None:
         "remove train.freeze; lora.target_modules says where adapters are",
         others=("lora.rank",),
     )
+
+
+@_rule("train.update", "numerics.on_non_finite")
+def _steps_that_can_be_left_out(config: RunConfig) -> Breach | None:
+    """`train.update: inside` goes with `numerics.on_non_finite: stop`."""
+    if config.train.update != "inside" or config.numerics.on_non_finite == "stop":
+        return None
+    return Breach(
+        "train.update",
+        f"train.update is inside, but numerics.on_non_finite is {config.numerics.on_non_finite}",
+        "inside backward weights have moved before the last gradient is there: such a step cannot be left out",
+        "set numerics.on_non_finite: stop, or train.update: after",
+        others=("numerics.on_non_finite",),
+    )

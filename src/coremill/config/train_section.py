@@ -27,7 +27,7 @@ class TrainSection(Section):
         AUTO,
         description="when weights move. after: once all gradients are there; inside: each inside backward, as soon as"
         " its gradient is whole, which is freed at once: no room for gradients, and train.clip_norm goes by the norms"
-        " of earlier steps; auto: after where it fits",
+        " of earlier steps; auto: after; with adamw-8bit or auto inside where only that fits",
     )
     learning_rate: Annotated[float, Field(gt=0)] = Field(2.0e-5, description="peak learning rate")
     minimum_learning_rate: Annotated[float, Field(ge=0)] = Field(

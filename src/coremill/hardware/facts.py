@@ -78,6 +78,7 @@ class Observation:
     slack: float  # memory beyond what was alive
     matmul_flops_per_second: float  # the calibrated rates that the plan was made with
     copy_bytes_per_second: float
+    moved_by: str = "adamw"  # train.optimizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,7 @@ class EngineCost(Protocol):
 
     tried_by_auto: bool = False  # whether `parallel.engine: auto` looks at it
     holds_whole_model: bool = True  # on every rank
+    updates: tuple[Literal["after", "inside"], ...] = ("after",)  # values of `train.update` that it has
     relief: str | None = None  # in words, what it does where the whole model does not fit; None: it is not offered
 
     def form(self, arrangement: Arrangement) -> EngineCost:

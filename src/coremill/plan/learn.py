@@ -1,8 +1,8 @@
 """Measured rates fed back: how a finished run went beside its plan, and what that says about the next one.
 
-An observation holds factors, measured over planned. A plan takes the median of those made with its engine and dtype, or
-with its dtype alone for arithmetic. Rates that were calibrated anew since are taken into account: what is learned is
-how fast this machine trains, not how far off one calibration was.
+An observation holds factors, measured over planned. A plan takes the median of those made with its engine and dtype,
+with its dtype alone for arithmetic, with its dtype and optimizer for the update. Rates that were calibrated anew since
+are taken into account: what is learned is how fast this machine trains, not how far off one calibration was.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Factors:
         )
 
 
-def factors_of(calibration: Calibration, *, engine: str, dtype: Dtype) -> Factors:
-    """What runs on this machine taught about an engine and a dtype."""
+def factors_of(calibration: Calibration, *, engine: str, dtype: Dtype, optimizer: str = "adamw") -> Factors:
+    """What runs on this machine taught about an engine, a dtype and an optimizer."""
     same_dtype = [one for one in calibration.learned if one.dtype == dtype]
     if not same_dtype:
         return Factors()
@@ -55,7 +55,9 @@ def factors_of(calibration: Calibration, *, engine: str, dtype: Dtype) -> Factor
     return Factors(
         runs=len(same_dtype),
         compute=median(one.compute * matmul / one.matmul_flops_per_second for one in same_dtype),
-        optimizer=median(one.optimizer * copy / one.copy_bytes_per_second for one in same_dtype),
+        optimizer=_median(
+            one.optimizer * copy / one.copy_bytes_per_second for one in same_dtype if one.moved_by == optimizer
+        ),
         communication=_median(one.communication for one in same_engine if one.communication is not None),
         slack=_median(one.slack for one in same_engine),
     )
@@ -66,6 +68,7 @@ def observe(
     run: str,
     engine: str,
     dtype: Dtype,
+    optimizer: str = "adamw",
     fleet: Fleet,
     planned_seconds: StepSeconds,
     planned_memory: MemoryPart,
@@ -88,6 +91,7 @@ def observe(
         slack=min(max(excess / slack, SLACK_BOUNDS[0]), SLACK_BOUNDS[1]),
         matmul_flops_per_second=matmul_flops_per_second(fleet.calibration, dtype),
         copy_bytes_per_second=fleet.calibration.copy_bytes_per_second,
+        moved_by=optimizer,
     )
 
 

@@ -26,6 +26,8 @@ LOAD_SLICE_BYTES = 64 * MIB
 # cast, while the one before is still there.
 EXPORT_PIECE_BYTES = 8 * MIB
 EXPORT_BYTES = 3 * EXPORT_PIECE_BYTES
+# Weights and moments of fp32 AdamW, to which the holes were fitted, beside its gradients.
+HOLES_OF_GRADIENTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, context: MemoryContex
         runtime = allocator.runtime_bytes + (allocator.gloo_bytes if arrangement.world_size > 1 else 0)
         whole_logits = point.logits if point.whole_logits else 0
         moved = state.parameters - state.base + optimizer
+        if optimizer:  # it came while gradients stood, whose holes stay as large where weights and moments are small
+            moved = max(moved, HOLES_OF_GRADIENTS * min(point.gradients, state.gradients))
         holes = allocator.slack_bytes(
             state=moved, moving=point.heap, whole_logits=whole_logits, base=_base_slack(card, arrangement, state.base)
         )

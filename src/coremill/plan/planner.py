@@ -1,13 +1,15 @@
 """The planner: config, fleet and model card in, a Plan out, each choice with its reason. Pure: same values, same plan.
 
 The search is small and exhaustive: for each engine that is allowed, with and without activation checkpointing, with and
-without keeping gathered weights, every sensible micro-batch size is priced in bytes and seconds. Rules then pick one.
+without keeping gathered weights, every sensible micro-batch size is priced in bytes and seconds, and all of that for
+each way to update that is left open. Rules then pick one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import ceil
 from typing import Literal
 
@@ -18,7 +20,7 @@ from coremill.hardware.facts import Fleet
 from coremill.plan.activations import documents_apart
 from coremill.plan.card import ModelCard, as_written, fully_trained, require_positions
 from coremill.plan.dtype import Dtype, WireDtype, choose_dtype, choose_wire_dtype, matmul_flops_per_second
-from coremill.plan.engine_cost import WORTH_KEEPING, cost_of, engines_for_auto
+from coremill.plan.engine_cost import WORTH_KEEPING, cost_named, cost_of, engines_for_auto
 from coremill.plan.layout import Layout, lay_out
 from coremill.plan.length import steps_known, with_epochs_in_words
 from coremill.plan.model_choices import activations_choice, logits_choice
@@ -33,6 +35,7 @@ from coremill.plan.reasons import (
 )
 from coremill.plan.saving import plan_save
 from coremill.plan.types import Arrangement, Choice, FullTraining, Plan, RowCount, RowLengths, StepCounts
+from coremill.plan.updating import Update, optimizer_choice, require_update, update_choice, ways_of
 from coremill.registry import find
 
 # Tokens per forward pass: below some 2048 products are limited by reading weights, above 8192 only activations grow.
@@ -68,13 +71,14 @@ def make_plan(
     candidates = list(_candidates(config, *found, steps=steps, lengths=lengths))
     chosen = _choose(candidates)
     arrangement = chosen.arrangement
+    alike = [one for one in candidates if one.arrangement.way == arrangement.way]
     cost = cost_of(arrangement)
     rows_per_step = counts.rows
     shortfall = max(0, chosen.memory.peak.total - chosen.memory.limit)
     plan = Plan(
         fleet=fleet.name,
         nodes=fleet.nodes,
-        engine=Choice(arrangement.engine, engine_reason(config, card, chosen, candidates)),
+        engine=Choice(arrangement.engine, engine_reason(config, card, chosen, alike)),
         dtype=dtype,
         wire_dtype=wire_dtype,
         ranks_per_node=layout.ranks_per_node,
@@ -83,13 +87,13 @@ def make_plan(
         sequence_length=counts.row_tokens,
         row_lengths=lengths,
         rows_per_step=rows_per_step,
-        micro_batch_rows=Choice(arrangement.micro_batch_rows, micro_batch_reason(config, chosen, candidates)),
+        micro_batch_rows=Choice(arrangement.micro_batch_rows, micro_batch_reason(config, chosen, alike)),
         accumulation_steps=Choice(arrangement.accumulation_steps, accumulation_reason(config, arrangement, counts)),
         activation_checkpointing=Choice(
-            arrangement.activation_checkpointing, checkpointing_reason(config, chosen, candidates)
+            arrangement.activation_checkpointing, checkpointing_reason(config, chosen, alike)
         ),
-        optimizer=Choice(arrangement.optimizer, "set by you" if arrangement.optimizer != "adamw" else ""),
-        update=Choice(arrangement.update, "set by you" if arrangement.update != "after" else ""),
+        optimizer=optimizer_choice(config, chosen, candidates),
+        update=update_choice(config, chosen, candidates),
         keep_gathered=Choice(arrangement.keep_gathered, cost.keep_reason(arrangement, config.parallel.keep_gathered)),
         kept_activations=activations_choice(card),
         attention=attention_reason(card, chosen, fleet),
@@ -158,6 +162,7 @@ def settled(config: RunConfig, fleet: Fleet, card: ModelCard) -> _Settled:
 
 def _check_inputs(config: RunConfig, card: ModelCard) -> None:
     """What no arrangement can make right."""
+    require_update(config)
     counts = step_counts(config)
     length = counts.row_tokens
     require_positions(length, card.max_positions)
@@ -201,13 +206,15 @@ def _candidates(
         most_tokens *= DIFFERING_ROWS
     if card.base_parameters:
         most_tokens = min(most_tokens, MOST_TOKENS_PER_FORWARD_BESIDE_A_BASE)
-    for engine in engines:
+    for (optimizer, update), engine in product(ways_of(config), engines):
+        if update not in cost_named(engine).updates:
+            continue
         for checkpointing in checkpointings:
-            for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens):
+            for rows in _row_choices(rank_rows, length, _fixed(config.train.micro_batch_rows), most_tokens, update):
                 arrangement = Arrangement(
                     engine=engine,
-                    optimizer="adamw" if config.train.optimizer == "auto" else config.train.optimizer,
-                    update="after" if config.train.update == "auto" else config.train.update,
+                    optimizer=optimizer,
+                    update=update,
                     dtype=dtype.value,
                     wire_dtype=wire_dtype.value,
                     nodes=fleet.nodes,
@@ -229,21 +236,27 @@ def _candidates(
                     yield price(card, kept, fleet, limit, saving=saving, steps=steps)
 
 
-def _row_choices(rank_rows: int, length: int, fixed: int | None, most_tokens: int) -> list[int]:
-    """Rows per forward pass worth trying, largest first, each dividing a rank's rows as evenly as can be."""
+def _row_choices(rank_rows: int, length: int, fixed: int | None, most_tokens: int, update: Update) -> list[int]:
+    """Rows per forward pass worth trying, largest first, each dividing a rank's rows as evenly as can be; where weights
+    move inside backward, all of them first."""
     if fixed is not None:
         return [min(fixed, rank_rows)]
     most = max(1, most_tokens // length)
     sizes = {ceil(rank_rows / passes) for passes in range(1, rank_rows + 1)}
-    return sorted((rows for rows in sizes if rows <= most), reverse=True)
+    at_once = rank_rows if update == "inside" else 0
+    return sorted((rows for rows in sizes if rows <= most or rows == at_once), reverse=True)
 
 
 def _choose(candidates: list[Candidate]) -> Candidate:
-    """The whole model on every rank, without recomputing, where that fits and is not much slower; else the quickest
-    that fits; else the smallest."""
+    """Of the first way to update that fits, the whole model on every rank, without recomputing, where that fits and is
+    not much slower; else the quickest that fits; else the smallest of all. Inside backward in one pass, where that
+    fits: gradients of several would wait for the last."""
     fitting = [candidate for candidate in candidates if candidate.fits]
     if not fitting:
         return min(candidates, key=lambda candidate: candidate.memory.peak.total)
+    fitting = [candidate for candidate in fitting if candidate.arrangement.way == fitting[0].arrangement.way]
+    if fitting[0].arrangement.update == "inside":
+        fitting = [candidate for candidate in fitting if candidate.arrangement.accumulation_steps == 1] or fitting
     quickest = min(candidate.seconds.total for candidate in fitting)
     plain = [one for one in fitting if one.is_plain and one.seconds.total <= MUCH_SLOWER * quickest]
     # Equal seconds go to the larger micro-batch: candidates come largest first, and min keeps the first.

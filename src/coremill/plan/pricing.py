@@ -48,7 +48,9 @@ def price(
 ) -> Candidate:
     """One arrangement in bytes and seconds; `saving` is how often checkpoints are written, `steps` the run's length."""
     traffic = cost_of(arrangement).traffic(card, arrangement)
-    learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
+    learned = factors_of(
+        fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype, optimizer=arrangement.optimizer
+    )
     seconds = learned.scaled(step_seconds(card, arrangement, fleet, traffic))
     context = MemoryContext(
         base_bytes=fleet.calibration.base_rss_bytes,

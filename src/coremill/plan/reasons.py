@@ -103,7 +103,9 @@ def assumptions(fleet: Fleet, arrangement: Arrangement, card: ModelCard) -> tupl
     kept = activations_choice(card)
     notes = [f"what layers keep for backward: {kept.reason}"] if kept.value == "estimated" else []
     notes += [f"how far attention reaches: {words}" for words in card.unread]
-    learned = factors_of(fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype)
+    learned = factors_of(
+        fleet.calibration, engine=arrangement.engine, dtype=arrangement.dtype, optimizer=arrangement.optimizer
+    )
     if learned.runs:
         notes.append(f"that it goes as {plural(learned.runs, 'run')} learned from on this machine: {learned.words()}")
     if fleet.calibration.source == "assumed":

@@ -1,5 +1,6 @@
-"""When a run does not fit: the changes that make it fit, each planned to the end, cheapest first.
+"""When a run does not fit: the changes that make it fit, each planned to the end.
 
+First what keeps model, rows and machines as they are and only holds less beside the weights; then the cheapest first.
 Last comes bf16 on a CPU that has no units for it, which may be all that fits on one machine.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.config.schema import AUTO, BUILT_IN, RunConfig
 from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import Instance, all_instances, fleet_of
 from coremill.hardware.pods import pods_of
@@ -19,11 +20,13 @@ from coremill.plan.engine_cost import cost_named
 from coremill.plan.planner import make_plan
 from coremill.plan.time import DEFAULT_LINK_BITS_PER_SECOND
 from coremill.plan.types import Plan, Remedy, RowCount
+from coremill.plan.updating import EIGHT_BIT
 from coremill.registry import importable
 
 MOST_NODES = 256
 SHORTEST_ROW = 64
 USUAL_RANK = 16  # of adapters
+FREED = "each gradient freed inside backward, as soon as its weight has moved"
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,39 @@ def find_remedies(config: RunConfig, fleet: Fleet, card: ModelCard, rows: RowCou
         found += in_bf16
     # Money first where it is known, else time; last what may take days here.
     found.sort(key=lambda remedy: (remedy.usd is None, remedy.usd or 0.0, -remedy.tokens_per_second))
-    return (*found, *(remedy for remedy in in_bf16 if remedy not in found))
+    lean = [remedy for ladder in _lean_ladders(config, fleet) for remedy in first_that_fits(ladder)]
+    return (*lean, *found, *(remedy for remedy in in_bf16 if remedy not in found))
 
 
 def _remedy(change: _Change, plan: Plan) -> Remedy:
+    freed = f", {FREED}" if plan.update.value == "inside" and change.config.train.update == AUTO else ""
     return Remedy(
-        change=change.words,
+        change=change.words + freed,
         settings=change.settings,
         total_bytes_per_rank=plan.memory.peak.total,
         tokens_per_second=plan.tokens_per_second,
         usd=plan.usd(),
     )
+
+
+def _lean_ladders(config: RunConfig, fleet: Fleet) -> Iterator[Iterator[_Change]]:
+    """Smaller moments and weights without masters, with gradients after backward or freed inside of it, as the plan
+    finds it; and the latter alone."""
+    train, engine = config.train, config.parallel.engine
+    has_inside = engine == AUTO or "inside" in cost_named(engine).updates
+    may_be_inside = has_inside and config.numerics.on_non_finite != "skip"
+    words = "moments in 8 bits, weights in the compute dtype alone"
+    if train.optimizer == "adamw":
+        eight_bit = _set(config, fleet, words, "train", "optimizer", EIGHT_BIT)
+        yield iter([eight_bit, _freed(eight_bit)] if train.update == "after" and may_be_inside else [eight_bit])
+    if may_be_inside and train.update != "inside":
+        yield iter([_freed(_Change("", (), config, fleet))])
+
+
+def _freed(change: _Change) -> _Change:
+    inside = _set(change.config, change.fleet, "", "train", "update", "inside")
+    words = f"{change.words}, {FREED}" if change.words else FREED
+    return replace(inside, words=words, settings=change.settings + inside.settings)
 
 
 def _ladders(config: RunConfig, fleet: Fleet, card: ModelCard) -> Iterator[Iterator[_Change]]:

@@ -82,6 +82,11 @@ class Arrangement:
         return self.nodes * self.ranks_per_node
 
     @property
+    def way(self) -> tuple[str, str]:
+        """What moves the weights, and when."""
+        return self.optimizer, self.update
+
+    @property
     def compute_bytes(self) -> int:
         """Bytes of one number in the model's arithmetic."""
         return 2 if self.dtype == "bf16" else 4

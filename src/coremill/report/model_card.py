@@ -127,13 +127,19 @@ def _training(summary: Mapping[str, Any], config: RunConfig, exported: StepFigur
     yield "tokens", f"{summary['tokens'] if exported is None else exported.tokens:,}"
     train = config.train
     yield "learning rate", f"{train.learning_rate:g}, {train.schedule}"
-    yield "optimizer", f"{train.optimizer}, weight decay {train.weight_decay:g}"
+    yield "optimizer", f"{_optimizer(summary, train.optimizer)}, weight decay {train.weight_decay:g}"
     length = config.data.sequence_length
     if make_task(config).step_counts().rows_differ:
         yield "samples per step", f"{train.samples_per_step:,}, of at most {length:,} tokens"
     else:
         yield "tokens per step", f"{train.tokens_per_step:,}, rows of {length:,}"
     yield "seed", f"{train.seed}"
+
+
+def _optimizer(summary: Mapping[str, Any], asked: str) -> str:
+    """The one that the plan took, and inside backward where it was."""
+    chosen: dict[str, str] = {choice["name"]: choice["value"] for choice in summary.get("choices") or ()}
+    return chosen.get("optimizer", asked) + (", inside backward" if chosen.get("update") == "inside" else "")
 
 
 def _numbers(

@@ -59,7 +59,7 @@ def render_plan(plan_json: Mapping[str, Any], card: Mapping[str, Any], console: 
 
 
 def render_plan_short(plan_json: Mapping[str, Any], console: Console) -> None:
-    """The plan in four to eight lines."""
+    """The plan in four to ten lines."""
     lines = _short_lines(plan_json)
     width = max(8, *(len(name) + 1 for name, _ in lines))
     for name, text in lines:
@@ -92,6 +92,7 @@ def _short_lines(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("ranks", f"{ranks} with {threads}{' each' if ranks > 1 else ''}, on {plan['fleet']}"),
         ("engine", f"{value['engine']}: {plan['engine']['reason']}"),
         ("dtype", f"{value['dtype']}: {plan['dtype']['reason']}"),
+        *((name, f"{value[name]}: {plan[name]['reason']}") for name in ("optimizer", "update") if name in value),
         ("step", f"{rows}, {at_a_time} at a time, {passes} per rank"),
         *model,
         ("memory", _fit_words(plan)),

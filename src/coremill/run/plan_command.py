@@ -138,6 +138,7 @@ def learn_from(run: Path, *, as_json: bool, console: Console) -> None:
         run=str(run.resolve()),
         engine=plan.engine.value,
         dtype=plan.dtype.value,
+        optimizer=plan.optimizer.value,
         fleet=fleet,
         planned_seconds=planned.seconds,
         planned_memory=planned.memory.steady_step,

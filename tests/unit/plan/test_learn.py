@@ -63,6 +63,11 @@ def test_the_median_of_several_runs_counts_and_other_dtypes_do_not() -> None:
     runs = [observation(str(factor), compute=factor) for factor in (0.9, 1.1, 5.0)]
     rates = replace(calibration(), learned=(*runs, observation("bf16", dtype="bf16", compute=9.0)))
     assert factors_of(rates, engine="replicate", dtype="fp32").compute == pytest.approx(1.1)
+    # The update depends on the optimizer.
+    lean = replace(rates, learned=(*runs, observation("lean", moved_by="adamw-8bit", optimizer=4.0)))
+    assert factors_of(lean, engine="replicate", dtype="fp32").optimizer == pytest.approx(1.5)
+    assert factors_of(lean, engine="replicate", dtype="fp32", optimizer="adamw-8bit").optimizer == pytest.approx(4.0)
+    assert factors_of(rates, engine="replicate", dtype="fp32", optimizer="adamw-8bit").optimizer == 1.0
     # Memory and exchange depend on the engine, arithmetic does not.
     other = factors_of(rates, engine="shard", dtype="fp32")
     assert other.compute == pytest.approx(1.1) and other.slack == 1.0

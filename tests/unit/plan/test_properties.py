@@ -35,7 +35,8 @@ cards = st.builds(
 arrangements = st.builds(
     Arrangement,
     engine=st.sampled_from(["replicate", "shard"]),
-    optimizer=st.just("adamw"),
+    optimizer=st.sampled_from(["adamw", "adamw-8bit"]),
+    update=st.sampled_from(["after", "inside"]),
     dtype=st.sampled_from(["fp32", "bf16"]),
     wire_dtype=st.sampled_from(["auto", "fp32", "bf16"]),
     nodes=st.integers(1, 8),

@@ -2,10 +2,12 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from coremill.plan.types import Choice
 from coremill.report.plan_screen import render_plan, render_plan_short
 from unit.report.fake_run import fake_plan
 
@@ -69,3 +71,13 @@ def test_report_imports_no_torch() -> None:
     code = f"{modules}; print([name for name in ('torch', 'jinja2', 'numpy') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("force_terminal", [True, False])
+def test_optimizer_and_update_are_in_both_forms_where_they_are_not_the_usual(force_terminal: bool) -> None:
+    plan = replace(
+        fake_plan(4), optimizer=Choice("adamw-8bit", "adamw needs 41 GB"), update=Choice("inside", "so it fits")
+    )
+    for render, arguments in ((render_plan, (plan.to_json(), CARD)), (render_plan_short, (plan.to_json(),))):
+        text = " ".join(" ".join(shown(render, *arguments, force_terminal=force_terminal)).split())
+        assert "adamw-8bit" in text and "adamw needs 41 GB" in text and "so it fits" in text

@@ -44,7 +44,7 @@ class OneHostCost(ShardedStateCost):
         own_head = self.head_gradient_bytes(card, arrangement)
         own_all = self.state(card, arrangement).gradients
         # Sums of earlier micro-batches, to which later ones are added.
-        earlier = own_all if arrangement.accumulation_steps > 1 else 0
+        earlier = self.summed_bytes(card, arrangement) if arrangement.accumulation_steps > 1 else 0
         gives_back = compute * card.held_parameters > RESIDENT_UP_TO_BYTES
 
         def read(parameters: int) -> int:

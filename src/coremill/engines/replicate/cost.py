@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from coremill.engines.optimizers.cost import COPY_BYTES, COSTS, WEIGHT_BYTES
+from coremill.engines.optimizers.cost import COSTS, GRADIENT_BYTES
 from coremill.engines.wire.sizes import LEAST_IN_FLIGHT, POOL_ROUNDING, ROOM_IN_FLIGHT_BYTES
 from coremill.hardware.facts import Fleet
 from coremill.plan.activations import backward_bytes, kept_bytes, one_layer_bytes
@@ -45,21 +45,23 @@ def sends_rows(named: int, rows: int) -> bool:
 
 class ReplicateCost(EngineCost):
     tried_by_auto = True
+    updates = ("after", "inside")
 
     def state(self, card: ModelCard, arrangement: Arrangement) -> StateBytes:
-        """fp32 weights; in bf16 a copy to compute with beside these masters. Of a base, which lies once on a host
-        (engines/held_base.py), the rows that this rank fills."""
-        copy = COPY_BYTES if arrangement.dtype == "bf16" else 0
+        """Weights as the optimizer has them; where these are masters in fp32, in bf16 a copy to compute with beside
+        them. Of a base, which lies once on a host (engines/held_base.py), the rows that this rank fills."""
+        cost = COSTS[arrangement.optimizer]
         base = ceil(base_bytes(card, arrangement) / arrangement.ranks_per_node)
+        weight = cost.weight_bytes(arrangement) + cost.copy_bytes(arrangement)
         return StateBytes(
-            parameters=(WEIGHT_BYTES + copy) * card.own_parameters + base,
-            gradients=4 * card.trainable_parameters,
-            optimizer=ceil(COSTS[arrangement.optimizer].state_bytes * card.trainable_parameters),
+            parameters=weight * card.own_parameters + base,
+            gradients=0 if arrangement.update == "inside" else GRADIENT_BYTES * card.trainable_parameters,
+            optimizer=cost.held_bytes(card, card.trainable_parameters, arrangement),
             base=base,
         )
 
     def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
-        return COSTS[arrangement.optimizer].saved_bytes(card)
+        return COSTS[arrangement.optimizer].saved_bytes(card, arrangement)
 
     def step_points(
         self, card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool
@@ -68,8 +70,14 @@ class ReplicateCost(EngineCost):
         whole = self.state(card, arrangement).gradients
         kept, backward = kept_bytes(card, arrangement), backward_bytes(card, arrangement)
         buffers = _exchange_buffers(card, arrangement)
-        # In fp32 gradients are dropped after each update; in bf16 their fp32 sums stay allocated.
-        lasting = arrangement.dtype == "bf16" or arrangement.accumulation_steps > 1
+        if arrangement.update == "inside":
+            yield from _inside_points(card, arrangement, loss, kept + backward)
+            return
+        # Gradients are dropped after each update, but for those of masters, which stay allocated. Those of bf16 weights
+        # and of several passes are added to sums in fp32.
+        has_copy = COSTS[arrangement.optimizer].copy_bytes(arrangement) > 0
+        lasting = has_copy or arrangement.accumulation_steps > 1
+        added = arrangement.dtype == "bf16" or arrangement.accumulation_steps > 1
         standing = whole if lasting else 0
         yield loss.point(gradients=standing, activations=kept, buffers=buffers)
         yield StepPoint(
@@ -82,7 +90,7 @@ class ReplicateCost(EngineCost):
             # The gradient of a lookup alone is sparse; its rows are taken out to be sent, unless all of them are.
             summed = rows * card.lookup_width
             lookup = 2 * arrangement.sent_bytes(summed) + (4 * summed if rows < card.vocabulary_rows else 0)
-        elif (lasting or card.tied) and not card.has_one_table_gradient:
+        elif (added or card.tied) and not card.has_one_table_gradient:
             lookup = arrangement.compute_bytes * card.trainable_embedding_parameters
         else:
             lookup = 0
@@ -112,8 +120,9 @@ class ReplicateCost(EngineCost):
 
     def optimizer_seconds(self, card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
         """Of all parameters, on every rank."""
-        has_copy = arrangement.dtype == "bf16"
-        return COSTS[arrangement.optimizer].seconds(card.trainable_parameters, arrangement, fleet, has_copy=has_copy)
+        cost = COSTS[arrangement.optimizer]
+        has_copy = cost.copy_bytes(arrangement) > 0
+        return cost.seconds(card.trainable_parameters, arrangement, fleet, has_copy=has_copy)
 
     def reason(self, choice: AutoChoice) -> str:
         state, limit = size(choice.whole_model.total), size(choice.limit_bytes)
@@ -124,7 +133,40 @@ class ReplicateCost(EngineCost):
                 f"the model, {model}, lies once on each machine and stays as it is; adapters with gradients and"
                 f" moments, {adapters}, are whole on every rank, and only their gradients are exchanged"
             )
-        return f"the whole model with gradients and moments, {state}, fits into the {limit} of a rank"
+        gradients = "" if choice.arrangement.update == "inside" else "gradients and "
+        return f"the whole model with {gradients}moments, {state}, fits into the {limit} of a rank"
+
+
+def _inside_points(card: ModelCard, arrangement: Arrangement, loss: LossBytes, in_backward: int) -> Iterator[StepPoint]:
+    """Each gradient is freed once its weight has moved: of one pass a tensor at a time stands, and a copy in fp32 for a
+    master; with peers the sums that are on their way. Those of several passes wait for the last one's backward, in one
+    process as they are made."""
+    compute, kept = arrangement.compute_bytes, kept_bytes(card, arrangement)
+    buffers = _exchange_buffers(card, arrangement)
+    has_peers, has_copy = arrangement.world_size > 1, COSTS[arrangement.optimizer].copy_bytes(arrangement) > 0
+    made = compute + (GRADIENT_BYTES if has_copy or (has_peers and compute < GRADIENT_BYTES) else 0)
+    summed = GRADIENT_BYTES if has_peers else compute
+    standing = summed * card.trainable_parameters if arrangement.accumulation_steps > 1 else 0
+    on_its_way = summed * _parameters_on_their_way(card, arrangement)
+    tensor = made * min(card.largest_trainable_layer_parameters, card.hidden * card.intermediate)
+    head = made * card.vocabulary_rows * card.hidden if card.trains_the_head and arrangement.vocabulary_logits else 0
+    yield loss.point(gradients=standing, activations=kept, buffers=buffers)
+    if head and not card.tied:
+        yield StepPoint(name="the head moves", gradients=max(standing, head), activations=kept, buffers=buffers)
+    yield StepPoint(
+        name="backward of the last layer",
+        # Of a tied table the head's part waits for the lookup's; with peers it is on its way.
+        gradients=standing + max(tensor, on_its_way) + (loss.head_gradient_made if card.tied or has_peers else 0),
+        activations=in_backward,
+        buffers=buffers,
+    )
+    lookups = 2 if card.tied and not card.has_one_table_gradient else 1
+    yield StepPoint(
+        name="end of backward",
+        gradients=max(lookups * made * card.trainable_embedding_parameters, tensor, on_its_way),
+        activations=one_layer_bytes(card, arrangement),
+        buffers=buffers,
+    )
 
 
 def _exchange_buffers(card: ModelCard, arrangement: Arrangement) -> int:
@@ -137,11 +179,19 @@ def _exchange_buffers(card: ModelCard, arrangement: Arrangement) -> int:
     if _summed_rows(card, arrangement) is not None:
         ends = [head]
     bucket_bytes = 2**20 * bucket_mib(arrangement.compute_bytes * card.trainable_parameters)
-    bucket = max(bucket_bytes // arrangement.compute_bytes, card.largest_trainable_layer_parameters // 2)
-    layers = min(in_layers, most_buckets_in_flight(2 * arrangement.sent_bytes(bucket)) * bucket)
+    layers = min(in_layers, _parameters_on_their_way(card, arrangement))
     # Ends larger than a bucket have one of their own; equal ones share a buffer, as they leave at opposite ends.
     lone = max((end for end in ends if 4 * end > bucket_bytes), default=0)
     return int(2 * arrangement.sent_bytes(lone + layers) * POOL_ROUNDING)
+
+
+def _parameters_on_their_way(card: ModelCard, arrangement: Arrangement) -> int:
+    """Of layers, in the buckets that are under way at once."""
+    if arrangement.world_size == 1:
+        return 0
+    bucket_bytes = 2**20 * bucket_mib(arrangement.compute_bytes * card.trainable_parameters)
+    bucket = max(bucket_bytes // arrangement.compute_bytes, card.largest_trainable_layer_parameters // 2)
+    return most_buckets_in_flight(2 * arrangement.sent_bytes(bucket)) * bucket
 
 
 def _summed_rows(card: ModelCard, arrangement: Arrangement) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from coremill.engines.one_host.cost import OneHostCost
+from coremill.engines.optimizers.cost import GRADIENT_BYTES
 from coremill.engines.sharded_state import ShardedStateCost
 from coremill.engines.wire.sizes import (
     LEAST_IN_FLIGHT,
@@ -85,13 +86,15 @@ class ShardCost(ShardedStateCost):
         if arrangement.accumulation_steps == 1:
             return 0
         if arrangement.keep_gathered:
-            return 4 * card.trainable_parameters
-        return self.state(card, arrangement).gradients
+            return GRADIENT_BYTES * card.trainable_parameters
+        return self.summed_bytes(card, arrangement)
 
     def _end_of_backward(self, card: ModelCard, arrangement: Arrangement) -> StepPoint:
         compute, lookup = arrangement.compute_bytes, card.trainable_embedding_parameters
         own_all, pool = self.state(card, arrangement).gradients, self.between_steps(card, arrangement).buffers
         standing = own_all + (0 if arrangement.keep_gathered else self._earlier_gradient_bytes(card, arrangement))
+        if arrangement.update == "inside":
+            standing = 0
         activations = arrangement.tokens_per_forward * compute * card.hidden
         if table_parameters(card, arrangement) and lookup:
             # The gradient above the lookup in fp32, that of its rows, what is sent and received of it.
