@@ -201,6 +201,10 @@ def _watch(
             if culprit is None and stuck is not None and not any(rank.failed for rank in ranks):
                 culprit = ranks[stuck.local_rank]
                 culprit.is_stuck(stuck)
+        if stopping and kill_at is not None and stuck is not None and stuck.by_peers:
+            # A peer was lost before the stop: no step ends and nothing is saved any more, however long it may take.
+            ranks[stuck.local_rank].is_stuck(stuck)
+            kill_at = now
         if (culprit is not None or stopping) and kill_at is None:
             kill_at = now + (stop_grace_seconds if culprit is None else grace_after(explained(culprit)[0]))
             if grace_may_grow and hang_detector is not None and culprit is None:
@@ -251,6 +255,9 @@ def _outcome(
         exit_code, message = Stopped.exit_code, "stopped on request"
         if not ranks:
             message += " before a rank had started: there was nothing to save"
+    elif stop.first is not None and not stop.at_once and any(rank.stuck is not None for rank in ranks):
+        exit_code = Stopped.exit_code
+        message = f"stopped on request ({stop.name}), without a save: ranks on other hosts were lost"
     elif (failed := _failed_while_stopping(ranks)) is not None and not stop.at_once:
         culprit = failed
         exit_code, message, number = explained(culprit, kills)

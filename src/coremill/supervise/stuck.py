@@ -59,6 +59,7 @@ class Stuck:
     text: str  # reads on after "rank 1 "
     silent_seconds: float
     by_storage: bool = False
+    by_peers: bool = False  # those of other hosts: nothing that ranks do together comes to an end here
 
 
 @dataclass
@@ -194,7 +195,7 @@ class Watch:
         if self.limits.other_hosts:
             if waited >= OTHER_HOSTS_FACTOR * self._standing_limit(readings[first]):
                 text = f"heard nothing from the ranks on other hosts for {waited:.0f} s{_in(readings[first])}"
-                return Stuck(first, text, waited)
+                return Stuck(first, text, waited, by_peers=True)
         elif waited >= DEADLOCK_FACTOR * self._standing_limit(readings[first]):
             text = f"waits for the others as they do for it, for {waited:.0f} s{_in(readings[first])}"
             return Stuck(first, text, waited)

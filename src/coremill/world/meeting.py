@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class ClaimedTwice(InputError):
     """Another process is this rank already, or was in an attempt whose store is about to go."""
 
+    beats = 0  # of that process, so far: they go on where it lives
+
 
 POLL_SECONDS = 0.05
 FRESH_SECONDS = 2.0  # so long ago a rank that waits has shown itself
@@ -99,6 +101,11 @@ def serve_store(identity: RankIdentity, timeout: timedelta) -> tuple[Store, int]
     return store, port
 
 
+def beats_of(rank: int) -> str:
+    """Where a rank counts, at the meeting and after it, as long as it lives."""
+    return f"beats/{rank}"
+
+
 def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list[dict[str, Any]]:
     """Every rank says who it is; rank 0 checks that all are there and agree, and tells everyone the outcome."""
     host = socket.gethostname()
@@ -112,11 +119,13 @@ def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list
     }
     with peer_errors():
         if store.add(f"claims/{identity.rank}", 1) > 1 and not _is_abandoned(store, identity.rank):
-            raise ClaimedTwice(
+            refused = ClaimedTwice(
                 f"two processes say they are rank {identity.rank}",
                 where=f"this one runs on {host}",
                 why="RANK must differ between processes; perhaps the same command was started twice",
             )
+            refused.beats = store.add(beats_of(identity.rank), 0)
+            raise refused
         store.set(f"entries/{identity.rank}", json.dumps(entry))
         if identity.rank == 0:
             store.set("roll", json.dumps(_collect(store, identity.size, deadline)))
@@ -153,15 +162,15 @@ def call_the_roll(store: Store, identity: RankIdentity, deadline: float) -> list
 
 def _is_called(store: Store, rank: int) -> bool:
     """Whether the roll is over; who asks shows that it still waits."""
-    store.add(f"beats/{rank}", 1)
+    store.add(beats_of(rank), 1)
     return store.check(["roll"])
 
 
 def _is_abandoned(store: Store, rank: int) -> bool:
     """Whether the process that took this rank's place waits there no longer: it was lost before the others came."""
-    before, until = store.add(f"beats/{rank}", 0), time.monotonic() + ABANDONED_SECONDS
+    before, until = store.add(beats_of(rank), 0), time.monotonic() + ABANDONED_SECONDS
     while rank != 0 and time.monotonic() < until:
-        if store.check(["roll"]) or store.add(f"beats/{rank}", 0) != before:
+        if store.check(["roll"]) or store.add(beats_of(rank), 0) != before:
             return False
         time.sleep(POLL_SECONDS)
     return rank != 0
@@ -264,7 +273,7 @@ class _Waiting:
         """Those that have not shown themselves lately; a rank has to be looked at twice."""
         now = time.monotonic()
         for rank in self._others:
-            beats = self._store.add(f"beats/{rank}", 0)
+            beats = self._store.add(beats_of(rank), 0)
             if beats != self._beats.setdefault(rank, beats):
                 self._beats[rank], self._seen_at[rank] = beats, now
         return [rank for rank in self._others if now - self._seen_at.get(rank, -FRESH_SECONDS) > FRESH_SECONDS]

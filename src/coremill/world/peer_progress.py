@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from coremill.world.heartbeat import HEARTBEAT
 from coremill.world.lost_peers import give_peers_up
+from coremill.world.meeting import beats_of
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -32,8 +33,8 @@ class PeerProgress:
     Use as a context; `shut` closes this rank's connections, from the thread with the clock.
     """
 
-    def __init__(self, store: Store, timeout_seconds: float, shut: Callable[[], None]) -> None:
-        self._store, self.timeout_seconds, self._shut = store, timeout_seconds, shut
+    def __init__(self, store: Store, rank: int, timeout_seconds: float, shut: Callable[[], None]) -> None:
+        self._store, self._rank, self.timeout_seconds, self._shut = store, rank, timeout_seconds, shut
         self._look_seconds = min(SELDOMEST_LOOK_SECONDS, timeout_seconds / LOOKS_PER_TIMEOUT)
         self._clock = 0.0  # does not run while this process is stopped, or its machine asleep
         self._progress_at = 0.0
@@ -65,6 +66,9 @@ class PeerProgress:
                 reading = HEARTBEAT.reading()
                 now = reading.marks + reading.saved_bytes
                 heard = self._store.add(KEY, int(now != own))
+                self._store.add(
+                    beats_of(self._rank), 1
+                )  # for a second process of this rank, which may be its successor
                 own = now
                 if heard != total:
                     total, self._progress_at = heard, self._clock

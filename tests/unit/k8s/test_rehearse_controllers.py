@@ -6,6 +6,7 @@ import base64
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from coremill.k8s.check.manifests import Manifest, manifests_in
 from coremill.k8s.rehearse.controllers import PlannedSet, plan_set
 from coremill.k8s.rehearse.disruptions import parse_disruption, reclaim_times
 from coremill.k8s.rehearse.job_controller import BY_LIMIT, BY_POLICY, JobController, SetController
+from coremill.k8s.rehearse.judging import _lost_after
 from coremill.k8s.rehearse.pods import Pod, Secrets, make_pod
 from coremill.k8s.rehearse.policy import has_service, nft_rules, selects
 from coremill.k8s.rehearse.provisions import provisions_for, put_on_volume, readable_mounts
@@ -405,3 +407,18 @@ def test_what_pods_say_is_said_once(tmp_path: Path) -> None:
     words.begin_anew()
     (tmp_path / "c.log").write_text("reading\n")
     assert words.of("c") == "reading"
+
+
+def test_lost_work_is_laid_to_the_disruption_that_cost_it() -> None:
+    """Of a reclaim, a kill after it, and a reclaim while the others still wait for the killed pod."""
+
+    def life(kind: str, at: float) -> Any:
+        disruption = SimpleNamespace(kind=kind)
+        return SimpleNamespace(disruption=disruption, disrupted_at=at)
+
+    first, killed, second = life("reclaim", 10.0), life("kill", 50.0), life("reclaim", 70.0)
+    steps = [(1.0, 1), (11.0, 2), (30.0, 3), (50.5, 4), (90.0, 3), (95.0, 4)]
+    seen: Any = SimpleNamespace(lives=[first, killed, second], events=RunEvents(None, steps=steps))
+    assert [_lost_after(seen, one) for one in (first, killed, second)] == [0, 2, 0]
+    seen.lives = [first, second]
+    assert [_lost_after(seen, one) for one in (first, second)] == [0, 2]

@@ -12,7 +12,7 @@ import pytest
 from coremill.run import rank as rank_module
 from coremill.supervise import hang_detector, ranks
 from coremill.supervise.hang_detector import HangDetector
-from coremill.supervise.stuck import Limits, Watch
+from coremill.supervise.stuck import Limits, Stuck, Watch
 from coremill.world import heartbeat as heartbeat_module
 from coremill.world.heartbeat import HEARTBEAT, Heartbeat, Reading
 from coremill.world.stop import StopSignals
@@ -97,6 +97,31 @@ def test_a_stop_waits_for_a_step_that_takes_longer_than_planned(monkeypatch: pyt
     for may_grow, seconds in ((True, 360.0), (False, 60.0)):
         ended = seconds_to_the_kill(monkeypatch, may_grow=may_grow, slower_step_seconds=300.0)
         assert ended == pytest.approx(seconds, abs=1)
+
+
+def test_a_stop_does_not_wait_for_peers_that_were_lost_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that ranks do together comes to an end: the grace, and rank 0's store, would be held for nothing."""
+    clock, stop = Clock(), StopSignals()
+    began, stop.first = clock.now, signal.SIGTERM
+    monkeypatch.setattr(ranks, "time", clock)
+    monkeypatch.setattr(ranks, "wait_for_end", lambda pids, seconds: clock.sleep(seconds))
+    rank: Any = SimpleNamespace(
+        rank=0, poll=lambda: None, is_running=True, exit_code=None, failed=False, pid=None, stuck=None
+    )
+    rank.ask_to_end = lambda: None
+    rank.only_followed = False
+
+    def end(stuck: Stuck) -> None:
+        rank.stuck, rank.exit_code, rank.is_running = stuck, -signal.SIGKILL, False
+
+    rank.is_stuck = end
+    monkeypatch.setattr(ranks, "end_all", lambda every: None)
+    lost = Stuck(0, "heard nothing", 20.0, by_peers=True)
+    seen: Any = SimpleNamespace(look=lambda pids: lost if clock.now - began > 20 else None, saved_bytes=0)
+    assert ranks._watch([rank], stop, lambda: None, lambda text: None, lambda code: 0.0, 60.0, seen, False) is None
+    assert clock.now - began == pytest.approx(20, abs=1)
+    outcome = ranks._outcome([rank], None, stop, (), 0)
+    assert outcome.exit_code == 75 and "ranks on other hosts were lost" in outcome.message
 
 
 def test_how_much_slower_steps_are_is_measured() -> None:

@@ -148,6 +148,7 @@ def test_ranks_that_all_wait_are_a_lost_host_or_a_deadlock() -> None:
     assert far.pass_by(19.0) is None
     found = far.pass_by(2.0)
     assert found is not None and "heard nothing from the ranks on other hosts for 20 s" in found.text
+    assert found.by_peers
     assert here.pass_by(29.0) is None
     found = here.pass_by(2.0)
     assert found is not None and "as they do for it" in found.text

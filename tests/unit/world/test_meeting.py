@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from coremill.errors import CoremillError, Stopped
-from coremill.world import meeting
+from coremill.errors import CoremillError, PeerLost, Stopped
+from coremill.world import group, meeting
 from coremill.world.identity import RankIdentity
 from coremill.world.stop import StopRequests
 
@@ -133,3 +133,31 @@ def test_a_request_waits_until_ranks_are_connected() -> None:
     requests.between_steps()
     with requests.held_back():
         requests.reason = "SIGTERM"  # noted, as before
+
+
+@pytest.mark.parametrize(("lives", "expected"), [(True, meeting.ClaimedTwice), (False, PeerLost)])
+def test_a_successor_waits_until_the_store_of_the_attempt_before_is_gone(
+    monkeypatch: pytest.MonkeyPatch, lives: bool, expected: type[CoremillError]
+) -> None:
+    """78 would end the job for good; only where its predecessor lives, two were started."""
+    now, asked = [0.0], []
+
+    def refuse(*_: Any) -> Any:
+        asked.append(now[0])
+        error = meeting.ClaimedTwice("two processes say they are rank 1")
+        error.beats = len(asked) if lives else 7
+        raise error
+
+    class Clock:
+        monotonic = staticmethod(lambda: now[0])
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+
+    monkeypatch.setattr(group, "time", Clock)
+    monkeypatch.setattr(group, "open_store", lambda *_: None)
+    monkeypatch.setattr(group, "call_the_roll", refuse)
+    with pytest.raises(expected):
+        group._meet_at_a_fresh_store(identity(1), 900.0)
+    assert now[0] == pytest.approx(group.OLD_STORE_SECONDS if lives else 900.0, abs=1)

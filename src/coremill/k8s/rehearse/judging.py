@@ -15,6 +15,8 @@ from coremill.k8s.rehearse.job_controller import BY_LIMIT
 from coremill.k8s.rehearse.rehearsal import Life, Seen
 from coremill.k8s.rehearse.run_in_pods import PodRunFile
 
+_IN_FLIGHT_SECONDS = 5.0  # a step may end, and be written down, a moment after a pod is gone
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -140,9 +142,27 @@ def _of_waiting(seen: Seen, run_file: PodRunFile | None) -> Iterator[Fault]:
 
 
 def _lost_after(seen: Seen, life: Life) -> int:
-    """Steps that were done before a disruption and again after it."""
-    begun_again = [steps for moment, steps in seen.events.lost() if moment >= life.disrupted_at]
-    return begun_again[0] if begun_again else 0
+    """Steps that were done before a disruption and again for its sake."""
+    return sum(steps for moment, steps in seen.events.lost() if _blamed(seen, moment) is life)
+
+
+def _blamed(seen: Seen, moment: float) -> Life | None:
+    """For whom work was begun again then: a pod that was killed since the last step that was done; else the last one
+    that was disrupted at all."""
+    disrupted = [life for life in seen.lives if life.disruption is not None and life.disrupted_at <= moment]
+    last_step = max((time for time, _ in seen.events.steps if time < moment), default=0.0)
+    kills = [
+        life
+        for life in disrupted
+        if life.disruption is not None
+        and life.disruption.kind == "kill"
+        and life.disrupted_at >= last_step - _IN_FLIGHT_SECONDS
+    ]
+    return min(kills, key=_disrupted_at) if kills else max(disrupted, key=_disrupted_at, default=None)
+
+
+def _disrupted_at(life: Life) -> float:
+    return life.disrupted_at
 
 
 def _times(seen: Seen, run_file: PodRunFile | None) -> dict[str, Any]:

@@ -272,15 +272,20 @@ def _sigterm_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def hears(pid: int) -> bool:
-    """Whether the first process of a pod handles SIGTERM, which process 1 is otherwise deaf to; `pid`: its parent's."""
+def first_process(pid: int) -> int | None:
+    """The process 1 of a pod, by its number here; `pid`: its parent's. None: it is not there, or not any more."""
     with contextlib.suppress(OSError, IndexError):
         inner = _child_of(pid)
         while (program := Path(f"/proc/{inner}/cmdline").read_text().split("\0")[0]).rpartition("/")[2] == RUNTIME:
             inner = _child_of(inner)  # of an image the runtime, and what has yet to become the command, are around it
-        if not program:  # it has ended
-            return False
-        lines = Path(f"/proc/{inner}/status").read_text().splitlines()
+        return inner if program else None
+    return None
+
+
+def hears(pid: int) -> bool:
+    """Whether the process 1 of a pod handles SIGTERM, which it is otherwise deaf to; `pid`: its parent's."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{first_process(pid)}/status").read_text().splitlines()
         caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
         return bool(caught >> (signal.SIGTERM - 1) & 1)
     return False

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from coremill.k8s.rehearse.controllers import PlannedSet
 from coremill.k8s.rehearse.disruptions import Disruption, ReclaimTimes, reclaim_times
 from coremill.k8s.rehearse.job_controller import Answer, JobController, SetController
-from coremill.k8s.rehearse.machine import SUBNET, Machine, PodNetwork, hears
+from coremill.k8s.rehearse.machine import SUBNET, Machine, PodNetwork, first_process, hears
 from coremill.k8s.rehearse.pods import Container, Pod, Secrets, make_pod
 from coremill.k8s.rehearse.policy import has_service, nft_rules
 from coremill.k8s.rehearse.run_in_pods import PodWords, RunEvents, with_fewer_threads
@@ -127,7 +127,7 @@ class Rehearsal:
             if life.kill_at_seconds is not None and now >= life.kill_at_seconds and life.process.poll() is None:
                 life.was_killed = True
                 self.say(life.pod.index, "SIGKILL: its grace is over")
-                _signal(life, signal.SIGKILL)
+                _kill(life)
             if life.process.poll() is not None:
                 self._container_ended(life)
 
@@ -186,7 +186,7 @@ class Rehearsal:
         life.disruption, life.disrupted_at = one, time.time()
         if one.kind == "kill":
             self.say(one.pod, "SIGKILL, without a word (--kill)")
-            _signal(life, signal.SIGKILL)
+            _kill(life)
             return
         life.reclaim = reclaim_times(life.pod, self.objects)
         life.kill_at_seconds = now + life.reclaim.grace_seconds
@@ -281,6 +281,16 @@ def _signal(life: Life, number: signal.Signals) -> None:
     if life.process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             life.process.send_signal(number)
+
+
+def _kill(life: Life) -> None:
+    """The container's own processes: their connections are closed before the pod's network goes, as in a cluster."""
+    inner = first_process(life.process.pid)
+    if inner is None:
+        _signal(life, signal.SIGKILL)
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(inner, signal.SIGKILL)
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:
