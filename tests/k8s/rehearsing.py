@@ -28,6 +28,8 @@ def why_not() -> str | None:
         require_rights()
     except InputError as error:
         return f"{error.what}: {error.why}"
+    if Path(sys.prefix).is_relative_to("/tmp"):
+        return f"a pod has a /tmp of its own, and does not see {sys.prefix}"
     return None
 
 

@@ -29,11 +29,9 @@ from coremill.world.lost_peers import as_peer_lost, follower_line, peer_errors
 from coremill.world.meeting import (
     POLL_SECONDS,
     SLOWEST_POLL_SECONDS,
-    ClaimedTwice,
-    call_the_roll,
+    meet_at_a_fresh_store,
     names_of,
     nodes_of,
-    open_store,
 )
 from coremill.world.peer_progress import PeerProgress
 from coremill.world.sockets import close_sockets_since, flows_of, interface_for_flows, interface_towards, open_sockets
@@ -50,8 +48,6 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_SECONDS = 300.0
 # gloo's own limit is put out of the way: it knows nothing of the work that is waited for.
 GLOO_TIMEOUT = timedelta(days=7)
-OLD_STORE_SECONDS = 120.0
-ALIVE_SECONDS = 20.0  # a rank that lives counts at least every 5 s (peer_progress.py)
 HEARTBEAT_SECONDS = 2.0
 HEARING_SECONDS = 3.0  # a failing rank waits this long for the others to hear why
 FOLLOWING_SECONDS = 2.0  # torchrun and mpirun name the rank that ends first: let it be the one that failed
@@ -260,7 +256,7 @@ def join_world(identity: RankIdentity, *, timeout_seconds: float = DEFAULT_TIMEO
     try:
         with contextlib.ExitStack() as stack:
             HEARTBEAT.enter("meet")
-            store, roster = _meet_at_a_fresh_store(identity, time.monotonic() + timeout_seconds)
+            store, roster = meet_at_a_fresh_store(identity, time.monotonic() + timeout_seconds)
             progress = PeerProgress(store, identity.rank, timeout_seconds, partial(close_sockets_since, sockets_before))
             if identity.size > 1:
                 stack.enter_context(progress)
@@ -331,32 +327,6 @@ def _let_compute_finish() -> None:
         with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it
             if (task / "comm").read_text().startswith("gloo"):
                 os.sched_setscheduler(int(task.name), os.SCHED_BATCH, os.sched_param(0))
-
-
-def _meet_at_a_fresh_store(identity: RankIdentity, deadline: float) -> tuple[Store, list[dict[str, Any]]]:
-    """Under launchers of ours on several hosts each starts its ranks again by itself, and some are quicker than others:
-    a store in which this rank is there already may be that of the attempt before, and goes in a moment; or later, where
-    rank 0 has not noticed yet. It is refused only where the other process of this rank lives."""
-    may_be_old = identity.launcher == "coremill" and not identity.is_one_host
-    began = moved_at = time.monotonic()
-    beats = -1
-    while True:
-        store = open_store(identity, deadline)
-        try:
-            return store, call_the_roll(store, identity, deadline)
-        except ClaimedTwice as error:
-            now = time.monotonic()
-            if error.beats != beats:
-                beats, moved_at = error.beats, now
-            lives = now - moved_at < ALIVE_SECONDS
-            if not may_be_old or identity.rank == 0 or (lives and now - began >= OLD_STORE_SECONDS):
-                raise
-            if now >= deadline:
-                raise PeerLost(
-                    f"rank {identity.rank} waited in vain for the others to start again",
-                    do="look at the log of rank 0: it still waits for a rank that is gone",
-                ) from error
-        time.sleep(SLOWEST_POLL_SECONDS)
 
 
 def _leave_at_once(sockets_before: frozenset[str]) -> None:

@@ -33,9 +33,37 @@ class ClaimedTwice(InputError):
 POLL_SECONDS = 0.05
 FRESH_SECONDS = 2.0  # so long ago a rank that waits has shown itself
 ABANDONED_SECONDS = 5.0  # who has not for so long is gone, and its place may be taken
+OLD_STORE_SECONDS = 120.0  # so long the store of an attempt before may stay
+ALIVE_SECONDS = 20.0  # a rank that lives counts at least every 5 s (peer_progress.py)
 TELLING_SECONDS = 180.0  # how long other nodes are waited for, to tell them that one has refused its input
 REFUSAL = "refusal"  # where a node that starts no ranks leaves its words
 SLOWEST_POLL_SECONDS = 0.5
+
+
+def meet_at_a_fresh_store(identity: RankIdentity, deadline: float) -> tuple[Store, list[dict[str, Any]]]:
+    """Under launchers of ours on several hosts each starts its ranks again by itself, and some are quicker than others:
+    a store in which this rank is there already may be that of the attempt before, and goes in a moment; or later, where
+    rank 0 has not noticed yet. It is refused only where the other process of this rank lives."""
+    may_be_old = identity.launcher == "coremill" and not identity.is_one_host
+    began = moved_at = time.monotonic()
+    beats = -1
+    while True:
+        store = open_store(identity, deadline)
+        try:
+            return store, call_the_roll(store, identity, deadline)
+        except ClaimedTwice as error:
+            now = time.monotonic()
+            if error.beats != beats:
+                beats, moved_at = error.beats, now
+            lives = now - moved_at < ALIVE_SECONDS
+            if not may_be_old or identity.rank == 0 or (lives and now - began >= OLD_STORE_SECONDS):
+                raise
+            if now >= deadline:
+                raise PeerLost(
+                    f"rank {identity.rank} waited in vain for the others to start again",
+                    do="look at the log of rank 0: it still waits for a rank that is gone",
+                ) from error
+        time.sleep(SLOWEST_POLL_SECONDS)
 
 
 def open_store(identity: RankIdentity, deadline: float) -> Store:

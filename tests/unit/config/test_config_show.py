@@ -95,6 +95,8 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
     if cluster := tree.get("kubernetes"):
         cluster |= {"image": draw(texts), "karpenter": "none", "placement_group": None}
         cluster |= {"storage": "claim", "cpus": "auto", "instances": []}
+        for key in ("pod_monitor", "pod_monitor_labels", "metrics_namespace"):  # they go with run.metrics_port
+            cluster.pop(key, None)
     if "lora" in tree:
         tree["lora"]["rank"] = tree["lora"].get("rank") or 16
         tree["lora"]["target_modules"] = tree["lora"].get("target_modules") or None  # an empty list is refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,8 @@ from coremill.k8s.rehearse.controllers import PlannedSet, plan_set
 from coremill.k8s.rehearse.disruptions import parse_disruption, reclaim_times
 from coremill.k8s.rehearse.job_controller import BY_LIMIT, BY_POLICY, JobController, SetController
 from coremill.k8s.rehearse.judging import _lost_after
-from coremill.k8s.rehearse.pods import Pod, Secrets, make_pod
+from coremill.k8s.rehearse.machine import require_programs_in_sight
+from coremill.k8s.rehearse.pods import Mount, Pod, Secrets, make_pod
 from coremill.k8s.rehearse.policy import has_service, nft_rules, selects
 from coremill.k8s.rehearse.provisions import provisions_for, put_on_volume, readable_mounts
 from coremill.k8s.rehearse.run_in_pods import PodRunFile, PodWords, RunEvents, run_file_of, with_fewer_threads
@@ -422,3 +424,11 @@ def test_lost_work_is_laid_to_the_disruption_that_cost_it() -> None:
     assert [_lost_after(seen, one) for one in (first, killed, second)] == [0, 2, 0]
     seen.lives = [first, second]
     assert [_lost_after(seen, one) for one in (first, second)] == [0, 2]
+
+
+def test_volumes_that_would_hide_coremill_are_refused() -> None:
+    mounts = [Mount(kind="temporary", name="tmp", path=path, read_only=False) for path in ("/nowhere", sys.prefix)]
+    require_programs_in_sight(mounts[:1])
+    with pytest.raises(InputError, match="pods would not see") as error:
+        require_programs_in_sight(mounts)
+    assert sys.prefix in error.value.why and "--image" in error.value.do

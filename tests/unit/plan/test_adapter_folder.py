@@ -183,7 +183,7 @@ def test_a_path_beside_the_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_plan_refuses_the_adapter_that_a_run_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_source, "parameters_of", lambda *_: PARAMETERS)
+    monkeypatch.setattr(adapter_source, "parameters_of", lambda *_, **__: PARAMETERS)
     model, said = _model(tmp_path / "m", 1.0), list[str]()
 
     def look_at(folder: Path, *, goes_on: bool = False) -> None:

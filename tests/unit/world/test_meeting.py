@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coremill.errors import CoremillError, PeerLost, Stopped
-from coremill.world import group, meeting
+from coremill.world import meeting
 from coremill.world.identity import RankIdentity
 from coremill.world.stop import StopRequests
 
@@ -155,9 +155,9 @@ def test_a_successor_waits_until_the_store_of_the_attempt_before_is_gone(
         def sleep(seconds: float) -> None:
             now[0] += seconds
 
-    monkeypatch.setattr(group, "time", Clock)
-    monkeypatch.setattr(group, "open_store", lambda *_: None)
-    monkeypatch.setattr(group, "call_the_roll", refuse)
+    monkeypatch.setattr(meeting, "time", Clock)
+    monkeypatch.setattr(meeting, "open_store", lambda *_: None)
+    monkeypatch.setattr(meeting, "call_the_roll", refuse)
     with pytest.raises(expected):
-        group._meet_at_a_fresh_store(identity(1), 900.0)
-    assert now[0] == pytest.approx(group.OLD_STORE_SECONDS if lives else 900.0, abs=1)
+        meeting.meet_at_a_fresh_store(identity(1), 900.0)
+    assert now[0] == pytest.approx(meeting.OLD_STORE_SECONDS if lives else 900.0, abs=1)

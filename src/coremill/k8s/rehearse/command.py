@@ -26,7 +26,7 @@ from coremill.k8s.rehearse.controllers import PlannedSet, plan_set
 from coremill.k8s.rehearse.disruptions import parse_disruption
 from coremill.k8s.rehearse.images import find_image
 from coremill.k8s.rehearse.judging import Judgement, judge
-from coremill.k8s.rehearse.machine import Machine, become_root, require_rights
+from coremill.k8s.rehearse.machine import Machine, become_root, require_programs_in_sight, require_rights
 from coremill.k8s.rehearse.pods import HUB_TOKEN, Pod, Secrets, make_pod
 from coremill.k8s.rehearse.provisions import provisions_for, put_on_volume, readable_mounts
 from coremill.k8s.rehearse.rehearsal import Rehearsal, Seen
@@ -67,6 +67,8 @@ def rehearse(request: Request) -> int:
     found = None if request.image is None else find_image(request.image)
     if found is not None:
         require_runtime()
+    else:
+        require_programs_in_sight(sample.container.mounts)
     require_rights()
     become_root()
     run_file = run_file_of(sample.container)

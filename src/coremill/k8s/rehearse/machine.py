@@ -27,7 +27,7 @@ from coremill.k8s.rehearse import system_calls as calls
 from coremill.k8s.rehearse.container import PATH, RUNTIME, Surroundings, make_bundle
 from coremill.k8s.rehearse.images import Image
 from coremill.k8s.rehearse.memory_groups import MemoryGroups
-from coremill.k8s.rehearse.pods import Container, Pod
+from coremill.k8s.rehearse.pods import Container, Mount, Pod
 
 SUBNET = "10.231.0.0/16"
 DEVICE = "eth0"  # as pods see it
@@ -310,6 +310,19 @@ def shown_folders() -> list[str]:
         if path != "/" and not any(Path(path).is_relative_to(outer) for outer in kept):
             kept.append(path)
     return kept
+
+
+def require_programs_in_sight(mounts: Sequence[Mount]) -> None:
+    """Of pods without an image: what the manifest mounts must not hide Python and its packages."""
+    needed = (sys.prefix, sys.base_prefix, str(Path(coremill.__file__).resolve().parents[1]))
+    for mount in mounts:
+        hidden = next((path for path in needed if Path(path).is_relative_to(mount.path)), None)
+        if hidden is not None:
+            raise InputError(
+                f"pods would not see {hidden}, which coremill runs from",
+                why=f"the manifest mounts a volume of its own at {mount.path}",
+                do=f"install coremill elsewhere than under {mount.path}, or name an image (--image)",
+            )
 
 
 def _run(command: list[str], text: str = "") -> None:
