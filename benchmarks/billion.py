@@ -1,9 +1,10 @@
-"""1.24 billion parameters on one machine: `python -m benchmarks.billion [--only ranks,one,trainer,zero3,save]`.
+"""1.24 billion parameters on one machine: `python -m benchmarks.billion [--only ranks,one,lean,trainer,zero3,save]`.
 
 The shape of Llama-3.2-1B with random weights, rows of 512, 4096 tokens a step, in turn:
 
   ranks   coremill, the model sharded over four ranks that share the cores
   one     coremill, one process on all cores
+  lean    the same with train.optimizer: adamw-8bit and train.update: inside
   trainer HF Trainer, one process on all cores
   zero3   HF Trainer with DeepSpeed ZeRO-3 on four ranks (needs deepspeed)
   save    coremill's four ranks again with a checkpoint in the middle: what saving costs the training loop
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import coremill_run, peers, processes, results, turns
-from benchmarks.plan_cases import B1, M30, Case
+from benchmarks.plan_cases import B1, LEAN_INSIDE, M30, Case
 
 FOLDER = peers.ROOT / "runs" / "billion"
 SHAPES = {"1.24B": B1, "30M": M30}  # the second to try the command itself
@@ -39,7 +40,7 @@ TOKENS_PER_STEP = 4096
 SAVE_INTERVAL_SECONDS = 600.0
 STEPS_BEFORE_SAVE = 2
 STEPS_AFTER_SAVE = 3
-CONTENDERS = ("ranks", "one", "trainer", "zero3", "save")
+CONTENDERS = ("ranks", "one", "lean", "trainer", "zero3", "save")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +147,7 @@ def _run_file(session: Session, out: Path, name: str, *, ranks: int, steps: int,
         keep_gathered=False,
         sequence_length=SEQUENCE_LENGTH,
         tokens_per_step=TOKENS_PER_STEP,
+        **(LEAN_INSIDE if name == "lean" else {}),
     )
     document = json.loads(case.run_file(out, steps))
     document["checkpoint"] = {"every": every}
@@ -250,6 +252,7 @@ def _events(run: Path) -> list[dict[str, Any]]:
 _RUNNERS: dict[str, Callable[[Session, str, int], Found]] = {
     "ranks": _sharded,
     "one": _whole,
+    "lean": _whole,
     "trainer": _trainer,
     "zero3": _zero3,
     "save": _saving,
@@ -292,6 +295,7 @@ def _ratios(found: Sequence[Found]) -> list[str]:
         ("tokens/s, four ranks / one process (target 0.95)", "ranks", "one"),
         ("tokens/s, four ranks / HF Trainer in one process", "ranks", "trainer"),
         ("tokens/s, four ranks / ZeRO-3 (target 1.3)", "ranks", "zero3"),
+        ("tokens/s, adamw-8bit inside backward / HF Trainer, both in one process", "lean", "trainer"),
     ):
         rounds = [
             one.tokens_per_second / other.tokens_per_second

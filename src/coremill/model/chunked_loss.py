@@ -52,8 +52,8 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         rows = hidden.shape[0]
         vocabulary, width = weight.shape
-        chunk_rows = chunk_rows_for(rows, vocabulary, width, weight.element_size())
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        chunk_rows = chunk_rows_for(rows, vocabulary, width, weight.element_size(), trains_weight=wants_weight)
         hidden_gradient = torch.empty_like(hidden) if wants_hidden else None
         # A sum over several chunks is kept in fp32: bf16 would round once per chunk.
         accumulate_dtype = weight.dtype if rows <= chunk_rows else torch.float32

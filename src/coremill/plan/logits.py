@@ -17,8 +17,15 @@ SHARE_OF_WEIGHT = 0.25
 BLOCK_BYTES = 2**20
 
 
-def chunk_rows_for(rows: int, vocabulary_rows: int, hidden: int, compute_bytes: int) -> int:
+# The weight's gradient over several chunks of bf16 is summed in fp32, and each chunk's part is made beside it: 6 bytes
+# for every 2 of one made at once. Up to so many rows for each column, all logits in bf16 take less than that.
+ROWS_AT_ONCE_PER_COLUMN = 2
+
+
+def chunk_rows_for(rows: int, vocabulary_rows: int, hidden: int, compute_bytes: int, *, trains_weight: bool) -> int:
     """Rows of one chunk, all of them where they are few."""
+    if trains_weight and compute_bytes == 2 and rows <= ROWS_AT_ONCE_PER_COLUMN * hidden:
+        return rows
     most = max(
         MIN_CHUNK_ROWS,
         CHUNK_BYTES // (compute_bytes * vocabulary_rows),

@@ -62,7 +62,7 @@ class LossBytes:
             per_logit = WHOLE_LOGIT_BYTES + (compute if card.block.capped_logits else 0)
             made = compute * head if card.trains_the_head else 0
             return LossBytes(tokens * vocabulary * per_logit, 0, made, is_whole=True)
-        rows = chunk_rows_for(tokens, vocabulary, card.hidden, compute)
+        rows = chunk_rows_for(tokens, vocabulary, card.hidden, compute, trains_weight=card.trains_the_head)
         block_rows = min(rows, block_rows_for(vocabulary, arrangement.threads_per_rank))
         probabilities = 4 * block_rows * vocabulary
         turned_weight = compute * head if linear_copies_weight else 0

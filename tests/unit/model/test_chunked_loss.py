@@ -20,11 +20,16 @@ def _problem(rows: int, width: int, vocabulary: int, bias: bool, dtype: torch.dt
 
 
 def test_chunks_are_no_larger_than_allowed():
-    assert logits.chunk_rows_for(4096, 128256, 4096, 2) == 2048  # a quarter of the weight's gradient
-    assert logits.chunk_rows_for(2049, 128256, 4096, 4) == 1024
-    assert logits.chunk_rows_for(512, 128256, 512, 4) == logits.MIN_CHUNK_ROWS
-    assert logits.chunk_rows_for(8192, 1000, 64, 4) == 8192  # CHUNK_BYTES hold them all
-    assert logits.chunk_rows_for(5, 128256, 4096, 2) == 5
+    def rows_of(*sizes: int, trains_weight: bool = True) -> int:
+        return logits.chunk_rows_for(*sizes, trains_weight=trains_weight)
+
+    assert rows_of(8193, 128256, 4096, 2) == 2048  # a quarter of the weight's gradient
+    assert rows_of(8192, 128256, 4096, 2) == 8192  # less than that gradient's sum in fp32 would be
+    assert rows_of(8192, 128256, 4096, 2, trains_weight=False) == 2048  # there is none
+    assert rows_of(2049, 128256, 4096, 4) == 1024
+    assert rows_of(512, 128256, 512, 4) == logits.MIN_CHUNK_ROWS
+    assert rows_of(8192, 1000, 64, 4) == 8192  # CHUNK_BYTES hold them all
+    assert rows_of(5, 128256, 4096, 2) == 5
     assert logits.block_rows_for(128256, 16) == 32 and logits.block_rows_for(2**20, 4) == 4
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from coremill.engines.base import require_state_names
 from coremill.engines.optimizers import OptimizerSettings
 from coremill.engines.optimizers.adamw import undecayed
+from coremill.engines.optimizers.cost import NUMEL_AT_ONCE
 from coremill.engines.optimizers.moments_8bit import (
     ADAMW_NAMES,
     STATE_NAMES,
@@ -28,8 +29,6 @@ from coremill.engines.optimizers.moments_8bit import (
 from coremill.engines.optimizers.place_bits import PlaceBits
 from coremill.model.slices import RowSlice
 
-# Of a weight at once, for each thread: five such pieces in fp32 stay in a core's second cache.
-NUMEL_AT_ONCE = 2**17
 VECTOR = RowLayout(1, 1, 1)  # its rows are its elements
 # What vector instructions take at once, at most: what is left over they would round otherwise.
 LANES = 16

@@ -62,11 +62,13 @@ ADAMW = OptimizerCost(state_bytes=8, update_bytes=28 + 4 + 8, has_masters=True, 
 
 # Moments in 8 bits share a scale in fp32 by this many elements of a row; vectors keep theirs in fp32.
 BLOCK = 256
-# It works with a table of random bits for stretches of a parameter (place_bits.py), held twice and drawn once for a
-# step, and with four pieces in fp32 for each thread (adamw_8bit.py).
-STRETCH_NUMEL = 2**20
+# It works with a table of random bits (place_bits.py), twice as many as elements of a parameter read one stretch of,
+# with what drawing them takes; and with four pieces in fp32 for each thread (adamw_8bit.py), of so many elements that
+# they stay in a core's second cache.
+STRETCH_NUMEL = 2**21
 BIT_BYTES = 16
-PIECE_BYTES = 4 * 4 * 2**17
+NUMEL_AT_ONCE = 2**17
+PIECE_BYTES = 4 * 4 * NUMEL_AT_ONCE
 # Two bytes and two scales; it reads the gradient, and reads and writes weight and moments in cache-sized pieces. Of a
 # Skylake core 17 ns in bf16, 13 in fp32, where AdamW takes 1.6.
 ADAMW_8BIT = OptimizerCost(

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-# Elements of a parameter that read one stretch of the table.
-STRETCH_NUMEL = 2**21
+from coremill.engines.optimizers.cost import STRETCH_NUMEL
 
 
 @dataclass(frozen=True)
