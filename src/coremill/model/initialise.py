@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ BLOCK_BYTES = 16 * 2**20
 
 CONSTANTS = {"zeros_": 0.0, "ones_": 1.0}
 RANDOM = ("normal_", "uniform_", "trunc_normal_")
+# Torch draws with one thread whatever is free: several blocks at once take the others.
+DRAWN_BY_ONE_THREAD = ("normal_", "uniform_")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class InitialOperation:
 
 
 Record = dict[str, list[InitialOperation]]
+_Drawn = tuple[int, int, torch.Tensor]  # rows [first, last) of a parameter, and what they are to be
 
 
 def record_initialisation(blueprint: PreTrainedModel) -> Record:
@@ -102,18 +106,33 @@ def _replay_rows(target: RowSlice, operation: InitialOperation, order: int, seed
         return
     total_rows = target.shape[0] if target.shape else 1
     block_rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, target.row_elements * 4)))
-    for block in range(start // block_rows, -(-stop // block_rows)):
+
+    def draw(block: int) -> _Drawn:
+        """Where it begins and ends, and what was drawn for it: in place where that can be."""
         first, last = block * block_rows, min((block + 1) * block_rows, total_rows)
-        generator = _generator(seed, target.name, order, block)
-        HEARTBEAT.mark()
         # In bf16 others would be drawn: what is held so is rounded.
-        if start <= first and last <= stop and local.dtype == torch.float32:
-            _draw(local[first - target.start : last - target.start], operation, generator)
-            continue
-        drawn = torch.empty(last - first, target.row_elements)
-        _draw(drawn, operation, generator)
+        is_in_place = start <= first and last <= stop and local.dtype == torch.float32
+        rows = slice(first - target.start, last - target.start)
+        drawn = local.detach()[rows] if is_in_place else torch.empty(last - first, target.row_elements)
+        _draw(drawn, operation, _generator(seed, target.name, order, block))
+        return first, last, drawn
+
+    for first, last, drawn in _at_once(draw, range(start // block_rows, -(-stop // block_rows)), operation.function):
+        HEARTBEAT.mark()
         low, high = max(first, start), min(last, stop)
-        local[low - target.start : high - target.start].copy_(drawn[low - first : high - first])
+        if drawn.untyped_storage().data_ptr() != local.untyped_storage().data_ptr():
+            local[low - target.start : high - target.start].copy_(drawn[low - first : high - first])
+
+
+def _at_once(draw: Callable[[int], _Drawn], blocks: range, function: str) -> Iterator[_Drawn]:
+    """All blocks in order, drawn by as many threads as there are cores for."""
+    threads = min(torch.get_num_threads(), len(blocks)) if function in DRAWN_BY_ONE_THREAD else 1
+    if threads <= 1:
+        yield from map(draw, blocks)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for some in range(0, len(blocks), threads):  # no more are held at a time
+            yield from pool.map(draw, blocks[some : some + threads])
 
 
 def _replay_whole(target: RowSlice, operations: list[InitialOperation], seed: int) -> None:
