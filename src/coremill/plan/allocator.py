@@ -36,6 +36,7 @@ class Allocator:
     moving_share: float  # of what comes and goes in a step: holes between blocks of different sizes
     linear_copies_weight: bool  # whether a product makes a turned copy of its weight
     keeps_holes_of_weights: bool = False  # that building leaves, where the first bytes of each were
+    differing_rows_bytes: int = 0  # where passes differ in length: what products keep for each, and holes between
 
     def slack_bytes(self, *, state: int, moving: int, whole_logits: int = 0, base: BaseSlack | None = None) -> int:
         """Holes and rounding at the peak; whole logits, which are part of what moves, leave more.
@@ -81,6 +82,7 @@ GLIBC_FP32 = Allocator(
     moving_share=0.22,
     linear_copies_weight=False,
     keeps_holes_of_weights=True,
+    differing_rows_bytes=45 * MIB,  # nine runs of encoders
 )
 
 

@@ -49,6 +49,7 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, context: MemoryContex
 
     def part(point: StepPoint, *, optimizer: int = state.optimizer) -> MemoryPart:
         runtime = allocator.runtime_bytes + (allocator.gloo_bytes if arrangement.world_size > 1 else 0)
+        runtime += allocator.differing_rows_bytes if arrangement.is_padded else 0
         whole_logits = point.logits if point.whole_logits else 0
         moved = state.parameters - state.base + optimizer
         if optimizer:  # it came while gradients stood, whose holes stay as large where weights and moments are small

@@ -22,6 +22,9 @@ MATMUL_SHARE = {"fp32": 0.98, "bf16": 0.65}
 # the memory, and costs about the same on both machines: seconds of one core per byte kept for backward, and per byte
 # of logits in fp32.
 ELEMENTWISE_CORE_SECONDS_PER_BYTE = 2.4e-9
+# In encoders a GELU by erf takes the place of SwiGLU, and masks of dropout, a byte each, are drawn and multiplied with:
+# so much more for each byte (1.6 to 2.3 in nine runs on two Skylake cores).
+ENCODER_ELEMENTWISE = 1.8
 LOGITS_CORE_SECONDS_PER_BYTE = 6.5e-9
 # An adapted map's input and its output are read and written so often in forward and backward (model/lora.py): products
 # with one side as narrow as the rank wait for that besides their arithmetic. Seconds of one core (two Skylake cores).
@@ -104,7 +107,8 @@ def compute_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> 
         beside *= 4 / 3
     products = flops / (flops_rate * MATMUL_SHARE[arrangement.dtype])
     logits = card.vocabulary_rows if arrangement.vocabulary_logits else 0
-    between = ELEMENTWISE_CORE_SECONDS_PER_BYTE * kept + LOGITS_CORE_SECONDS_PER_BYTE * 4 * logits + beside
+    elementwise = ELEMENTWISE_CORE_SECONDS_PER_BYTE * (1.0 if card.is_causal else ENCODER_ELEMENTWISE)
+    between = elementwise * kept + LOGITS_CORE_SECONDS_PER_BYTE * 4 * logits + beside
     accumulate = ACCUMULATE_BYTES_PER_PARAMETER * card.trainable_parameters * (arrangement.accumulation_steps - 1)
     seconds = tokens * (products + between / cores) + accumulate / (fleet.calibration.copy_bytes_per_second * share)
     crowded = arrangement.ranks_per_node * arrangement.threads_per_rank > fleet.node.usable_cores

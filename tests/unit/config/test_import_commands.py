@@ -237,3 +237,11 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert run("a b.yaml")[:1] == (0,)
     for words in ((), ("nothing.yaml",), ("a b.yaml", "more"), ("a b.yaml", "--", "torchrun", "t.py"), ("--nonsense",)):
         assert run(*words)[0] == 78, words
+
+
+def test_json_for_scripts_shows_no_secret():
+    line = "HF_TOKEN=made-up-1 python t.py --hub_token made-up-2 --token=made-up-3 --push_to_hub_token $T --max_steps 3"
+    found = imported(*shlex.split(line), is_command=True)
+    shown = json.loads(found.as_json)["launch"]
+    assert "made-up" not in found.as_json and {"$T", "--max_steps", "3"} <= set(shown)
+    assert [word for word in shown if "***" in word] == ["HF_TOKEN=***", "***", "--token=***"]

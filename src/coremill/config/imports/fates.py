@@ -77,6 +77,13 @@ def without_secrets(command: str) -> str:
     return _SECRET_IN_COMMAND.sub(r"\1***", command)
 
 
+def words_without_secrets(words: Sequence[str]) -> list[str]:
+    """The same of a command that is a list: a secret stands behind its name, or is the word after it."""
+    after_name = (name.startswith("-") and "=" not in name and bool(_SECRET.search(name)) for name in ("", *words))
+    hidden = (is_value and not word.startswith(("-", "$")) for is_value, word in zip(after_name, words, strict=False))
+    return ["***" if is_hidden else without_secrets(word) for is_hidden, word in zip(hidden, words, strict=True)]
+
+
 def settings_in(tree: Mapping[Any, Any], tool: str, above: tuple[str, ...] = ()) -> Iterator[Brought]:
     """Every single setting of a tree; a mapping that the table takes whole is one."""
     for name, value in tree.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.config.imports.commands import import_start
-from coremill.config.imports.fates import one_line, without_secrets
+from coremill.config.imports.fates import one_line, without_secrets, words_without_secrets
 from coremill.config.imports.files import TOOLS, import_settings
 from coremill.config.imports.launchers import PROGRAMS, STARTS, WHERE, take_apart
 from coremill.config.imports.run_file import Composed, render
@@ -53,7 +53,8 @@ class Imported:
             for fate in self.composed.fates
         ]
         tree: dict[str, Any] = {key: written.value for key, written in self.composed.settings.items()}
-        whole = {"source": self.source, "launch": list(self.launch), "train": list(self.train), "settings": tree}
+        launch, train = words_without_secrets(self.launch), words_without_secrets(self.train)
+        whole = {"source": self.source, "launch": launch, "train": train, "settings": tree}
         return json.dumps({**whole, "questions": list(self.composed.questions), "fates": fates}, indent=2)
 
 
