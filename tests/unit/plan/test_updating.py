@@ -69,7 +69,10 @@ def test_a_share_of_it_where_ranks_share() -> None:
         parallel = {"engine": "shard", "keep_gathered": False}
         step = plan(fleet_of("4xc7i.8xlarge"), train=train, parallel=parallel).memory.steady_step
         held = step.parameters + step.optimizer
-        assert held == pytest.approx((12 if optimizer == "adamw" else 4 + 2 * 4 / 256) * LLAMA.parameters / 4, rel=0.01)
+        # Besides, a table of random bits, and four pieces in fp32 for each of 16 threads.
+        work = 0 if optimizer == "adamw" else 2 * 2**21 * 16 + 16 * 4 * 4 * 2**17
+        of_parameter = 12 if optimizer == "adamw" else 4 + 2 * 4 / 256
+        assert held == pytest.approx(of_parameter * LLAMA.parameters / 4 + work, rel=1e-3)
 
 
 def test_checkpoints_hold_what_memory_holds() -> None:
