@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import time
@@ -137,6 +138,7 @@ class Session:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
+    signal.signal(signal.SIGTERM, peers.interrupt)
     folder = FOLDER / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
     session = Session(
