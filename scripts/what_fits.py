@@ -29,7 +29,7 @@ the first of these that fits:
 |---|---|---|
 | `adamw` | 18 bytes: fp32 weight and two fp32 moments, a bf16 copy to compute with, the fp32 gradient | the reference |
 | `adamw`, inside | 14 bytes, and the gradients that are on their way | the same moments; `train.clip_norm` goes by norms of earlier steps, and a gradient that is not a number ends the run |
-| `adamw-8bit` | 8 bytes: bf16 weight, two moments of 8 bits, the fp32 gradient | weights and moments are rounded by chance, in the mean to what adamw does: not the same bits |
+| `adamw-8bit` | 8 bytes: bf16 weight, two moments of 8 bits, the fp32 gradient | weights and moments are rounded by chance, and what is far below the largest of its block moves less: close to adamw, not the same bits |
 | `adamw-8bit`, inside | 4 bytes, and the gradients that are on their way | both |
 
 "Inside" is `train.update: inside`: each weight moves inside backward, as soon as its gradient is whole, which is freed at once. Where

@@ -23,7 +23,7 @@ COMPUTING = (
     "coremill.checkpoint.export_checkpoint",
     "coremill.checkpoint.export_folder",
     "coremill.checkpoint.in_flight",
-    "coremill.checkpoint.moments",
+    "coremill.checkpoint.conversions",
     "coremill.checkpoint.saver",
     "coremill.checkpoint.snapshot",
     "coremill.data.encoded_batches",

@@ -100,6 +100,7 @@ def started(
     dtype: str = "fp32",
     wire: str = "fp32",
     update: Any = "after",
+    optimizer: str = "adamw",
     **settings: Any,
 ) -> Any:
     """An engine with the values of `whole`, frozen where it is."""
@@ -110,7 +111,11 @@ def started(
     values["accumulation_steps"] = passes
     plan: Any = SimpleNamespace(**{key: SimpleNamespace(value=value) for key, value in values.items()})
     engine = make_engine(
-        plan, world, replace(OPTIMIZER, update=update), head_in_backward=True, through_memory=through_memory
+        plan,
+        world,
+        replace(OPTIMIZER, name=optimizer, update=update),
+        head_in_backward=True,
+        through_memory=through_memory,
     )
     with torch.device("meta"):
         model = Mixture()
@@ -187,6 +192,41 @@ def test_frozen_and_unused_parameters_are_as_in_one_process(world_size: int) -> 
 def test_so_they_are_where_weights_move_inside_of_backward(world_size: int) -> None:
     """What a rank had no use for, or only in an earlier pass, moves if any rank had one."""
     for wrong in ranks.run_ranks(frozen_and_unused, world_size, update="inside"):
+        assert wrong == []
+
+
+def inside_in_bf16(world: Any) -> list[str]:
+    """What is wrong after steps in bf16 whose weights move inside of backward: weights that did not follow their
+    masters, gradients that were kept, and with 8 bits weights that are wider than bf16."""
+    wrong = []
+    for optimizer in ("adamw", "adamw-8bit"):
+        for engine_name, settings in ENGINES.items():
+            engine = started(
+                world, filled(), passes=1, dtype="bf16", wire="auto", update="inside", optimizer=optimizer, **settings
+            )
+            for step, experts in enumerate(EXPERTS):
+                engine.begin_step(OPTIMIZER.learning_rate, 1.0)
+                expert = experts[-1 - world.rank]  # of the second step each rank uses another
+                engine.forward_backward(lambda model, s=step, e=expert: model(tokens_of(s, 0), e), is_last=True)  # type: ignore[misc]
+                kept = [name for name, weight in engine.module.named_parameters() if weight.grad is not None]
+                if kept and world.size == 1:
+                    wrong.append(f"{optimizer}, {engine_name}: gradients of {kept}")
+                engine.reduce(0.0)
+                engine.step(OPTIMIZER.learning_rate, None)
+                computed_with = dict(engine.module.named_parameters())
+                for piece in engine.slices():
+                    where = f"{optimizer}, {engine_name}, step {step}: {piece.name}"
+                    if optimizer == "adamw-8bit" and piece.local.dtype != torch.bfloat16:
+                        wrong.append(f"{where} is {piece.local.dtype}")
+                    weight = computed_with[piece.name].detach()
+                    if settings["engine"] == "replicate" and not weight.equal(piece.local.detach().to(weight.dtype)):
+                        wrong.append(f"{where} is not its master")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_inside_in_bf16_nothing_is_kept_nor_left_behind(world_size: int) -> None:
+    for wrong in ranks.run_ranks(inside_in_bf16, world_size):
         assert wrong == []
 
 

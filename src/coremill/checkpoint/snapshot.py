@@ -156,6 +156,10 @@ class CheckpointReader:
         self.read(group, piece, target)
         return target
 
+    def dtype_of(self, group: str, piece: RowSlice) -> torch.dtype:
+        """In which it was saved."""
+        return dtype_of(self._any_header(group, piece))
+
     def bytes_of(self, group: str, piece: RowSlice) -> int:
         """What reading that takes."""
         header = self._any_header(group, piece)

@@ -21,7 +21,7 @@ class TrainSection(Section):
         "adamw",
         description="what moves the weights. adamw: fp32 weights and moments, 16 bytes a parameter with its gradient;"
         " adamw-8bit: moments in 8 bits by blocks of 256, weights in parallel.dtype alone (in bf16 rounded"
-        " stochastically), about a quarter of that; auto: adamw where it fits, else adamw-8bit",
+        " stochastically): 8 bytes in bf16, 4 where train.update is inside; auto: adamw where it fits, else adamw-8bit",
     )
     update: Literal["auto", "after", "inside"] = Field(
         AUTO,

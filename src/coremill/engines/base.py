@@ -76,7 +76,7 @@ def require_state_names(state: Mapping[str, torch.Tensor], names: Sequence[str])
         raise InputError(
             f"the checkpoint holds {' and '.join(sorted(state))} of the weights, not {' and '.join(sorted(names))}:"
             " another engine or optimizer saved it",
-            where="parallel.engine",
+            where="parallel.engine, train.optimizer",
             do="bring the old value back, set run.folder to a new folder, or start anew with --fresh",
         )
 

@@ -68,8 +68,8 @@ class ShardedStateCost(EngineCost):
         )
 
     def head_gradient_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:
-        """Of a rank's rows of the head, once it is summed; none where they are used at once."""
-        if not card.trains_the_head or arrangement.update == "inside":
+        """Of a rank's rows of the head, once it is summed; where weights move inside of backward, until they have."""
+        if not card.trains_the_head:
             return 0
         head = card.embedding_parameters if card.tied else card.head_parameters
         return GRADIENT_BYTES * (fp32_head_parameters(card, arrangement) or share_of(head, arrangement.world_size))

@@ -48,6 +48,7 @@ class OptimizerUpdate(Engine):
     def begin_step(self, learning_rate: float, factor: float) -> None:
         self._learning_rate, self._factor = learning_rate, factor
         self._squares, self._is_broken = 0.0, False
+        self._optimizer.begin_step()
 
     def take_moving_seconds(self) -> float:
         seconds, self._moving_seconds = self._moving_seconds, 0.0

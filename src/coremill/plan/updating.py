@@ -56,12 +56,14 @@ def optimizer_choice(config: RunConfig, chosen: Candidate, candidates: Sequence[
     if asked != AUTO:
         return Choice(optimizer, f"set by you: {what}")
     if optimizer == "adamw":
-        return Choice(optimizer, "it fits: weights and moments in fp32")
+        fits = "it fits" if chosen.fits else "the smallest there is, and still too large"
+        return Choice(optimizer, f"{fits}: weights and moments in fp32")
     needed = _least(one for one in candidates if one.arrangement.optimizer == "adamw")
     return Choice(
         optimizer,
         f"adamw needs {size(needed)} per rank at least, and there are {size(chosen.memory.limit)}: {what}; it rounds by"
-        " chance, in the mean to what adamw does, so losses are not adamw's to the bit",
+        " chance, and what is far below the largest of its block moves less, so losses are close to adamw's, not the"
+        " same",
     )
 
 
@@ -81,6 +83,8 @@ def update_choice(config: RunConfig, chosen: Candidate, candidates: Sequence[Can
     what = "each gradient is freed as soon as its weight has moved"
     if arrangement.accumulation_steps > 1:
         what = f"of the last of {arrangement.accumulation_steps} passes {what}"
+        if arrangement.world_size == 1 and arrangement.dtype == "bf16":
+            what += "; sums over passes are kept in bf16"
     if train.clip_norm is not None:
         what += "; train.clip_norm goes by the norms of earlier steps"
     if train.update != AUTO:

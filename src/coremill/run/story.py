@@ -241,8 +241,8 @@ def resume(
     run: RankRun, task: TrainingTask[Any, Any], engine: Engine, model: nn.Module, origin: ResumePoint
 ) -> Training:
     """All that has a state besides the weights, where the checkpoint left it, or at its beginning."""
+    from coremill.checkpoint.conversions import conversions
     from coremill.checkpoint.dropout import dropout_of, other_dropout
-    from coremill.checkpoint.moments import other_moments
     from coremill.checkpoint.snapshot import Training, restore_progress
     from coremill.train.numerics import NumericsGuard
     from coremill.train.scores import Scores
@@ -265,7 +265,7 @@ def resume(
     training = Training(engine, model, loader, guard, scores, base=run.orders.base, micro_batch_rows=rows)
     restore_progress(origin.checkpoint, training, seed=config.train.seed, rank=world.rank, world_size=world.size)
     dropout = other_dropout(origin.checkpoint, dropout_of(model, rows), world.size)
-    for name, choice in {"dropout": dropout, "moments": other_moments(origin.checkpoint, engine)}.items():
+    for name, choice in {"dropout": dropout, **conversions(origin.checkpoint, engine)}.items():
         if choice is not None:
             run.events.write("choice", name=name, value=choice.value, reason=choice.reason)
     return training

@@ -100,7 +100,7 @@ def train_steps(
         else:
             engine.skip_step()
             if inside is not None and math.isfinite(totals.loss):
-                raise moved_inside(step, totals)
+                raise moved_inside(step, totals, guard)
             _judge(step, engine, task, work, losses, totals, guard)
         if agreement:
             agreement.hear(totals.votes)

@@ -89,7 +89,7 @@ class NumericsGuard:
         skip = len(self.skipped_steps) < budget
         if skip:
             self.skipped_steps.append(step)
-        self._tell(text, step, culprits, skipped=skip)
+        self.tell(text, step, culprits, skipped=skip)
         if skip:
             return
         spent = self._settings.on_non_finite == "skip"
@@ -115,7 +115,7 @@ class NumericsGuard:
         culprits = self._gathered("the loss is not finite" if rows else "", rows)
         found = "; ".join(str(culprit) for culprit in culprits) or f"the loss is {loss}"
         text = f"evaluation after step {step}: {found}"
-        self._tell(text, step, culprits, skipped=self._settings.on_non_finite == "skip")
+        self.tell(text, step, culprits, skipped=self._settings.on_non_finite == "skip")
         if self._settings.on_non_finite == "stop":
             raise NonFinite(
                 text,
@@ -127,7 +127,7 @@ class NumericsGuard:
         told = self._world.gather({"what": what, "rows": rows})
         return [Culprit(rank, each["what"], each["rows"]) for rank, each in enumerate(told) if each["what"]]
 
-    def _tell(self, text: str, step: int, culprits: list[Culprit], *, skipped: bool) -> None:
+    def tell(self, text: str, step: int, culprits: Sequence[Culprit] = (), *, skipped: bool = False) -> None:
         self._events.write(
             "non_finite",
             step=step,
@@ -139,10 +139,13 @@ class NumericsGuard:
         )
 
 
-def moved_inside(step: int, totals: StepTotals) -> NonFinite:
+def moved_inside(step: int, totals: StepTotals, guard: NumericsGuard | None) -> NonFinite:
     """The end of a run whose weights had moved by this step's gradients when one of these was not finite."""
+    text = f"step {step}: the loss is {totals.loss:.4g}, but a gradient is not finite"
+    if guard is not None:
+        guard.tell(text, step)
     return NonFinite(
-        f"step {step}: the loss is {totals.loss:.4g}, but a gradient is not finite",
+        text,
         where="train.update",
         why="inside of backward, weights above it had been moved by then, so this step cannot be left out; what was"
         " saved before it stands",

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from coremill.checkpoint.conversions import conversions  # noqa: E402
 from coremill.checkpoint.manifest import Checkpoint, Manifest  # noqa: E402
 from coremill.checkpoint.snapshot import Training, file_name, restore_optimizer, take_snapshot  # noqa: E402
 from coremill.checkpoint.store import Store  # noqa: E402
@@ -81,3 +82,14 @@ def test_a_run_goes_on_with_the_moments_and_updates_of_each_parameter(tmp_path: 
         engine.step(1e-3, clip_norm=None)
     for name, weight in one.weights.items():
         assert torch.equal(weight, other.weights[name]), name
+
+
+def test_what_is_held_otherwise_than_it_was_saved_is_said(tmp_path: Path) -> None:
+    one, other = Whole(), Whole()
+    one.train(1)
+    checkpoint = saved(one, tmp_path / "checkpoints")
+    assert conversions(None, one) == conversions(checkpoint, one) == {}
+    other.weights = {name: torch.nn.Parameter(weight.detach().bfloat16()) for name, weight in one.weights.items()}
+    assert {name: each.value for name, each in conversions(checkpoint, other).items()} == {"weights": "rounded"}
+    again = saved(other, tmp_path / "narrow")
+    assert {name: each.value for name, each in conversions(again, one).items()}["weights"] == "widened"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,12 @@ def make(
     return settings.make(module, [("weight", local)], [piece]), local
 
 
+def step(optimizer: Optimizer, *arguments: Any) -> None:
+    """Of its only weight."""
+    optimizer.begin_step()
+    optimizer.move(*arguments)
+
+
 def gradients(shape: Sequence[int], steps: int) -> list[torch.Tensor]:
     """Of very different size from row to row and step to step."""
     torch.manual_seed(1)
@@ -59,7 +66,7 @@ def test_however_rows_are_cut_bits_are_the_same(monkeypatch, dtype, shape) -> No
         for rows in cuts:
             optimizer, local = make(weights[begin : begin + rows].clone(), begin, shape)
             for gradient in steps:
-                optimizer.move(local, gradient[begin : begin + rows].to(dtype).clone(), 1e-2)
+                step(optimizer, local, gradient[begin : begin + rows].to(dtype).clone(), 1e-2)
             parts.append((local.detach(), optimizer.state_of(local)[0]))
             begin += rows
         outcomes.append(
@@ -75,13 +82,13 @@ def test_what_is_restored_goes_on_with_the_same_bits() -> None:
     shape, steps = (40, 300), gradients((40, 300), 6)
     straight, weight = make(torch.ones(shape, dtype=torch.bfloat16), 0, shape)
     for gradient in steps[:3]:
-        straight.move(weight, gradient.clone(), 1e-2)
+        step(straight, weight, gradient.clone(), 1e-2)
     state, updates = straight.state_of(weight)
     resumed, again = make(weight.detach().clone(), 0, shape)
     resumed.restore(again, {name: tensor.clone() for name, tensor in state.items()}, updates)
     for gradient in steps[3:]:
-        straight.move(weight, gradient.clone(), 1e-2)
-        resumed.move(again, gradient.clone(), 1e-2)
+        step(straight, weight, gradient.clone(), 1e-2)
+        step(resumed, again, gradient.clone(), 1e-2)
     assert torch.equal(weight, again)
     assert resumed.state_of(again)[1] == 6
 
@@ -109,7 +116,7 @@ def test_rounding_by_chance_loses_nothing_in_the_mean() -> None:
     weights = torch.ones(64, 512, dtype=torch.bfloat16)
     optimizer, local = make(weights.clone(), 0, weights.shape)
     for _ in range(100):
-        optimizer.move(local, torch.ones(64, 512), 1e-4)
+        step(optimizer, local, torch.ones(64, 512), 1e-4)
     nearest = torch.ones(1, dtype=torch.bfloat16) - 1e-4
     assert float(nearest) == 1.0
     assert float(local.detach().float().mean()) == pytest.approx(0.99 - 100 * 1e-4 * 0.01, abs=3e-4)
@@ -131,7 +138,7 @@ def test_moments_of_adamw_become_8_bits_and_back() -> None:
     shape, steps = (6, 300), gradients((6, 300), 5)
     exact, weight = make(torch.ones(shape), 0, shape, "adamw")
     for gradient in steps:
-        exact.move(weight, gradient.clone(), 1e-3)
+        step(exact, weight, gradient.clone(), 1e-3)
     state, updates = exact.state_of(weight)
     lean, lean_weight = make(torch.ones(shape), 0, shape)
     lean.restore(lean_weight, state, updates)
@@ -149,3 +156,16 @@ def test_what_another_engine_held_is_refused() -> None:
     optimizer, weight = make(torch.ones(4, 300), 0, (4, 300))
     with pytest.raises(InputError, match="the checkpoint holds velocity"):
         optimizer.restore(weight, {"velocity": torch.zeros(4, 300)}, 3)
+
+
+def test_a_gradient_whose_square_is_not_finite_leaves_numbers() -> None:
+    shape = (2, 300)
+    optimizer, weight = make(torch.ones(shape), 0, shape)
+    for size in (1e21, 1.0, 1.0):
+        gradient = torch.full(shape, 0.1)
+        gradient[0, 3] = size
+        step(optimizer, weight, gradient, 1e-2)
+        assert weight.isfinite().all()
+    assert all(
+        tensor.isfinite().all() for tensor in optimizer.state_of(weight)[0].values() if tensor.is_floating_point()
+    )

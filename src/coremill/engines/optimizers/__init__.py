@@ -26,8 +26,11 @@ OPTIMIZERS = {
 class Optimizer(Protocol):
     """Made with a model, the names and tensors of it that are trained, the settings, and where the rows of each lie."""
 
+    def begin_step(self) -> None:
+        """Before the first weight of a step is moved."""
+
     def update(self, learning_rate: float) -> None:
-        """Move every weight that has a gradient."""
+        """A whole step: move every weight that has a gradient."""
 
     def move(self, weight: torch.Tensor, gradient: torch.Tensor, learning_rate: float, factor: float = 1.0) -> None:
         """One of them, by its gradient times `factor`; the gradient may be used up."""

@@ -41,6 +41,10 @@ class AdamW(torch.optim.AdamW):
             eps=settings.adam_epsilon,
             fused=True,
         )
+        self._group_of = {weight: group for group in self.param_groups for weight in group["params"]}
+
+    def begin_step(self) -> None:
+        """Each weight counts its own."""
 
     def update(self, learning_rate: float) -> None:
         for group in self.param_groups:
@@ -49,8 +53,7 @@ class AdamW(torch.optim.AdamW):
 
     def move(self, weight: torch.Tensor, gradient: torch.Tensor, learning_rate: float, factor: float = 1.0) -> None:
         """As if it were the only one there is."""
-        groups = self.param_groups
-        group = next(each for each in groups if any(one is weight for one in each["params"]))
+        groups, group = self.param_groups, self._group_of[weight]
         weight.grad = gradient if factor == 1.0 else gradient.mul_(factor)
         self.param_groups = [{**group, "params": [weight], "lr": learning_rate}]
         try:

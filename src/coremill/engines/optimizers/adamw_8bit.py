@@ -77,8 +77,14 @@ class AdamW8bit:
             widest_row=max((layout.width for layout, _ in layouts), default=1),
         )
         self._work = torch.empty(0)
+        self._steps = 1  # with the one that is under way
+
+    def begin_step(self) -> None:
+        """Random bits are drawn once for all weights of a step, though some were moved in fewer (experts, say)."""
+        self._steps = 1 + max((held.updates for held in self._held.values()), default=0)
 
     def update(self, learning_rate: float) -> None:
+        self.begin_step()
         for weight in self._held:
             if weight.grad is not None:
                 self.move(weight, weight.grad, learning_rate)
@@ -97,7 +103,7 @@ class AdamW8bit:
         held.updates += 1
         values, gradients = (each.detach().view(rows, layout.columns) for each in (weight, gradient))
         most = NUMEL_AT_ONCE * torch.get_num_threads()
-        for place in self._bits.stretches(held.name, held.updates, held.first_row, rows, layout.width, most):
+        for place in self._bits.stretches(held.name, self._steps, held.first_row, rows, layout.width, most):
             part, moments = slice(place.begin, place.end), held.moments
             if isinstance(moments, Moments8bit):
                 moved, piece, first, second = self._room(place.end - place.begin, layout.width)

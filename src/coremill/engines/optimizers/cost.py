@@ -41,7 +41,7 @@ class OptimizerCost:
         """Beside so many parameters on a rank, with what an update works in."""
         if self.has_masters:
             return self.beside(parameters)
-        table = 2 * min(STRETCH_NUMEL, card.largest_tensor_parameters) * BIT_BYTES
+        table = 2 * min(STRETCH_NUMEL, card.largest_tensor_parameters, card.trainable_parameters) * BIT_BYTES
         return self.beside(parameters) + table + arrangement.threads_per_rank * PIECE_BYTES
 
     def saved_bytes(self, card: ModelCard, arrangement: Arrangement) -> int:

@@ -27,6 +27,8 @@ FIRST_LEVELS, ROOT_LEVELS = 127, 255
 JUST_BELOW = 1 - 2.0**-18
 # Below that a block is as good as zeros: there are no finite levels for it.
 LEAST = 1e-35
+# A gradient may be finite and its square not: its root becomes the last level of a block this large.
+MOST = 1e37
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Moments8bit:
         root = second.sqrt_()
         _into_levels(root, root, ROOT_LEVELS, self.root_scale[begin:end], uniform[1], block)
         # From fp32 straight to bytes without a sign takes twice as long.
-        whole = work.view(torch.int32).copy_(root.clamp_(min=1.0))
+        whole = work.view(torch.int32).copy_(root.clamp_(min=1.0, max=ROOT_LEVELS))
         self.root[begin:end].copy_(cut(whole, columns))
 
 
@@ -128,7 +130,7 @@ def _into_levels(
     block: int,
 ) -> None:
     """Write each block's scale; values become levels, plus what chance adds before the fraction is cut off."""
-    largest = torch.amax(sizes.view(-1, block), dim=1, keepdim=True).clamp_(min=LEAST)
+    largest = torch.amax(sizes.view(-1, block), dim=1, keepdim=True).clamp_(min=LEAST, max=MOST)
     torch.div(largest, levels, out=scale.view(-1, 1))
     blocks = values.view(-1, block)
     torch.addcmul(uniform.view(blocks.shape), blocks, largest.reciprocal_().mul_(levels * JUST_BELOW), out=blocks)

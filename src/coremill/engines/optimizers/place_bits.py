@@ -39,7 +39,7 @@ class PlaceBits:
         self._uniform = torch.empty(0)
 
     def _draw(self, step: int) -> None:
-        """One table at a time: parameters that were moved as often as each other come one after the other."""
+        """One table at a time, for all parameters of a step."""
         if step == self._step:
             return
         words = np.random.Philox(key=_hash(f"{self._seed}/{step}", 16)).random_raw(-(-self._numel // 4))

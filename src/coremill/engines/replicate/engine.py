@@ -168,7 +168,9 @@ class ReplicateEngine(OptimizerUpdate):
             for weight, master in self._masters.items():
                 if weight.dtype == master.dtype or self.moves_inside:
                     master.grad = None
-                elif weight.requires_grad:
+                # Inside of backward, all but what was moved at the end: this rank had no use for it.
+                is_behind = not self.moves_inside or weight not in self._made
+                if weight.dtype != master.dtype and weight.requires_grad and is_behind:
                     weight.copy_(master)
         self._made.clear()
 

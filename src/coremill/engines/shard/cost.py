@@ -8,7 +8,7 @@ from typing import Literal
 
 from coremill.engines.one_host.cost import OneHostCost
 from coremill.engines.optimizers.cost import GRADIENT_BYTES
-from coremill.engines.sharded_state import ShardedStateCost
+from coremill.engines.sharded_state import ShardedStateCost, share_of
 from coremill.engines.wire.sizes import (
     LEAST_IN_FLIGHT,
     PIECE_NUMEL,
@@ -93,8 +93,9 @@ class ShardCost(ShardedStateCost):
         compute, lookup = arrangement.compute_bytes, card.trainable_embedding_parameters
         own_all, pool = self.state(card, arrangement).gradients, self.between_steps(card, arrangement).buffers
         standing = own_all + (0 if arrangement.keep_gathered else self._earlier_gradient_bytes(card, arrangement))
-        if arrangement.update == "inside":
-            standing = 0
+        if arrangement.update == "inside":  # a layer's on their way, and those of the table, which wait for the end
+            own = share_of(lookup + card.largest_trainable_layer_parameters, arrangement.world_size)
+            standing = GRADIENT_BYTES * own
         activations = arrangement.tokens_per_forward * compute * card.hidden
         if table_parameters(card, arrangement) and lookup:
             # The gradient above the lookup in fp32, that of its rows, what is sent and received of it.

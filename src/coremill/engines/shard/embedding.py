@@ -70,7 +70,7 @@ class ShardedEmbedding:
         whole, ranks = embedding.weight, self._group.size()
         self._held = [rows_of_rank(whole.shape[0], rank, ranks) for rank in range(ranks)]
         begin, end = self._held[self._group.rank()]
-        rows = torch.empty(end - begin, whole.shape[1], device="meta")
+        rows = torch.empty(end - begin, whole.shape[1], dtype=whole.dtype, device="meta")
         self.parameter = nn.Parameter(
             DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()),
             requires_grad=whole.requires_grad,

@@ -6,6 +6,7 @@ silently unties them. The mesh is explicit: on a machine that also has a GPU, FS
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from coremill.engines.shard.fsdp_rules import (
     check_layers_share_nothing,
     check_runs_all_layers,
     forget_other_names,
+    order_gathers,
     sum_in_fp32,
 )
 from coremill.engines.update import OptimizerUpdate, row_slice
@@ -137,7 +139,15 @@ class ShardEngine(OptimizerUpdate):
         first = parts.embedding if isinstance(parts.embedding, FSDPModule) else model
         if self._table is not None:
             model.register_forward_pre_hook(self._ask_for_rows, prepend=True, with_kwargs=True)
-        self._order_gathers(first, parts.layers, parts.head, tied=parts.tied)
+        order_gathers(
+            first,
+            parts.layers,
+            parts.head,
+            tied=parts.tied,
+            keep_gathered=self._keep_gathered,
+            fetches_rows=self._table is not None,
+            head_in_backward=self._head_in_backward,
+        )
         materialise(model)
         for holder, name, head_name in other_names:
             holder._parameters[name] = parts.head._parameters[head_name]
@@ -166,36 +176,21 @@ class ShardEngine(OptimizerUpdate):
             compute_dtype=self._compute_dtype,
         )
 
-    def _order_gathers(self, first: nn.Module, layers: list[nn.Module], head: nn.Module, *, tied: bool) -> None:
-        """Ask for the next groups' weights before computing with this one's.
-
-        Where all are kept through backward, for all at once, which takes no more memory: the wire never stands still
-        between two layers, and no rank waits because another has not come as far."""
-        in_order = [first, *layers] if tied else [first, *layers, head]
-        forward_order: list[FSDPModule] = [module for module in in_order if isinstance(module, FSDPModule)]
-        ahead = len(forward_order) if self._keep_gathered else 1
-        for index, module in enumerate(forward_order):
-            module.set_modules_to_forward_prefetch(forward_order[index + 1 : index + 1 + ahead])
-        # A lookup's backward reads no weight; neither does a head whose gradients were made in forward. A lookup that
-        # brings weights of its own along (Inkling's norm) would read freed memory.
-        only_looks_up = isinstance(first, nn.Embedding) and len(list(first.parameters())) == 1
-        if not tied and self._table is None and only_looks_up:
-            first.set_unshard_in_backward(False)  # type: ignore[operator]
-        last = first if tied else head
-        if not self._head_in_backward and (only_looks_up or not tied) and isinstance(last, FSDPModule):
-            last.set_unshard_in_backward(False)
-
     def start(self) -> None:
         """Have FSDP2 settle its storage, then take this rank's rows as plain tensors: no DTensor dispatch."""
         assert isinstance(self.module, FSDPModule)
         self.module.unshard()
         self.module.reshard()
+        # Autograd's side holds hooks where no garbage collector looks: they must not hold the engine.
+        engine = weakref.proxy(self)
         for name, parameter in self.module.named_parameters():
             assert isinstance(parameter, DTensor)
             local = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
             if local.requires_grad and local.dtype != torch.float32:
                 local.grad_dtype = parameter.grad_dtype = torch.float32
             self._locals.append((name, parameter, local))
+            if local.requires_grad and self.moves_inside and self._world.size == 1:
+                parameter.register_post_accumulate_grad_hook(lambda each: engine._is_placed(each))  # type: ignore[no-untyped-call]
         by_parameter: dict[torch.Tensor, nn.Parameter] = {parameter: local for _, parameter, local in self._locals}
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             self._by_name[name] = by_parameter[parameter]
@@ -264,15 +259,32 @@ class ShardEngine(OptimizerUpdate):
     def _move_rows(self, summed: torch.Tensor) -> None:
         """The gradients of a group have arrived, in this memory: nothing gathers its weights any more in this step."""
         memory = summed.untyped_storage().data_ptr()
-        used = {self._by_name[name] for name in self._whole.used if name in self._by_name}
+        used = self._used_here()
         for _, parameter, local in self._locals:
             rows = None if parameter.grad is None else parameter.grad.to_local()  # type: ignore[attr-defined]
             if rows is None or not rows.numel() or rows.untyped_storage().data_ptr() != memory:
                 continue
-            if local in self._earlier:
-                rows += self._earlier.pop(local)
-            if self._move(local, rows, is_used=local in used):
-                parameter.grad = None
+            self._move_whole(parameter, local, rows, is_used=local in used)
+
+    def _used_here(self) -> set[nn.Parameter]:
+        """What this rank has had a use for in this step so far."""
+        return {self._by_name[name] for name in self._whole.used if name in self._by_name}
+
+    def _move_whole(self, parameter: DTensor, local: nn.Parameter, rows: torch.Tensor, *, is_used: bool) -> None:
+        if local in self._earlier:
+            rows += self._earlier.pop(local)
+        if self._move(local, rows, is_used=is_used):
+            parameter.grad = None
+
+    def _is_placed(self, parameter: DTensor) -> None:
+        """One rank sends nothing: FSDP2 puts its gradients in place without asking for a sum."""
+        if self._reduce_scatter.is_whole is None:
+            return  # one more pass follows
+        local = next(local for _, each, local in self._locals if each is parameter)
+        if local in self._used_here():
+            self._move_whole(parameter, local, parameter.grad.to_local(), is_used=True)  # type: ignore[union-attr]
+        else:  # zeros
+            parameter.grad = None
 
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:
         """Wait for the last sums; norms of all ranks' rows add up to the whole."""

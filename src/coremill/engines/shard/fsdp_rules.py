@@ -63,3 +63,32 @@ def sum_in_fp32(model: nn.Module) -> None:
             for group in groups:
                 if group is not None and group._orig_dtype is not None:
                     group._orig_dtype = torch.float32
+
+
+def order_gathers(
+    first: nn.Module,
+    layers: Sequence[nn.Module],
+    head: nn.Module,
+    *,
+    tied: bool,
+    keep_gathered: bool,
+    fetches_rows: bool,
+    head_in_backward: bool,
+) -> None:
+    """Ask for the next groups' weights before computing with this one's.
+
+    Where all are kept through backward, for all at once, which takes no more memory: the wire never stands still
+    between two layers, and no rank waits because another has not come as far."""
+    in_order = [first, *layers] if tied else [first, *layers, head]
+    forward_order: list[FSDPModule] = [module for module in in_order if isinstance(module, FSDPModule)]
+    ahead = len(forward_order) if keep_gathered else 1
+    for index, module in enumerate(forward_order):
+        module.set_modules_to_forward_prefetch(forward_order[index + 1 : index + 1 + ahead])
+    # A lookup's backward reads no weight; neither does a head whose gradients were made in forward. A lookup that
+    # brings weights of its own along (Inkling's norm) would read freed memory.
+    only_looks_up = isinstance(first, nn.Embedding) and len(list(first.parameters())) == 1
+    if not tied and not fetches_rows and only_looks_up:
+        first.set_unshard_in_backward(False)  # type: ignore[operator]
+    last = first if tied else head
+    if not head_in_backward and (only_looks_up or not tied) and isinstance(last, FSDPModule):
+        last.set_unshard_in_backward(False)
