@@ -1,4 +1,4 @@
-"""adamw-8bit and updates inside backward from the command line: trained, continued with the other optimizer, refused."""
+"""adamw-8bit and updates inside backward from the command line: trained, continued with adamw, refused."""
 
 from __future__ import annotations
 
