@@ -178,6 +178,13 @@ def test_of_several_commands_the_launcher_is_taken_and_the_others_told():
     assert "python prepare.py; python score.py" in found.text
 
 
+def test_folders_that_a_script_changes_to_stand_before_the_command():
+    found = imported("cd examples\ncd 'question answering' && torchrun train.py\ncd ..", is_command=True)
+    lines = found.text.splitlines()
+    place = next(number for number, line in enumerate(lines) if line.endswith("coremill launch --nproc 1 train.py"))
+    assert [line.lstrip("# ") for line in lines[place - 2 : place]] == ["cd examples", "cd 'question answering'"]
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [

@@ -102,6 +102,7 @@ def _of_command(command: ShellCommand, said: str, environ: Mapping[str, str]) ->
     found = import_start(start, default_accelerate_file(environ))
     launch, train = " ".join(map(quoted, found.launch)), " ".join(map(quoted, found.train))
     head = ["Made by coremill config import from:", f"  {one_line(said)}", "The script as it is:"]
+    head += [f"  cd {quoted(folder)}" for folder in command.folders]
     head += [*(note for note in found.notes if note.startswith(" ")), f"  {launch}"]
     if "--node-rank" in found.launch:
         head.append("on every machine, each with its own --node-rank; or once, with --hostfile and --ppn instead.")

@@ -25,6 +25,7 @@ class ShellCommand:
 
     words: tuple[str, ...]
     variables: tuple[tuple[str, str], ...] = ()
+    folders: tuple[str, ...] = ()  # that a script had changed to before it, one after the other
     others: tuple[str, ...] = ()  # commands beside it that start Python too
 
 
@@ -32,6 +33,7 @@ def command_in(text: str, is_start: re.Pattern[str], where: str) -> ShellCommand
     """The first command of a launcher, else the first that starts Python; InputError where there is none."""
     found: list[ShellCommand] = []
     variables: dict[str, str] = {}
+    folders: tuple[str, ...] = ()
     for line in _logical_lines(text):
         if _SUBSTITUTED.match(line):
             continue
@@ -47,8 +49,10 @@ def command_in(text: str, is_start: re.Pattern[str], where: str) -> ShellCommand
             rest = words[len(own) :]
             if not rest:
                 variables |= dict(own)
+            elif rest[0] in ("cd", "pushd") and len(rest) == 2:
+                folders = (*folders, rest[1])
             elif is_start.search(rest[0]):
-                found.append(ShellCommand(tuple(rest), tuple((variables | dict(own)).items())))
+                found.append(ShellCommand(tuple(rest), tuple((variables | dict(own)).items()), folders))
     if found:
         chosen = next((each for each in found if not _PLAIN.search(each.words[0])), found[0])
         return replace(chosen, others=tuple(" ".join(each.words[:3]) for each in found if each is not chosen))
