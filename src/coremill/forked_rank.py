@@ -28,6 +28,7 @@ from coremill.tasks.base import Task
 STAGES = (
     "coremill.run.story",
     "coremill.checkpoint.continuation",
+    "coremill.checkpoint.conversions",
     "coremill.checkpoint.dropout",
     "coremill.checkpoint.export",
     "coremill.checkpoint.export_adapter",

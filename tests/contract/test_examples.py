@@ -17,6 +17,7 @@ from house import ROOT
 
 from coremill.cli import app
 from end_to_end.scene import Scene, make_cache, write_text
+from tiers import long_test
 from tiny_encoders import make_encoder, questions, sentences, write_jsonl
 
 EXAMPLES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.yaml"))
@@ -84,6 +85,7 @@ def test_the_same_command_again_says_that_it_is_done(workshop: Scene, tiny_repor
     assert ended.code == 0 and "finished" in ended.out, ended
 
 
+@long_test("the tiny example is trained, and chat starts from a folder")
 def test_the_fine_tuning_example_on_the_model_just_trained(workshop: Scene, tiny_report: dict):
     (workshop.path("models")).mkdir()
     (workshop.path("models") / "my-model").symlink_to(workshop.path("runs") / "tiny-from-scratch" / "export")
@@ -125,6 +127,7 @@ def test_adapters_on_conversations_leave_what_peft_loads(workshop: Scene, chat_r
     assert report["sample"]["completion"] is not None
 
 
+@long_test("test_lora_export.py merges by the command")
 def test_adapters_on_instructions_are_merged(workshop: Scene, chat_report: dict):
     shown = workshop.coremill("data", "show", INSTRUCTIONS, "--rows", "1", "--json")
     assert shown.code == 0, shown

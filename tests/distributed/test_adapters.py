@@ -13,6 +13,7 @@ import torch
 import ranks
 from coremill.data.packed_batches import make_loader
 from coremill.data.packed_rows import PackedData
+from tiers import some_long
 from tiny_models import make_model
 from training import make_packed, train_here
 
@@ -130,7 +131,7 @@ def test_each_rank_of_a_host_reads_its_part_of_the_base(inputs):
         assert sum(parts) == whole and max(parts) <= 0.55 * whole
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", some_long(["llama", "gpt2"], ["gpt2"], "one of two families"))
 def test_peft_under_hf_trainer_has_the_same_losses(inputs, family, tmp_path):
     """From one adapter, on the same rows, at the same rates."""
     _save_adapter(inputs["folder"] / family, tmp_path / "adapter")

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.families import try_family
 
 from coremill.tasks.causal_lm.known_models import causal_families
+from tiers import some_long
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/families.md"
 # One of each sort, and whether it keeps documents apart.
@@ -29,7 +30,11 @@ SAMPLE = {
 }
 
 
-@pytest.mark.parametrize("family", SAMPLE)
+# Of these some in `make test`: one whose layers are unlike each other, one that runs them twice, two plain ones.
+FIRST_TIER = ("llama", "gpt2", "hrm_text", "jamba", "gemma3n_text")
+
+
+@pytest.mark.parametrize("family", some_long(SAMPLE, FIRST_TIER, "of the families the plainest and the oddest"))
 def test_losses_and_export_are_those_of_transformers(family: str) -> None:
     row = try_family(family)
     assert (row.one_rank, row.two_ranks, row.two_hosts) == ("exact", "exact", "exact"), row.reason

@@ -22,6 +22,7 @@ from coremill.supervise.ranks import Outcome, run_local_ranks
 from coremill.world.sockets import own_address_towards
 from coremill.world.stop import SAME_PRESS_SECONDS
 from rank_plans import rank_plan
+from tiers import some_long
 
 TESTS = Path(__file__).resolve().parents[1]
 MEET = TESTS / "meet.py"
@@ -438,7 +439,7 @@ def start_refusing(environ: dict[str, str], folder: Path) -> subprocess.Popen[st
     return subprocess.Popen(command, env=environ, cwd=folder, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("refusing", [0, 1, 2])
+@pytest.mark.parametrize("refusing", some_long([0, 1, 2], [1], "one of three nodes"))
 def test_a_node_that_refuses_tells_the_others(tmp_path: Path, refusing: int) -> None:
     """They end with 78 and its words; their ranks wait for a minute at most, and end with 69 if nobody tells them."""
     nodes = [

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tiers import long_test
+
 TESTS = Path(__file__).resolve().parents[1]
 PLAIN = TESTS / "launched" / "plain_distributed.py"
 WHO = TESTS / "launched" / "who_am_i.py"
@@ -232,6 +234,7 @@ def test_a_launcher_that_ends_leaves_nothing(via: str, how: signal.Signals) -> N
     assert left_behind(mark, patience_seconds=30) == []
 
 
+@long_test("tests/hosts/test_peer_scripts.py starts run_qa.py")
 def test_an_hf_trainer_script(tmp_path: Path) -> None:
     done = launch("-q", "--nproc", "2", TESTS / "launched" / "hf_trainer.py", tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout

@@ -13,6 +13,7 @@ import pytest
 
 from end_to_end.scene import Scene
 from end_to_end.test_supervise import events, going, losses, weights
+from tiers import long_test
 from tiny_encoders import make_encoder, questions, sentences, write_jsonl
 
 KILLS = 10 if os.environ.get("COREMILL_LONG_TESTS") else 2
@@ -57,6 +58,7 @@ def command(folder: str, *settings: str) -> list[str]:
 
 
 @pytest.mark.timeout(900)
+@long_test("tests/distributed resumes with dropout, test_resume.py kills")
 def test_killed_with_dropout_and_resumed_to_the_same_bits(study: Scene) -> None:
     folder = study.path("war")
 

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 from coremill.checkpoint.manifest import open_checkpoint
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Scene
 from end_to_end.stand_in_upload_hub import TOKEN, serve_upload_hub
+from tiers import long_test
 
 # Found on PYTHONPATH by every Python: the first who commits step 10 is killed right before the rename.
 FAULT = """
@@ -113,6 +114,7 @@ def test_an_early_end_is_an_end(scene: Scene, kept: Ended) -> None:
     assert "holds this run, finished: of the last 2 evaluations" in again.out and "raise that to go on" in again.out
 
 
+@long_test("another number of ranks goes on below")
 def test_the_same_folder_by_one_process(scene: Scene, kept: Ended) -> None:
     done = scene.coremill("export", "kept", "by-hand/model")
     assert done.code == 0, str(done)

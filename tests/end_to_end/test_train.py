@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from end_to_end.scene import SOURCE, Ended, Scene
+from tiers import long_test, some_long
 
 PYTHON = sys.executable
 SHARD = ("--set", "parallel.engine=shard")
@@ -221,7 +222,14 @@ def launched_by(name: str) -> tuple[list[str], dict[str, str]]:
     return [PYTHON, "-m", "coremill"], {f"PET_{variable}": value for variable, value in pod.items()}
 
 
-@pytest.mark.parametrize("name", ["torchrun", "coremill launch", "Open MPI", "MPICH", "Kubeflow"])
+@pytest.mark.parametrize(
+    "name",
+    some_long(
+        ["torchrun", "coremill launch", "Open MPI", "MPICH", "Kubeflow"],
+        ["coremill launch", "MPICH"],
+        "tests/distributed/test_launch.py meets under all of them",
+    ),
+)
 def test_every_launcher_gives_the_same_run(scene: Scene, two: Finished, name: str) -> None:
     command, environ = launched_by(name)
     folder = name.replace(" ", "-").lower()
@@ -303,6 +311,7 @@ def test_fresh_starts_anew_and_crowding_is_said(scene: Scene, two: Finished) -> 
         assert run.report[number] == two.report[number]
 
 
+@long_test("unit tests have trackers that hang and break")
 def test_trackers_that_hang_or_break_change_no_bit(scene: Scene, one: Finished) -> None:
     """TensorBoard beside a W&B that never answers and an MLflow that cannot be imported; all of it ends in time."""
     hung, broken = scene.path("libraries/wandb"), scene.path("libraries/mlflow")

@@ -17,6 +17,7 @@ import pytest
 
 from end_to_end.scene import RUN_FILE, make_cache, write_text
 from hosts.namespaces import DEVICE, Fleet, clean_environment, fake_hosts, why_not
+from tiers import IS_LONG
 from tiny_models import make_model, make_tokenizer
 
 LAUNCHED = Path(__file__).resolve().parents[1] / "launched"
@@ -164,8 +165,8 @@ def loss_of_one_process(fleet: Fleet) -> float:
 )
 def test_training_has_the_loss_of_one_process(fleet: Fleet, loss_of_one_process: float, name: str, hosts: int) -> None:
     words = way(name)
-    if hosts > 2 and not os.environ.get("COREMILL_LONG_TESTS"):
-        pytest.skip("four hosts on one machine take a minute: COREMILL_LONG_TESTS=1 runs them")
+    if not IS_LONG and (hosts > 2 or name == "MPICH"):
+        pytest.skip("two hosts by two launchers; COREMILL_LONG_TESTS=1 runs four hosts, and both MPIs")
     hostfile = str(fleet.hostfile(*(f"node{index + 1} slots=1" for index in range(hosts))))
     run = f"run-{name.replace(' ', '-')}-{hosts}"
     loss = train(fleet, run, "--hostfile", hostfile, "--ssh", fleet.ssh, *words)

@@ -21,13 +21,13 @@ import pytest
 
 from hosts.namespaces import Fleet, clean_environment, fake_hosts, free_port, why_not
 from peer_scene import QA_ARGUMENTS, make_scene
+from tiers import IS_LONG
 
 TOLERANCE = 1e-4  # of the final loss
 COREMILL = (sys.executable, "-m", "coremill", "launch")
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml")
 SCRIPTS = {"run_qa.py": QA_ARGUMENTS, "nlp_example.py": (), "train.py": ()}
 DEADLINE_SECONDS = 290
-IS_LONG = bool(os.environ.get("COREMILL_LONG_TESTS"))
 
 Done = subprocess.CompletedProcess[str]
 

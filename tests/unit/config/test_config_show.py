@@ -97,6 +97,11 @@ def run_files(draw: st.DrawFn) -> dict[str, Any]:
         cluster |= {"storage": "claim", "cpus": "auto", "instances": []}
         for key in ("pod_monitor", "pod_monitor_labels", "metrics_namespace"):  # they go with run.metrics_port
             cluster.pop(key, None)
+    if {"metrics_host", "metrics_port"} & tree.get("run", {}).keys():
+        host = draw(st.sampled_from(["127.0.0.1", "::1", "0.0.0.0"]))
+        tree["run"] |= {"metrics_host": host, "metrics_port": draw(st.integers(1024, 65535))}
+    if train.get("update") == "inside":
+        tree.get("numerics", {}).pop("on_non_finite", None)
     if "lora" in tree:
         tree["lora"]["rank"] = tree["lora"].get("rank") or 16
         tree["lora"]["target_modules"] = tree["lora"].get("target_modules") or None  # an empty list is refused

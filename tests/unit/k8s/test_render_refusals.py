@@ -87,7 +87,7 @@ def test_a_run_that_fits_no_pod(tmp_path: Path) -> None:
     values = {f"model__{key}": value for key, value in LLAMA3_8B.items()} | {"tokenizer": "built-in"}
     wrong = refused(tmp_path, fleet__nodes=1, **values)
     assert "does not fit into its pods" in wrong.what and "30 CPUs, 55 GiB" in (wrong.why or "")
-    assert "--set fleet.nodes=3" in (wrong.do or "") and "coremill plan" in (wrong.do or "")
+    assert "--set train.optimizer=adamw-8bit" in (wrong.do or "") and "coremill plan" in (wrong.do or "")
     # Larger types are tried as pods too, and named where the section lists types.
     plan, _ = plan_and_card(loaded(tmp_path, {"instances": ["c7i.8xlarge"]}, fleet__nodes=1, **values), None)
     (larger,) = (remedy for remedy in plan.remedies if "kubernetes.instances" in " ".join(remedy.settings))
