@@ -19,8 +19,8 @@ class TrainSection(Section):
     epochs: Annotated[float, Field(gt=0)] | None = Field(None, description="passes over the data; give this or steps")
     optimizer: Literal["auto", "adamw", "adamw-8bit"] = Field(
         "adamw",
-        description="what moves the weights. adamw: fp32 weights and moments, 16 bytes a parameter with its gradient;"
-        " adamw-8bit: moments in 8 bits by blocks of 256, weights in parallel.dtype alone (in bf16 rounded"
+        description="what moves the weights. adamw: fp32 weights and moments, 16 bytes a parameter with its gradient,"
+        " 18 in bf16; adamw-8bit: moments in 8 bits by blocks of 256, weights in parallel.dtype alone (in bf16 rounded"
         " stochastically): 8 bytes in bf16, 4 where train.update is inside; auto: adamw where it fits, else adamw-8bit",
     )
     update: Literal["auto", "after", "inside"] = Field(
