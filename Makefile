@@ -8,7 +8,7 @@ export COREMILL_K8S_FOLDER ?= $(HOME)/.cache/coremill-k8s
 # Images of containers often have it set: then processes compile anew, each for itself, what one could have kept for all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup hosts-setup browser-setup k8s-setup image-setup lock image-weight demo test test-long check bench chaos soak clean
+.PHONY: setup hosts-setup browser-setup k8s-setup image-setup lock image-weight demo test test-long check docs docs-serve dist bench chaos soak clean
 
 setup: $(STAMP)
 
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[aws,k8s,tensorboard,wandb,mlflow,metrics,lora,dev,peers]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[aws,k8s,tensorboard,wandb,mlflow,metrics,lora,dev,docs,peers]'
 	touch $(STAMP)
 
 hosts-setup:                ## what tests/hosts needs besides (Debian, as root); `make test` skips those tests without it
@@ -41,7 +41,7 @@ demo: setup                 ## train the built-in example: no network, no downlo
 	$(BIN)/coremill train
 
 check: setup                ## lint, types, layers
-	$(BIN)/ruff check src tests benchmarks chaos
+	$(BIN)/ruff check src tests benchmarks chaos scripts setup.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -51,6 +51,17 @@ test: check                 ## everything CI runs
 
 test-long: check            ## the same and all that takes long: the second tier, for a night or a release
 	COREMILL_LONG_TESTS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+docs: setup                 ## the site, in build/site; no network; a link or anchor that leads nowhere ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: setup           ## the site on 127.0.0.1:8000, made anew when a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+dist: setup                 ## wheel and sdist in dist/, checked as a package index does
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
 
 bench: setup                ## coremill beside its peers on this machine
 	$(BIN)/python -m benchmarks.peers
@@ -62,4 +73,4 @@ soak: setup                 ## half an hour of random faults
 	$(BIN)/python -m chaos --only X25
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs build dist

@@ -9,18 +9,22 @@ and how far the optimizers are from each other beside how far seeds are. Contend
   nearest  adamw-8bit whose bf16 weights are rounded to the nearest instead of by chance; the same as 8bit in fp32
 
 `--start trained` first trains the shape once with adamw, and all go on from there with a small rate on rows in another
-order: there most steps are smaller than half the last bit of a bf16 weight. Asserts nothing.
+order: there most steps are smaller than half the last bit of a bf16 weight. `--at-once N` gives each run its share of
+the cores and starts N of them side by side: of a small model that is much the sooner. Asserts nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import queue
 import signal
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,7 @@ from benchmarks import coremill_run, peers, processes
 from benchmarks.plan_cases import M7, M60, Shape
 
 FOLDER = peers.ROOT / "runs" / "optimizer-loss"
-M50 = Shape(hidden=512, intermediate=1408, layers=8, vocabulary=32768)
+M50 = Shape(hidden=512, intermediate=1408, layers=8, vocabulary=24576)
 # Shape, tokens a step, peak rate from scratch; None: the model of the built-in example.
 SHAPES: dict[str, tuple[Shape | None, int, float]] = {
     "example": (None, 1024, 5e-3),
@@ -84,11 +88,12 @@ class Session:
     folder: Path
     shape: str
     steps: int
+    tokens_per_step: int
     dtype: str
     timeout_seconds: float
 
     def run_file(self, out: Path, *, seed: int, way: dict[str, str], start: Path | None, export: bool) -> Path:
-        shape, tokens_per_step, rate = SHAPES[self.shape]
+        shape, _, rate = SHAPES[self.shape]
         random = {"weights": "random", "config": shape.config()} if shape else "built-in"
         document: dict[str, Any] = {
             "model": str(start) if start else random,
@@ -96,7 +101,7 @@ class Session:
             "data": {"source": "built-in", "sequence_length": 256, "evaluation_fraction": 0.02},
             "train": {
                 "steps": self.steps,
-                "tokens_per_step": tokens_per_step,
+                "tokens_per_step": self.tokens_per_step,
                 "learning_rate": RATE_FROM_TRAINED if start else rate,
                 "warmup_share": 0.03,
                 "weight_decay": 0.1,
@@ -113,7 +118,14 @@ class Session:
         return path
 
     def train(
-        self, name: str, *, seed: int, way: dict[str, str], start: Path | None = None, export: bool = False
+        self,
+        name: str,
+        *,
+        seed: int,
+        way: dict[str, str],
+        cpus: Sequence[int],
+        start: Path | None = None,
+        export: bool = False,
     ) -> tuple[float, Path]:
         """Its loss on held-out text at the end, and its folder."""
         out = self.folder / f"{name}-{seed}"
@@ -125,7 +137,7 @@ class Session:
             (patch / "sitecustomize.py").write_text(TO_THE_NEAREST)
             environment["PYTHONPATH"] = f"{patch}:{environment['PYTHONPATH']}"
         finished = processes.run_tree(
-            coremill_run.train_command(run_file),
+            ["taskset", "-c", ",".join(map(str, cpus)), *coremill_run.train_command(run_file)],
             environment=environment,
             folder=peers.ROOT,
             log=out.with_suffix(".log"),
@@ -145,24 +157,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder=folder,
         shape=options.shape,
         steps=options.steps,
+        tokens_per_step=options.tokens_per_step or SHAPES[options.shape][1],
         dtype=options.dtype,
         timeout_seconds=options.timeout,
     )
+    cpus = sorted(os.sched_getaffinity(0))
     start = None
     if options.start == "trained":
-        loss, out = session.train("start", seed=0, way={"optimizer": "adamw"}, export=True)
-        start = out / "model"
+        loss, out = session.train("start", seed=0, way={"optimizer": "adamw"}, cpus=cpus, export=True)
+        start = out / "export"
         print(f"all start from {loss:.4f}", flush=True)
-    losses: dict[str, list[float]] = {name: [] for name in options.only}
-    for seed in range(1, options.seeds + 1):
-        for name in options.only:
-            began = time.monotonic()
-            loss, _ = session.train(name, seed=seed, way=CONTENDERS[name], start=start)
-            losses[name].append(loss)
-            print(f"seed {seed}, {name}: {loss:.4f}, {time.monotonic() - began:.0f} s", flush=True)
+    share = len(cpus) // options.at_once
+    free: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    for number in range(options.at_once):
+        free.put(cpus[number * share : (number + 1) * share])
+
+    def train(name: str, seed: int) -> float:
+        mine, began = free.get(), time.monotonic()
+        try:
+            loss, _ = session.train(name, seed=seed, way=CONTENDERS[name], cpus=mine, start=start)
+        finally:
+            free.put(mine)
+        print(f"seed {seed}, {name}: {loss:.4f}, {time.monotonic() - began:.0f} s", flush=True)
+        return loss
+
+    seeds = range(1, options.seeds + 1)
+    with ThreadPoolExecutor(options.at_once) as pool:
+        started = {(name, seed): pool.submit(train, name, seed) for seed in seeds for name in options.only}
+        losses = {name: [started[name, seed].result() for seed in seeds] for name in options.only}
     print("\n" + table(losses))
     if options.json:
         facts = {"shape": options.shape, "steps": options.steps, "start": options.start, "dtype": options.dtype}
+        facts["tokens_per_step"] = session.tokens_per_step
         options.json.write_text(json.dumps({**facts, "losses": losses}, indent=1) + "\n")
     return 0
 
@@ -190,7 +216,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", choices=tuple(SHAPES), default="example")
     parser.add_argument("--start", choices=("scratch", "trained"), default="scratch")
     parser.add_argument("--steps", type=int, default=300, help="of every run (default 300)")
+    parser.add_argument("--tokens-per-step", type=int, help="default: as the shape has them")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side (default 1)")
     parser.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="auto")
     parser.add_argument("--only", default="adamw,8bit,inside", help=f"which of {', '.join(CONTENDERS)}, with commas")
     parser.add_argument("--timeout", type=float, default=900, help="seconds one run may take (default 900)")
@@ -199,6 +227,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options.only = options.only.split(",")
     if set(options.only) - set(CONTENDERS):
         parser.error(f"--only takes {', '.join(CONTENDERS)}")
+    if not 1 <= options.at_once <= len(os.sched_getaffinity(0)):
+        parser.error("--at-once takes 1 to as many as there are cores")
     return options
 
 

@@ -33,7 +33,7 @@ CHANGING_CALLS = ("open", "write", "fsync", "close", "mkdir", "rename", "unlink"
 
 
 def file_name(rank: int) -> str:
-    """As docs/decisions/020 has it."""
+    """As docs/decisions/checkpoints.md has it."""
     return f"rank-{rank:05d}-of-{RANKS:05d}.safetensors"
 
 

@@ -323,7 +323,7 @@ def _write_tokenizer(folder: Path) -> None:
 def _write_rates(cache: Path) -> None:
     """Made-up rates of this machine: no experiment measures it."""
 
-    def rates(part: Part) -> dict[str, float]:
+    def rates(part: Part) -> dict[str, Any]:
         return {
             "fp32_matmul_flops_per_second": 40e9,
             "bf16_matmul_flops_per_second": 20e9,
@@ -331,6 +331,7 @@ def _write_rates(cache: Path) -> None:
             "copy_bytes_per_second": 10e9,
             "base_rss_bytes": 400e6,
             "busy_fraction": 0.0,
+            "splits": [],
         }
 
     calibration_of(probe_node(), cache, runner=rates)

@@ -27,7 +27,7 @@ train: {steps: 3200, tokens_per_step: 512, learning_rate: 1.0e-3, warmup_steps: 
 parallel: {dtype: fp32, wire_dtype: fp32}
 checkpoint: {every: 20steps}
 fleet: {nodes: PODS, instance: c7i.8xlarge}
-kubernetes: {image: "example.com/coremill:0.1.0", karpenter: none, kind: job, cpus: 4, memory_gib: 4}
+kubernetes: {image: "example.com/coremill:0.2.0", karpenter: none, kind: job, cpus: 4, memory_gib: 4}
 """
 DISRUPTIONS, FIRST_SECONDS, MEAN_SECONDS = 10, 25.0, 30.0
 

@@ -1,4 +1,4 @@
-"""Makes the pictures of the pages in the README: short real runs, then their pages in Chromium (`make browser-setup`).
+"""Makes the pictures in docs/guide/text.md: short real runs, then their pages in Chromium (`make browser-setup`).
 
     python scripts/draw_pages.py runs/pictures
 
@@ -59,7 +59,7 @@ def train(folder: Path, name: str, *, stop: bool = False) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Make the pictures of the pages in the README.")
+    parser = argparse.ArgumentParser(description="Make the pictures in docs/guide/text.md.")
     parser.add_argument("folder", type=Path, help="where the runs are, or are left")
     folder: Path = parser.parse_args().folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)

@@ -40,8 +40,8 @@ PARTS = (
     ),
     Part(
         "shard",
-        frozenset({"Shard", "ShardEngine", "OneHostShardEngine"}),
-        ("engines/shard/", "engines/one_host/", "parallel/shard.py", "parallel/one_host.py"),
+        frozenset({"Shard", "ShardEngine"}),
+        ("engines/shard/", "parallel/shard.py", "parallel/one_host.py"),
     ),
     Part("causal-lm", frozenset({"CausalLm"}), ("tasks/causal_lm/", "tasks/causal_lm.py")),
 )

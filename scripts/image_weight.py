@@ -1,6 +1,6 @@
 """What an image weighs, and what is in it by weight: Python packages, Debian packages, the rest.
 
-    make image-weight IMAGE=coremill:0.1.0       or: python scripts/image_weight.py IMAGE [--json] [--rows 15]
+    make image-weight IMAGE=coremill:0.2.0       or: python scripts/image_weight.py IMAGE [--json] [--rows 15]
 
 IMAGE is named as for `coremill k8s rehearse --image`. Bytes are those of files, each counted once; less is pulled, as
 layers are compressed. Anything of CUDA is named, and the exit code is then 1: pods of this image have no use for it.

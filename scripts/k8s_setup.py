@@ -1,5 +1,6 @@
 """What tests/k8s needs besides (`make k8s-setup`): apiextensions-apiserver, the half of kube-apiserver that serves
-custom resources, built from Debian unstable's Go packages, and that suite's etcd. Nothing is installed; a folder is filled.
+custom resources, built from Debian unstable's Go packages, and that suite's etcd. Nothing is installed, a folder is
+filled.
 
     python scripts/k8s_setup.py FOLDER
 
@@ -33,7 +34,7 @@ def mirror() -> str:
 
 
 def addresses_of_packages(work: Path) -> list[str]:
-    """What PACKAGES need in that suite; apt is asked with a state of its own, so that nothing of the system's changes."""
+    """What PACKAGES need in that suite; apt has a state of its own, so that nothing of the system's changes."""
     apt = work / "apt"
     for folder in ("state/lists/partial", "cache/archives/partial"):
         (apt / folder).mkdir(parents=True)

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "containers/requirements.lock"
 PYTHON = "3.11"  # Debian 12's
 MACHINES = ("x86_64", "aarch64")
-# Manifests are checked where they are written; tests and benchmarks; deepspeed compiles when it runs.
-NOT_IN_THE_IMAGE = {"k8s", "dev", "peers"}
+# Manifests are checked where they are written; tests, benchmarks and the site; deepspeed compiles when it runs.
+NOT_IN_THE_IMAGE = {"k8s", "dev", "docs", "peers"}
 HEADER = "# Made by `make lock`; every hash of a version stands for one of its files. Not to be edited.\n"
 
 

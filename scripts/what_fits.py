@@ -135,7 +135,7 @@ def render_page() -> str:
     shapes = ", ".join(f"{size} {name}" for size, (name, _) in SHAPES.items())
     parts = [
         HEAD.format(tokens=TOKENS_PER_STEP),
-        f"\n## Every weight, on one machine\n\nThe shapes are {shapes}. A cell has what `auto` takes, the peak of a rank and the speed; `no` has the least that was found. More memory is used where there is more: the plan takes the quickest that fits.\n\n",
+        f"\n## Every weight, on one machine\n\nThe shapes are {shapes}. A cell has what `auto` takes, the peak of a rank and the speed; `no` has the least that was found. More memory is used where there is more: the first optimizer that fits is taken, then the quickest way to run it.\n\n",
         *table(1, adapters=False),
         "\n## Every weight, shared by four machines\n\nThe engine is `shard` where the whole model does not fit into each.\n\n",
         *table(4, adapters=False),

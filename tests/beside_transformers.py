@@ -117,7 +117,7 @@ def make_and_train_by_transformers(world: Any, *, family: str, folder: str) -> d
         return {"outcome": "made", "documents": "refused" if is_seen else f"refused: {error.why}"}
 
 
-def train_by_coremill(world: Any, *, folder: str, engine: str, through_memory: bool = True) -> dict[str, Any]:
+def train_by_coremill(world: Any, *, folder: str, engine: str, through_memory: bool | None = None) -> dict[str, Any]:
     """The same three steps by coremill; its export is read by transformers."""
     import torch
     import transformers

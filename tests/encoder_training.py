@@ -36,7 +36,7 @@ def train_encoder(
     micro_batch_rows: int = 8,
     steps: int = 20,
     checkpointing: bool = False,
-    through_memory: bool = True,
+    through_memory: bool | None = None,  # None: of shard alone; replicate is tested over the wire
     dtype: str = "fp32",
     evaluate: bool = False,
 ) -> dict[str, Any]:
@@ -92,8 +92,9 @@ def train_encoder(
         plan,
         world,
         optimizer_of(settings.train),
+        model,
         head_in_backward=task.needs_head_in_backward,
-        through_memory=through_memory,
+        through_memory=engine == "shard" if through_memory is None else through_memory,
         named_rows=True,
     )
     made.place(model)

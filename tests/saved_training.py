@@ -62,7 +62,7 @@ def train_saved(
     folder: str,
     model_folder: str,
     data: dict[str, Any],
-    engine: str = "replicate",
+    engine: str = "replicate",  # over the wire; shard through memory
     dtype: str = "fp32",
     wire_dtype: str = "fp32",
     rows_per_step: int = 8,
@@ -213,7 +213,14 @@ def train_saved(
     settings = TrainSection(
         steps=steps, learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, seed=5, optimizer=optimizer, update=update
     )
-    made = make_engine(plan, world, optimizer_of(settings), head_in_backward=task.needs_head_in_backward)
+    made = make_engine(
+        plan,
+        world,
+        optimizer_of(settings),
+        model,
+        head_in_backward=task.needs_head_in_backward,
+        through_memory=engine == "shard",
+    )
     made.place(model)
     here = {"rank": world.rank, "world_size": world.size}
     pretend_hosts(world, disks)

@@ -76,7 +76,7 @@ def train_here(
     clip_norm: float | None = 1.0,
     export_to: str | None = None,
     export_dtype: str = "float32",
-    through_memory: bool = True,
+    through_memory: bool | None = None,  # None: of shard alone; replicate is tested over the wire
     threads: int = 1,
     fused: bool = True,
     freeze: tuple[str, ...] = (),
@@ -140,8 +140,9 @@ def train_here(
         plan,
         world,
         optimizer_of(settings),
+        model,
         head_in_backward=task.needs_head_in_backward,
-        through_memory=through_memory,
+        through_memory=engine == "shard" if through_memory is None else through_memory,
         named_rows=fused,
     )
     made.place(model)

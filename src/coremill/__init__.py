@@ -1,3 +1,3 @@
 """coremill: train and fine-tune Hugging Face models on CPUs."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

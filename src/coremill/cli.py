@@ -26,7 +26,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 app.add_typer(config_app, name="config")
 data_app = typer.Typer(
@@ -303,15 +302,26 @@ def data_show(
 
 
 def _version(value: bool) -> None:
+    """What a bug report needs: ours, then what numbers depend on. Versions are looked up, nothing is imported."""
     if value:
+        from importlib.metadata import PackageNotFoundError, version
+
+        from coremill.hardware.topology import read_cpu_model
+
         print(f"coremill {__version__}")
+        for name in ("torch", "transformers"):
+            try:
+                print(f"{name} {version(name)}")
+            except PackageNotFoundError:
+                print(f"{name} not installed")
+        print(f"CPU {read_cpu_model()}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and exit")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print versions and the CPU, and exit")
     ] = False,
 ) -> None:
     pass

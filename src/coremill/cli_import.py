@@ -29,7 +29,7 @@ def config_import(
         list[str] | None,
         typer.Argument(
             metavar="FILE | -- COMMAND",
-            help="a file of accelerate, DeepSpeed or TrainingArguments (YAML, JSON), a shell script; or a command",
+            help="a file of accelerate, DeepSpeed, Axolotl or TrainingArguments, a shell script; or a command",
             show_default=False,
         ),
     ] = None,

@@ -51,7 +51,7 @@ def render(
     Nodes that fit the pods (Karpenter), volume, run file, network policy, queue, and the job: a TrainJob, a JobSet or
     an Indexed Job, which ends and starts again by coremill's exit codes. What was decided, what is changed in the pods'
     run file and what is missing is said on stderr. A least section: kubernetes: {image: NAME:TAG, karpenter: none}.
-    docs/eks.md tells what is rendered and why.
+    docs/guide/eks.md tells what is rendered and why.
     """
     from coremill import api
     from coremill.k8s.render_command import render as render_run
@@ -176,7 +176,7 @@ def dashboard() -> None:
     coremill k8s dashboard > coremill.json
 
     In Grafana: Dashboards, New, Import. It asks for the Prometheus that scrapes; for runs outside of a cluster too.
-    docs/eks.md lists the metrics.
+    docs/k8s-reference.md lists the metrics.
     """
     import json
 

@@ -30,6 +30,8 @@ class Commands(typer.core.TyperGroup):
             return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if ctx.resilient_parsing:  # a shell asks how the line may go on
+            return super().resolve_command(ctx, args)
         if args[0] not in self.commands:
             from coremill.config.foreign_options import refuse_command_of_another_tool
 

@@ -44,7 +44,8 @@ _WORDS: dict[tuple[Kind, Fault], tuple[str, str, str]] = {
     ("model", "unreachable"): (
         "{name} is not a folder here, and the hub cannot be reached",
         "{type}, and the hub's cache on this machine does not have it",
-        "check the network or proxy, or give the path of a folder that has it",
+        "check the name, network or proxy; or on a machine with network: hf download {name} "
+        "--local-dir models/{folder}, copy the folder here and set {where}: models/{folder}",
     ),
     ("model", "refused"): ("cannot download {name} from the hub", "{reason}", "try again later"),
     ("model", "cache"): (
@@ -121,7 +122,15 @@ def explain(error: Exception, kind: Kind, name: str, revision: str | None, where
             named = type(link).__name__
             reason = f"HTTP status {status}" if status is not None else f"{named}: {link}"
             what, why, do = (
-                text.format(name=name, revision=revision, type=named, reason=reason, plain=plain(link))
+                text.format(
+                    name=name,
+                    folder=name.split("/")[-1],
+                    where=where,
+                    revision=revision,
+                    type=named,
+                    reason=reason,
+                    plain=plain(link),
+                )
                 for text in _WORDS[kind, fault]
             )
             setting = f"{where}.revision" if (kind, fault) == ("model", "no revision") else where

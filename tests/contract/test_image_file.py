@@ -12,7 +12,7 @@ CONTAINERFILE = (ROOT / "containers/Containerfile").read_text()
 LOCK = (ROOT / "containers/requirements.lock").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # As scripts/lock_image.py has them.
-EXTRAS = set(PROJECT["optional-dependencies"]) - {"k8s", "dev", "peers"}
+EXTRAS = set(PROJECT["optional-dependencies"]) - {"k8s", "dev", "docs", "peers"}
 
 
 def instructions() -> list[tuple[str, str]]:

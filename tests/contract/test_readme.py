@@ -16,7 +16,26 @@ from coremill.config.load import load_config
 # Named on the pages as things that do not exist yet.
 NOT_YET: set[str] = set()
 # Other programs that may begin a line.
-OTHERS = {"pip", "hf"}
+OTHERS = {"pip", "hf", "torchrun", "mpirun"}
+README_FILES = "tests/end_to_end/test_readme_files.py"
+# The README's commands that `test_cheap_commands_run` does not run, with the test that does.
+RUN_BY = {
+    "make demo": f"{README_FILES}::test_the_built_in_example_trains",
+    "make test": "tests/contract/test_readme.py::test_the_two_commands",  # CI runs it
+    "pip install --constraint constraints.txt torch --index-url https://download.pytorch.org/whl/cpu": (
+        "tests/contract/test_versions.py::test_the_pages_install_what_was_tested"
+    ),
+    "pip install --constraint constraints.txt .[lora]": (
+        "tests/contract/test_versions.py::test_the_pages_install_what_was_tested"
+    ),
+    "coremill doctor": "tests/distributed/test_hardware_for_real.py::test_two_ranks_add_and_train",
+    "coremill train --model gpt2 --data notes/*.txt": f"{README_FILES}::test_a_first_try_needs_no_run_file",
+    "coremill plan text.yaml": "tests/end_to_end/test_train.py::test_a_run_of_epochs_is_planned_as_long_as_it_will_be",
+    "coremill train text.yaml": f"{README_FILES}::test_the_run_files_of_the_readme_train",
+    "coremill train chat.yaml": f"{README_FILES}::test_the_run_files_of_the_readme_train",
+    "coremill train labels.yaml": f"{README_FILES}::test_the_run_files_of_the_readme_train",
+    "coremill report runs/labels": "tests/end_to_end/test_train.py::test_report_shows_a_run",
+}
 
 
 def command_lines() -> list[tuple[str, list[str]]]:
@@ -80,6 +99,15 @@ def test_cheap_commands_run(words, capsys, monkeypatch):
     assert capsys.readouterr().out.strip()
 
 
+def test_every_command_of_the_readme_is_run_by_a_test():
+    run_here = [["coremill", *words] for words in cheap()]
+    others = {" ".join(words) for page, words in command_lines() if page == "README.md" and words not in run_here}
+    assert others == set(RUN_BY)
+    for command, test in RUN_BY.items():
+        file, _, name = test.partition("::")
+        assert f"\ndef {name}(" in (ROOT / file).read_text(), f"{command}: {test}"
+
+
 def test_commands_in_running_text_exist():
     known = surface()
     for page in PAGES:
@@ -90,14 +118,14 @@ def test_commands_in_running_text_exist():
                 assert name not in known
                 continue
             assert name in known or words[1].startswith("-"), f"{page}: {quoted}"
-            options = {word for typed in known.get(name, []) for word in typed.split("/")}
+            options = {word for typed in known.get(name, known["coremill"]) for word in typed.split("/")}
             asked = {word for word in words if word.startswith("--")}
             assert asked <= options | {"--help", "--version"}, f"{page}: {quoted}"
 
 
 def test_the_command_table_is_complete():
     text = (ROOT / "README.md").read_text()
-    section = text[text.index("## Commands") : text.index("## Layout")]
+    section = text.partition("\n## Commands\n")[2].partition("\n## ")[0]
     listed = {}
     for cell, meaning in re.findall(r"^\| (`coremill.*?`) \| (.*) \|$", section, flags=re.MULTILINE):
         for name in re.findall(r"`(coremill [a-z0-9 ]+?)(?: [\[A-Z].*?)?`", cell):
@@ -116,9 +144,9 @@ def test_the_two_commands():
     assert "make test" in (ROOT / ".ci" / "run").read_text()
 
 
-def tree_of_readme() -> set[str]:
+def tree_of_contributing() -> set[str]:
     """Paths in the annotated tree; a folder ends with a slash."""
-    (block,) = [block for _, block in code_blocks("README.md") if "src/coremill/\n" in block]
+    (block,) = [block for _, block in code_blocks("CONTRIBUTING.md") if "src/coremill/\n" in block]
     paths, folder = set(), ""
     for line in block.splitlines():
         name = line.split()[0]
@@ -136,14 +164,14 @@ def test_the_tree_is_what_is_there():
     real |= {re.sub(r"^(src/coremill/[^/]+/).*", r"\1", file) for file in files if file.startswith("src/coremill/")}
     real |= {re.sub(r"^(tests/[^/]+/).*", r"\1", file) for file in files if re.match("tests/[^/]+/", file)}
     real -= {"src/coremill/__init__.py", "src/coremill/__main__.py"}
-    drawn = tree_of_readme()
+    drawn = tree_of_contributing()
     assert drawn - real == set(), "drawn, but not there"
     assert real - drawn == set(), "there, but not drawn"
     assert all(len(line.split(maxsplit=1)) == 2 for line in tree_lines()), "every line says what it is"
 
 
 def tree_lines() -> list[str]:
-    (block,) = [block for _, block in code_blocks("README.md") if "src/coremill/\n" in block]
+    (block,) = [block for _, block in code_blocks("CONTRIBUTING.md") if "src/coremill/\n" in block]
     return [line for line in block.splitlines() if line.strip() not in ("src/coremill/", "tests/")]
 
 
@@ -187,7 +215,9 @@ def test_python_on_the_pages_compiles():
 
 
 def test_the_guide_lists_the_exit_codes():
-    section = (ROOT / "docs" / "guide.md").read_text().partition("\n## Exit codes\n")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "docs" / "guide" / "trouble.md").read_text().partition("\n## Exit codes\n")[2].partition("\n## ")[0]
+    )
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", section, flags=re.MULTILINE)}
     raised = {kind.exit_code for kind in vars(errors).values() if hasattr(kind, "exit_code")}
     assert listed == raised | {0, 137}
@@ -195,13 +225,15 @@ def test_the_guide_lists_the_exit_codes():
 
 def test_every_decision_is_listed():
     folder = ROOT / "docs" / "decisions"
-    pages = {path.name for path in folder.glob("[0-9]*.md")}
-    listed = set(re.findall(r"\]\((\d+-[\w-]+\.md)\)", (folder / "README.md").read_text()))
-    assert listed == pages
+    pages = {path.name for path in folder.glob("*.md")} - {"README.md"}
+    subjects, _, numbers = (folder / "README.md").read_text().partition("\n## ")
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", subjects)
+    assert sorted(listed) == sorted(pages), "each page once, and no other"
+    assert set(re.findall(r"\]\(([\w-]+\.md)\)", numbers)) <= pages
     for name in pages:
         text = (folder / name).read_text()
-        assert text.startswith(f"# {name[:3]} "), name
-        assert "**Decision.**" in text and "**Why.**" in text and "**Rejected.**" in text, name
+        assert text.startswith("# "), name
+        assert "**Decided**" in text and "**Why**" in text and "**Rejected**" in text, name
         assert len(text.splitlines()) <= 60, f"{name}: one page"
 
 
@@ -210,3 +242,5 @@ def test_the_version_is_said_once_and_the_same():
     package = re.search(r'__version__ = "(.*)"', (PACKAGE / "__init__.py").read_text())
     assert packaging and package and packaging[1] == package[1]
     assert package[1] in (ROOT / "README.md").read_text()
+    assert f"\n## [{package[1]}] - " in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {package[1]}\n" in (ROOT / "CITATION.cff").read_text()

@@ -20,7 +20,7 @@ from coremill import api, errors
 from coremill.cli import app
 
 COMMANDS = {
-    "coremill": ["--version"],
+    "coremill": ["--install-completion", "--show-completion", "--version"],
     "coremill train": [
         "--data",
         "--dry-run",

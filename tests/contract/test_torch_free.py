@@ -41,7 +41,7 @@ COMPUTING = (
     "coremill.engines.replicate.replicas",
     "coremill.engines.shard.engine",
     "coremill.engines.shard.fsdp_rules",
-    "coremill.engines.shard.kept_in_fp32",
+    "coremill.engines.kept_in_fp32",
     "coremill.engines.shard.embedding",
     "coremill.engines.update",
     "coremill.engines.wire.codec",
@@ -78,6 +78,7 @@ COMPUTING = (
     "coremill.train.evaluation",
     "coremill.train.loop",
     "coremill.train.numerics",
+    "coremill.train.watched_step",
 )
 
 
@@ -136,6 +137,13 @@ def test_commands_answer_without_torch(command):
     assert outcome.returncode == 0, outcome.stderr
     assert "ASKED" not in outcome.stderr
     assert outcome.stdout.strip()
+
+
+def test_the_version_says_what_numbers_depend_on():
+    """Looked up, not imported: a bug report begins with it, also where torch cannot be imported."""
+    lines = probe("command", "--version").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["coremill", "torch", "transformers", "CPU"]
+    assert all(len(line.split()) > 1 for line in lines)
 
 
 def test_plan_of_a_folder_without_torch(tmp_path):

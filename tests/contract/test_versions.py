@@ -1,4 +1,4 @@
-"""Two ways to install, one set of versions: pyproject.toml, constraints.txt and the pages agree."""
+"""Ways to install, and their versions: pyproject.toml, constraints.txt and the pages agree."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from house import ROOT, code_blocks
 
 # A minor version of these may change numbers or break us without a word: they end at the newest one tested.
 FRAGILE = ("torch", "transformers", "tokenizers")
+# Pages of the guide that install something.
+INSTALLING = ("text", "conversations", "more")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -26,8 +28,8 @@ def bounds() -> dict[str, dict[str, tuple[int, ...]]]:
     return found
 
 
-def pins() -> dict[str, tuple[int, ...]]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+def pins(file: str = "constraints.txt") -> dict[str, tuple[int, ...]]:
+    lines = (ROOT / file).read_text().splitlines()
     return {name: numbers(version) for name, version in (line.split("==") for line in lines if "==" in line)}
 
 
@@ -38,13 +40,23 @@ def test_what_is_pinned_is_allowed(name: str) -> None:
     assert "<" not in allowed or pinned[: len(allowed["<"])] < allowed["<"]
 
 
+def test_the_oldest_are_those_that_are_allowed() -> None:
+    """tests/end_to_end/test_wheel.py runs with them. torch has no older CPU build everywhere."""
+    oldest = pins("constraints-oldest.txt")
+    assert oldest.keys() == bounds().keys()
+    assert oldest.pop("torch") == pins()["torch"]
+    lowest = {name: bounds()[name][">="] for name in oldest}
+    assert {name: oldest[name][: len(lowest[name])] for name in oldest} == lowest
+    assert {name: oldest[name] for name in oldest if any(oldest[name][len(lowest[name]) :])} == {}
+
+
 @pytest.mark.parametrize("name", FRAGILE)
 def test_fragile_ones_end_at_what_was_tested(name: str) -> None:
     major, minor, *_ = pins()[name]
     assert bounds()[name]["<"] == (major, minor + 1), "raise both together, once the tests ran with it"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/guide/{name}.md" for name in INSTALLING)])
 def test_the_pages_install_what_was_tested(page: str) -> None:
     lines = [line for language, block in code_blocks(page) if language == "sh" for line in block.splitlines()]
     installs = [line for line in lines if line.startswith("pip install")]

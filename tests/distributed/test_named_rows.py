@@ -55,7 +55,11 @@ def gradients_and_bytes(world: Any, *, reads_whole: bool, dtype: str) -> list[di
     with torch.device("meta"):
         model = make_model(reads_whole=reads_whole)
     engine = ReplicateEngine(
-        world, optimizer_of(TrainSection(steps=2)), compute_dtype=getattr(torch, dtype), gradient_codec=codec_of("fp32")
+        world,
+        optimizer_of(TrainSection(steps=2)),
+        compute_dtype=getattr(torch, dtype),
+        gradient_codec=codec_of("fp32"),
+        why_wire="",
     )
     engine.place(model)
     with torch.no_grad():

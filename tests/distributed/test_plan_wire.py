@@ -31,6 +31,7 @@ SHAPES = {
 
 CASES: dict[str, dict[str, Any]] = {
     "replicate": {"engine": "replicate", "wire_dtype": "fp32"},
+    "replicate-memory": {"engine": "replicate", "wire_dtype": "fp32", "through_memory": True},
     "replicate-narrow": {"engine": "replicate", "wire_dtype": "auto"},
     "replicate-narrow-two-passes": {"engine": "replicate", "wire_dtype": "auto", "passes": 2},
     "shard": {"engine": "shard", "wire_dtype": "fp32", "through_memory": False},
@@ -96,7 +97,7 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def _planned(family: str, world_size: int, settings: dict[str, Any]) -> tuple[list[int], int]:
     """Bytes sent and shared, and what they may be off by: a plan does not know which tokens will come."""
-    one_host = settings.get("through_memory", True)
+    one_host = settings.get("through_memory", settings["engine"] == "shard")
     arrangement = Arrangement(
         engine=settings["engine"],
         optimizer="adamw",

@@ -155,7 +155,7 @@ def left_behind(marker: str, patience_seconds: float = 3.0) -> list[str]:
 def make_cache(folder: Path) -> Path:
     """A cache with rates for this machine, none of them measured."""
 
-    def rates(part: Part) -> dict[str, float]:
+    def rates(part: Part) -> dict[str, Any]:
         return {
             "fp32_matmul_flops_per_second": 40e9,
             "bf16_matmul_flops_per_second": 20e9,
@@ -163,6 +163,7 @@ def make_cache(folder: Path) -> Path:
             "copy_bytes_per_second": 10e9,
             "base_rss_bytes": 400e6,
             "busy_fraction": 0.0,
+            "splits": [],
         }
 
     calibration_of(probe_node(), folder, runner=rates)

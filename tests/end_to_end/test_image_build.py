@@ -24,7 +24,7 @@ from k8s.rehearsing import manifests, rehearse, why_not
 from k8s.test_image_pods import LOOK_AROUND
 
 ROOT = Path(__file__).resolve().parents[2]
-NAME, BASE = "localhost/coremill-under-test:0.1.0", "localhost/bookworm-under-test:1"
+NAME, BASE = "localhost/coremill-under-test:0.2.0", "localhost/bookworm-under-test:1"
 BUILT = os.environ.get("COREMILL_IMAGE")
 MOST_BYTES = 2.5e9
 OF_THE_HOST = {"busy", "clock", "huge pages"}  # no image changes these
@@ -116,7 +116,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_says_what_it_is(image: str, storage: str) -> None:
     about = json.loads(run(["buildah", "inspect", "--type", "image", image], CONTAINERS_STORAGE_CONF=storage))
     config = about["OCIv1"]["config"]
-    assert config["Labels"]["org.opencontainers.image.version"] == "0.1.0"
+    assert config["Labels"]["org.opencontainers.image.version"] == "0.2.0"
     assert (config["User"], config["Entrypoint"]) == ("10001:10001", ["coremill"])
     assert not [line for line in config["Env"] if "PIP" in line]
     assert "certificates-of-pip" not in json.dumps(about)  # of this machine
@@ -137,7 +137,7 @@ def test_its_doctor_finds_nothing_to_complain_of(image: str, storage: str, place
 
 def test_a_run_in_it_comes_to_its_end(image: str, storage: str, place: Path, scene: Scene) -> None:
     """As the pods' user, with a read-only root, on a volume whose root is another's; and one pod is taken back."""
-    section = 'kubernetes: {image: "example.com/coremill:0.1.0", karpenter: none, kind: job, cpus: 4, memory_gib: 4}\n'
+    section = 'kubernetes: {image: "example.com/coremill:0.2.0", karpenter: none, kind: job, cpus: 4, memory_gib: 4}\n'
     scene.path("contained.yaml").write_text(f"{RUN_FILE}fleet: {{nodes: 2, instance: c7i.8xlarge}}\n{section}")
     words = ["contained.yaml", "--json", "-o", str(place / "out"), "--image", image, "--reclaim", "0@3steps"]
     command = [sys.executable, "-m", "coremill", "k8s", "rehearse", *words]

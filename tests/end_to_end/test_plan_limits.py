@@ -123,6 +123,7 @@ def measured_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "bf16_emulated_flops_per_second": 1e8,
             "copy_bytes_per_second": 10e9,
             "busy_fraction": 0.0,
+            "splits": [],
         }
 
     calibration_of(probe_node(busy_seconds=0), folder, runner=runner)

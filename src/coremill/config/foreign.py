@@ -15,6 +15,7 @@ from typing import Any
 
 from coremill.config import translate
 from coremill.config import translate_adapters as adapters
+from coremill.config import translate_datasets as datasets
 from coremill.config import translate_starts as starts
 from coremill.config.other_tools import table
 from coremill.config.translate import DTYPES, Translate, by_words, same, switch, words
@@ -74,8 +75,8 @@ _OPTIMIZERS = words(
     # Paged ones spill a GPU's memory into the CPU's.
     "paged_adamw paged_adamw_32bit adamw_32bit -> adamw",
     "adamw_8bit adamw8bit adam_8bit adam8bit adamw_bnb_8bit paged_adamw_8bit pagedadamw8bit adamw_torch_8bit"
-    " ao_adamw_8bit bnb.optim.adamw8bit bitsandbytes.optim.adamw8bit bitsandbytes.optim.pagedadamw8bit"
-    " torchao.optim.adamw8bit -> adamw-8bit",
+    " ao_adamw_8bit 8bit 8-bit adam-8bit adamw-8-bit adamw_8_bit paged-adamw-8bit bnb.optim.adamw8bit"
+    " bitsandbytes.optim.adamw8bit bitsandbytes.optim.pagedadamw8bit torchao.optim.adamw8bit -> adamw-8bit",
 )
 _SCHEDULES = words(
     "cosine_with_min_lr cosine_with_restarts cosine_annealing cosineannealinglr cosine_with_warmup -> cosine",
@@ -141,12 +142,13 @@ class Foreign:
 _TRANSLATIONS: Mapping[str, Translate] = {
     one.__name__: one
     for one in (
-        *(adapters.adapter_kind, translate.answer_column, translate.chat_template, translate.dataset_source),
+        *(adapters.adapter_kind, translate.answer_column, translate.chat_template, datasets.dataset_source),
         *(translate.deciding_metric, translate.dtype_of, translate.evaluation_interval, translate.fp16_of),
         *(translate.held_out, adapters.lora_targets, translate.minimum_rate, translate.prompt_column),
-        *(translate.roles_learned, translate.save_interval, translate.scheduler_kwargs, translate.shares),
+        *(translate.roles_learned, translate.save_interval, translate.scheduler_kwargs, datasets.shares),
         *(translate.steps_or_none, translate.tokens_per_step, translate.trackers, translate.warmup_ratio),
-        *(translate.decay_share, starts.ranks_of_all, starts.distributed_type, starts.sharding, starts.zero_stage),
+        *(datasets.evaluation_source, translate.decay_share),
+        *(starts.ranks_of_all, starts.distributed_type, starts.sharding, starts.zero_stage),
         *(
             starts.betas,
             starts.glue_task,
@@ -226,7 +228,7 @@ def _translation(row: Mapping[str, Any], targets: tuple[str, ...]) -> Translate 
     return {
         "same": same(target),
         "words": by_words(target, FOREIGN_VALUES.get(target, {})),
-        "schedule": translate.schedule_of(_SCHEDULES),
+        "schedule": by_words("train.schedule", _SCHEDULES),
         "with_rank": adapters.with_rank(target),
         "with_rank_list": adapters.with_rank(target, as_list=True),
     }[named]

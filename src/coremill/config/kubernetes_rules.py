@@ -5,6 +5,7 @@ What needs the table of instances, or the name of the run, is checked where the 
 
 from __future__ import annotations
 
+from coremill import __version__
 from coremill.config.kubernetes_section import KubernetesSection
 from coremill.config.rule import Breach, Rule
 from coremill.config.schema import RunConfig
@@ -25,7 +26,8 @@ def _image_is_named(config: RunConfig) -> Breach | None:
         "kubernetes.image",
         "the section kubernetes has no image",
         "pods are made from a container image with coremill in it",
-        "add for instance `image: 123456789012.dkr.ecr.us-west-2.amazonaws.com/coremill:0.1.0`, or remove the section",
+        f"add for instance `image: 123456789012.dkr.ecr.us-west-2.amazonaws.com/coremill:{__version__}`,"
+        " or remove the section",
         others=tuple(f"kubernetes.{name}" for name in given[:1]),
     )
 

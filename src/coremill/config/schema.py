@@ -99,7 +99,7 @@ class ParallelSection(Section):
     keep_gathered: Literal["auto"] | bool = Field(
         AUTO, description="shard: keep gathered weights through backward and accumulation: fewer bytes, more memory"
     )
-    ranks_per_node: AutoOrPositiveInt = Field(AUTO, description="processes per machine; auto: one per NUMA node")
+    ranks_per_node: AutoOrPositiveInt = Field(AUTO, description="processes per machine; auto: as the plan says")
     threads_per_rank: AutoOrPositiveInt = Field(AUTO, description="OpenMP threads per rank; auto: its physical cores")
 
 

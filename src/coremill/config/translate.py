@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,6 @@ from coremill.config.schema import AUTO, RunConfig
 from coremill.config.task_rules import ENCODERS
 
 Given = Mapping[str, Any]
-_FILE = re.compile(r"(^[./~])|[*?]|\.(txt|jsonl?|parquet|csv|tsv)(\.gz|\.zst)?$")
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_LISTED = ("json", "text", "csv", "parquet")  # builders of datasets: what they read is named elsewhere
 
 ROWS = (
     "per_device_train_batch_size per_gpu_train_batch_size train_micro_batch_size_per_gpu micro_batch_size"
@@ -35,7 +32,7 @@ LENGTH = (
 ALL_DEVICES = "num_processes world_size"
 DEVICES = "nproc_per_node nprocs_per_node nproc num_gpus gpus devices num_accelerators"  # of a machine
 LOWEST_RATE = ", with train.minimum_learning_rate for its lowest rate"
-CONFIGS = "dataset_config_name dataset_config subset"
+PAGED = ", without paging, which a CPU does not need"
 
 
 def words(*lines: str) -> dict[str, str]:
@@ -84,9 +81,14 @@ def by_words(target: str, theirs: Mapping[str, Any]) -> Translate:
     def translate(value: Any, given: Given) -> Cure | None:
         word = str(value).lower()
         ours = theirs.get(word, word if isinstance(value, str) and accepts(target, word) else None)
-        return same(target)(value, given) if ours is None else Cure({target: ours})
+        return same(target)(value, given) if ours is None else Cure({target: ours}, beside_word(word))
 
     return translate
+
+
+def beside_word(word: str) -> str:
+    """What is said beside our word for another tool's, which means a little more."""
+    return LOWEST_RATE if "min_lr" in word else PAGED if word.startswith("paged") or ".paged" in word else ""
 
 
 def switch(target: str, on: Any, off: Any = None, note: str = "") -> Translate:
@@ -197,39 +199,6 @@ def scheduler_kwargs(value: Any, given: Given) -> Cure | None:
     return None if cure is None else Cure(cure.settings, cure.note + left)
 
 
-def schedule_of(theirs: Mapping[str, str]) -> Translate:
-    """A schedule that goes down to a lowest rate is one with that rate."""
-
-    def translate(value: Any, given: Given) -> Cure | None:
-        cure = by_words("train.schedule", theirs)(value, given)
-        return cure if cure is None or "min_lr" not in str(value) else Cure(cure.settings, LOWEST_RATE)
-
-    return translate
-
-
-def shares(value: Any, given: Given) -> Cure | None:
-    """`interleave_probs: 0.7,0.3` with `dataset: a,b`."""
-    probabilities = value.split(",") if isinstance(value, str) else value
-    named = given.get("dataset") or given.get("datasets")
-    named = named.split(",") if isinstance(named, str) else named
-    if not isinstance(probabilities, list) or not isinstance(named, list) or len(named) != len(probabilities):
-        return None
-    try:
-        parts = [float(each) for each in probabilities]
-    except (TypeError, ValueError):
-        return None
-    cures = [dataset_source(each.strip() if isinstance(each, str) else each, {}) for each in named]
-    found = [cure.settings["data.source"] for cure in cures if cure is not None]
-    if len(found) != len(parts) or min(parts) <= 0:
-        return None
-    return Cure({"data.sources": [{"source": f, "share": s} for f, s in zip(found, as_shares(parts), strict=True)]})
-
-
-def as_shares(parts: Sequence[float]) -> list[float]:
-    """Weights as parts of 1."""
-    return [float(f"{part / sum(parts):.4g}") for part in parts]
-
-
 def decay_share(value: Any, _: Given) -> Cure | None:
     if not accepts("train.decay_share", value):
         return None
@@ -253,57 +222,6 @@ def dtype_of(value: Any, _: Given) -> Cure | None:
 
 def fp16_of(value: Any, given: Given) -> Cure | None:
     return Cure() if value is False else None
-
-
-def dataset_source(value: Any, given: Given) -> Cure | None:
-    """A name of the hub with its config, or files."""
-    if isinstance(value, list | tuple):
-        if len(value) == 1:
-            return dataset_source(value[0], given)
-        mixed = shares(given["interleave_probs"], given) if "interleave_probs" in given else None
-        return mixed or _several(value)
-    if isinstance(value, Mapping):
-        named = value.get("path") or value.get("source") or value.get("dataset")
-        if named in _LISTED:
-            named = value.get("data_files")
-        config = value.get("name") or value.get("subset")
-        cure = dataset_source(named, {"subset": config} if config else {}) if isinstance(named, str) else None
-        if cure is None:
-            return None
-        column = value.get("field_messages")
-        messages = {"data.messages_column": column} if isinstance(column, str) else {}
-        return Cure({**cure.settings, **messages}, cure.note + _left_out(value))
-    if not isinstance(value, str) or not value:
-        return None
-    if "," in value and "{" not in value:
-        return dataset_source([part.strip() for part in value.split(",")], given)
-    if _FILE.search(value):
-        return Cure({"data.source": value})
-    if not _HUB_NAME.fullmatch(value):
-        return None
-    config = next((given[name] for name in CONFIGS.split() if isinstance(given.get(name), str)), None)
-    return Cure({"data.source": f"hf://{value}" + (f":{config}" if config else "")}, ", if it is one of the hub")
-
-
-def _several(values: Sequence[Any]) -> Cure | None:
-    found = [dataset_source(value, {}) for value in values]
-    named = [cure.settings["data.source"] for cure in found if cure is not None]
-    notes = dict.fromkeys(cure.note for cure in found if cure is not None)
-    return Cure({"data.sources": named}, "".join(notes)) if named and len(named) == len(values) else None
-
-
-def _left_out(dataset: Given) -> str:
-    """What else an entry of Axolotl's `datasets` says, in words; `type: completion` is what is done here."""
-    taken = ("path", "source", "dataset", "data_files", "ds_type", "name", "subset", "field_messages")
-    known = (("type", "completion"), ("type", "chat_template"))  # plain text; conversations are known by their columns
-    others = [name for name, one in dataset.items() if name not in taken and (name, one) not in known]
-    if not others:
-        return ""
-    said = " and ".join(f"{name} ({as_written(dataset[name])})" for name in others)
-    return (
-        f"; its {said} {'is' if len(others) == 1 else 'are'} not taken along, data.column and data.split say which text"
-        " is learned, every token of it"
-    )
 
 
 def chat_template(value: Any, _: Given) -> Cure | None:

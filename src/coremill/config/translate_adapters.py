@@ -38,10 +38,20 @@ def adapter_kind(value: Any, given: Given) -> Cure | None:
     if value == "freeze":  # LLaMA-Factory's finetuning_type
         why = "what is not trained is named, by patterns over parameter names; all else is trained"
         return Cure(note="; set train.freeze to patterns, for instance ['model.embed_tokens.*']", why=why)
-    if str(value).lower() in ("lora", "true") or isinstance(value, Mapping):
-        rank = value.get("r") if isinstance(value, Mapping) else None
-        return Cure({"lora.rank": rank} if rank else _rank_beside(given) or {})
+    if isinstance(value, Mapping):
+        rank = value.get("r")
+        return Cure({"lora.rank": rank} if rank else _rank_beside(given))
+    if str(value).lower() in ("lora", "true"):
+        return Cure(_rank_beside(given) or _rank_named(given))
+    if str(value).lower() == "qlora":
+        return Cure(_rank_beside(given) or _rank_named(given), "; the base is not quantised: plain LoRA beside it")
     return None
+
+
+def _rank_named(given: Given) -> dict[str, Any]:
+    """The rank that stands beside it under a name that has a row of its own."""
+    found = (given.get(name) for name in ("lora_r", "lora_rank", "peft_lora_r"))
+    return next(({"lora.rank": rank} for rank in found if accepts("lora.rank", rank) and rank), {})
 
 
 def _rank_beside(given: Given) -> dict[str, Any]:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coremill.config import translate
 from coremill.config.other_tools import table
 from coremill.config.translate import Cure, Given, Translate, accepts, pads_rows
+from coremill.config.translate_datasets import dataset_source
+
+LEFT_OUT_RANKS = (
+    "left out, coremill train on one machine takes the number the plan finds best;"
+    " coremill launch and several machines one per NUMA node"
+)
 
 _OF_DEVICES = "it names GPUs or other devices; on CPUs the plan chooses how ranks share the work"
 _SHARDED = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "true", "false", "1", "2", "auto_wrap")
@@ -48,7 +53,7 @@ def ranks_of_all(value: Any, given: Given) -> Cure | None:
     """`num_processes: 16` with `num_machines: 4` is 4 on each."""
     total, hosts = whole_number(value), machines(given)
     if str(value).strip() == "-1":
-        return Cure(why="-1 leaves it to accelerate; left out, there is one rank per NUMA node")
+        return Cure(why=f"-1 leaves it to accelerate; {LEFT_OUT_RANKS}")
     if not total or total % hosts:
         return None
     ranks = {"parallel.ranks_per_node": total // hosts}
@@ -110,7 +115,7 @@ def resharding(value: Any, given: Given) -> Cure | None:
 def dataset_of_config(value: Any, given: Given) -> Cure | None:
     """`--dataset_config_name` is a part of the address, beside the dataset's name."""
     named = next((given[name] for name in ("dataset_name", "dataset", "dataset_path") if given.get(name)), None)
-    return translate.dataset_source(named, given) if isinstance(named, str) and isinstance(value, str) else None
+    return dataset_source(named, given) if isinstance(named, str) and isinstance(value, str) else None
 
 
 def row_length(value: Any, given: Given) -> Cure | None:

@@ -9,7 +9,8 @@ from typing import Any
 from coremill.config.foreign import FOREIGN_ITEM_KEYS
 from coremill.config.keys import Key
 from coremill.config.layers import Settings, said
-from coremill.config.translate import as_shares, as_written
+from coremill.config.translate import as_written
+from coremill.config.translate_datasets import as_shares
 from coremill.config.unknown_keys import plain_name
 from coremill.config.wrong_values import explain_value
 from coremill.errors import InputError

@@ -10,7 +10,7 @@ from coremill.config.durations import durations_meant
 from coremill.config.foreign import FOREIGN_VALUES, LATER_VALUES
 from coremill.config.keys import Key
 from coremill.config.layers import Origin, said
-from coremill.config.translate import LOWEST_RATE, accepts, as_written
+from coremill.config.translate import accepts, as_written, beside_word
 from coremill.config.translate_adapters import ALL_LINEAR
 from coremill.errors import InputError
 from coremill.nearby import nearest
@@ -97,7 +97,7 @@ def _remedy(key: Key, value: Any) -> str:
         if numeric:
             return _digits(value, meant)
         if meant is not None and not key.form and "boolean" not in key.kinds:
-            return f"write {as_written(meant)}" + (LOWEST_RATE if "min_lr" in value else "")
+            return f"write {as_written(meant)}" + beside_word(value.lower())
         if "boolean" in key.kinds:
             return "write true or false, without quotes" + (f": here {as_written(meant)}" if meant is not None else "")
         if key.form:

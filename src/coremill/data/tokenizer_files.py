@@ -138,8 +138,8 @@ def required_chat_template(folder: Path) -> str:
             where=f"tokenizer: {folder}",
             why="conversations become text by it: base models come without one, their chat variants with one",
             do="set tokenizer to that of the model's chat variant, or data.chat_template to a file with a Jinja"
-            " template (coremill's examples/data/chat-template.jinja, which docs/guide.md shows, goes with any"
-            " tokenizer)",
+            " template (coremill's examples/data/chat-template.jinja goes with any tokenizer;"
+            " docs/guide/conversations.md)",
         )
     return template
 

@@ -107,7 +107,7 @@ def _train(plan: Plan, folder: Path, world: World) -> EngineFound:
     import torch
 
     from coremill.data.packed_batches import Batch
-    from coremill.engines import make_engine
+    from coremill.engines import engine_kind, make_engine
     from coremill.engines.optimizers import optimizer_of
     from coremill.model.build import build_on_meta
     from coremill.model.changes import apply_changes
@@ -122,7 +122,14 @@ def _train(plan: Plan, folder: Path, world: World) -> EngineFound:
     task = chosen.training()
     model = build_on_meta(source)
     apply_changes(model, task, config)
-    engine = make_engine(plan, world, optimizer_of(config.train), head_in_backward=task.needs_head_in_backward)
+    engine = make_engine(
+        plan,
+        world,
+        optimizer_of(config.train),
+        model,
+        head_in_backward=task.needs_head_in_backward,
+        through_memory=not engine_kind(plan.engine.value).keeps_replicas,  # by gloo, where replicas are compared
+    )
     engine.place(model)
     fill_parameters(model, source, seed=0, rank=world.rank, world_size=world.size)
     engine.start()

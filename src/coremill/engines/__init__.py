@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from coremill.registry import find
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from coremill.engines.base import Engine
     from coremill.engines.optimizers import OptimizerSettings
     from coremill.plan.engine_cost import EngineCost
@@ -30,13 +32,15 @@ class EngineKind(Protocol):
         plan: Plan,
         world: World,
         optimizer: OptimizerSettings,
+        model: nn.Module,
         *,
         head_in_backward: bool,
         through_memory: bool,
         named_rows: bool,
     ) -> Engine:
-        """`through_memory=False` has ranks of one host talk like those of several; `named_rows=False` leaves lookups as
-        they are: their tables and gradients travel whole (model/changes.py)."""
+        """For a model on meta, which it does not have to hold yet. `through_memory=False` has ranks of one host talk
+        like those of several; `named_rows=False` leaves lookups as they are: their tables and gradients travel whole
+        (model/changes.py)."""
 
 
 def engine_kind(name: str) -> EngineKind:
@@ -48,6 +52,7 @@ def make_engine(
     plan: Plan,
     world: World,
     optimizer: OptimizerSettings,
+    model: nn.Module,
     *,
     head_in_backward: bool,
     through_memory: bool = True,
@@ -57,6 +62,7 @@ def make_engine(
         plan,
         world,
         optimizer,
+        model,
         head_in_backward=head_in_backward,
         through_memory=through_memory,
         named_rows=named_rows,

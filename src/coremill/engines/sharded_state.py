@@ -76,7 +76,7 @@ class ShardedStateCost(EngineCost):
 
     def summed_head(self, card: ModelCard, arrangement: Arrangement) -> list[StepPoint]:
         """The end of a step with a head that is whole on every rank: its gradient, and the flat copy that is summed
-        over ranks (engines/shard/kept_in_fp32.py)."""
+        over ranks (engines/kept_in_fp32.py)."""
         if not (whole := fp32_head_parameters(card, arrangement)) or not card.trains_the_head:
             return []
         waiting = self.between_steps(card, arrangement)

@@ -25,17 +25,23 @@ import coremill
 from coremill.errors import CoremillError, StorageError
 from coremill.files import CACHE_ADVICE, locked, write_atomically
 from coremill.hardware.calibrate_child import COPY_BYTES
-from coremill.hardware.facts import Calibration, NodeFacts, Observation
+from coremill.hardware.cores import rank_counts, split_cores, usable_cores
+from coremill.hardware.facts import Calibration, NodeFacts, Observation, SplitRates
 from coremill.hardware.probe import environment_snapshot
+from coremill.hardware.process_memory import KEEPS_FREED_MEMORY
 
 # Raise it when what is measured changes: older caches are then not read.
-CALIBRATION_VERSION = 4
+CALIBRATION_VERSION = 5
 
 BUSY_FRACTION = 0.15  # from here on a measurement is marked as disturbed: more than one core in seven was not ours
 BUSY_EXPIRES_SECONDS = 3600.0
 
 # What finished runs taught: enough for a median by engine and dtype; older ones go, for the code has moved on since.
 MOST_OBSERVATIONS = 20
+
+# Processes of all ways to split the cores, which live at once; each holds at most so much of its own.
+MOST_PROCESSES = 128
+PROCESS_BYTES = 300 * 2**20
 
 # A part takes 5 to 15 s, most of it imports; ten times that means that something is stuck.
 PART_TIMEOUT_SECONDS = 150.0
@@ -51,19 +57,22 @@ Runner = Callable[["Part"], Mapping[str, Any]]  # runs one part and returns what
 class Part:
     """One child process: what it measures, on which cpus, with how many threads."""
 
-    name: str  # rates, emulated-bf16, base-memory
+    name: str  # rates, emulated-bf16, base-memory, splits
     cpus: tuple[int, ...]
     threads: int
     with_bf16: bool = False
     copy_bytes: int | None = None
     seconds: float | None = None
     quick: bool = False
+    ways: tuple[tuple[tuple[int, ...], ...], ...] = ()  # to split the cpus among processes
 
     def arguments(self) -> list[str]:
         words = ["--part", self.name, "--threads", str(self.threads), "--cpus", ",".join(map(str, self.cpus))]
         words += ["--bf16"] if self.with_bf16 else []
         words += ["--copy-bytes", str(self.copy_bytes)] if self.copy_bytes is not None else []
         words += ["--seconds", str(self.seconds)] if self.seconds is not None else []
+        if self.ways:
+            words += ["--ways", ";".join("|".join(",".join(map(str, each)) for each in way) for way in self.ways)]
         return [*words, "--quick"] if self.quick else words
 
 
@@ -76,7 +85,7 @@ def calibration_of(
     runner: Runner | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Calibration:
-    """The rates of this machine, from the cache or measured now (some 20 s, said through `progress` beforehand)."""
+    """The rates of this machine, from the cache or measured now (some 40 s, said through `progress` beforehand)."""
     say = progress or (lambda _: None)
     entry = None if refresh else _read_entry(node, cache_folder)
     if entry is not None and not _is_stale(entry, clock()):
@@ -85,7 +94,10 @@ def calibration_of(
         entry = None if refresh else _read_entry(node, cache_folder)  # another process may have measured meanwhile
         if entry is not None and not _is_stale(entry, clock()):
             return entry.calibration
-        say("measuring this machine (once, about 20 s): matrix products, copy bandwidth, memory of a bare rank")
+        say(
+            "measuring this machine (once, about 40 s): matrix products, copy bandwidth, memory of a bare rank, how a"
+            " step scales with threads"
+        )
         try:
             calibration = measure(node, runner or run_part)
         except CoremillError as error:
@@ -133,13 +145,17 @@ def measure(node: NodeFacts, runner: Runner) -> Calibration:
     with ThreadPoolExecutor(max_workers=len(rate_parts)) as pool:
         rates = list(pool.map(runner, rate_parts))
     everywhere = rate_parts[0]
-    emulated = None
-    if not node.has_bf16_units:
-        part = Part(name="emulated-bf16", cpus=everywhere.cpus, threads=everywhere.threads)
-        emulated = float(runner(part)["bf16_emulated_flops_per_second"])
-    base = runner(Part(name="base-memory", cpus=everywhere.cpus, threads=everywhere.threads))
+    with ThreadPoolExecutor() as pool:  # neither minds the other: one looks for an order of magnitude, one at memory
+        base_part = pool.submit(runner, Part(name="base-memory", cpus=everywhere.cpus, threads=everywhere.threads))
+        emulated = None
+        if not node.has_bf16_units:
+            part = Part(name="emulated-bf16", cpus=everywhere.cpus, threads=everywhere.threads)
+            emulated = float(runner(part)["bf16_emulated_flops_per_second"])
+        base = base_part.result()
     threads = sum(part.threads for part in rate_parts)
-    busy = node.busy_fraction > BUSY_FRACTION or max(float(rate["busy_fraction"]) for rate in rates) > BUSY_FRACTION
+    splits, splits_busy = _measured_splits(node, runner)
+    most_busy = max(node.busy_fraction, splits_busy, *(float(rate["busy_fraction"]) for rate in rates))
+    busy = most_busy > BUSY_FRACTION
     return Calibration(
         source="measured",
         origin=f"measured on {node.hostname}: {node.cpu_model}, {threads} threads" + (", while busy" if busy else ""),
@@ -151,7 +167,32 @@ def measure(node: NodeFacts, runner: Runner) -> Calibration:
         torch_version=torch_version(),
         taken_while_busy=busy,
         bf16_emulated_flops_per_second=emulated,
+        splits=splits,
     )
+
+
+def _measured_splits(node: NodeFacts, runner: Runner) -> tuple[tuple[SplitRates, ...], float]:
+    """Of the numbers of ranks that a machine may have, and how busy others kept it meanwhile. None where so many
+    processes do not run here: then the plan keeps to one rank for each NUMA node."""
+    cores, counts = usable_cores(node), rank_counts(node)
+    ways = [tuple(tuple(core.cpus[0] for core in each) for each in split_cores(cores, count)) for count in counts]
+    room = min(MOST_PROCESSES, node.memory_available_bytes // (2 * PROCESS_BYTES))
+    while len(ways) > 1 and sum(map(len, ways)) > room:
+        ways.pop()
+    if len(ways) < 2:
+        return (), 0.0
+    cpus = tuple(core.cpus[0] for core in cores)
+    part = Part(name="splits", cpus=cpus, threads=len(cpus), with_bf16=node.has_bf16_units, ways=tuple(ways))
+    try:
+        found = runner(part)
+    except CoremillError:
+        return (), 0.0
+    return tuple(_split_rates(each) for each in found["splits"]), float(found["busy_fraction"])
+
+
+def _split_rates(document: Mapping[str, Any]) -> SplitRates:
+    by_width = {name: tuple(document[name]) for name in ("products", "between", "attention")}
+    return SplitRates(processes=document["processes"], update=document["update"], **by_width)
 
 
 def _sum(rates: Sequence[Mapping[str, Any]], name: str) -> float:
@@ -177,7 +218,10 @@ def run_part(part: Part) -> Mapping[str, Any]:
     try:
         done = subprocess.run(
             command,
-            env=child_environment(environment_snapshot(), part.threads),
+            env={
+                **child_environment(environment_snapshot(), part.threads),
+                **(KEEPS_FREED_MEMORY if part.ways else {}),
+            },
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -265,7 +309,9 @@ def _read_entry(node: NodeFacts, cache_folder: Path) -> _Entry | None:
         if document["key"] != _key(node):
             return None
         learned = _read_observations(_learned_file(node, cache_folder))
-        calibration = Calibration(**{**_known_fields(Calibration, document["calibration"]), "learned": learned})
+        known = _known_fields(Calibration, document["calibration"])
+        splits = tuple(_split_rates(each) for each in known.get("splits", ()))
+        calibration = Calibration(**{**known, "learned": learned, "splits": splits})
         fp32, copy = calibration.fp32_matmul_flops_per_second, calibration.copy_bytes_per_second
         is_sound = fp32 > 0 and copy > 0 and calibration.base_rss_bytes > 0
         return _Entry(calibration, float(document["taken_at"])) if is_sound else None

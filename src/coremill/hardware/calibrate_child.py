@@ -9,6 +9,7 @@ a fresh start:
     rates          fp32 (and bf16) products of a training step, and the copy bandwidth
     emulated-bf16  one small bf16 product on a CPU that has no units for it
     base-memory    what an interpreter holds that has imported what a rank imports and has done one tiny step
+    splits         how parts of a step scale where several processes share the cores
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         "rates": measure_rates,
         "emulated-bf16": measure_emulated_bf16,
         "base-memory": measure_base_memory,
+        "splits": measure_scaling,
     }
     result = parts[options.part](options)
     sys.stdout.write(json.dumps(result) + "\n")
@@ -63,12 +65,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m coremill.hardware.calibrate_child", description=__doc__)
-    parser.add_argument("--part", choices=("rates", "emulated-bf16", "base-memory"), required=True)
+    parser.add_argument("--part", choices=("rates", "emulated-bf16", "base-memory", "splits"), required=True)
     parser.add_argument("--cpus", default="", help="cpu numbers to stay on, with commas")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--bf16", action="store_true", help="measure bf16 as well")
     parser.add_argument("--seconds", type=float, default=1.5, help="time for the products of one dtype")
     parser.add_argument("--copy-bytes", type=int, default=COPY_BYTES)
+    parser.add_argument("--ways", default="", help="to split the cpus among processes: 0,1;0|1 is one of both, and two")
     parser.add_argument("--quick", action="store_true", help="small shapes: proves that it works, measures little")
     return parser.parse_args(arguments)
 
@@ -141,6 +144,18 @@ def _copy_bytes_per_second(array_bytes: int, budget_seconds: float) -> float:
         if turn >= 2 and time.perf_counter() - started > budget_seconds:
             break
     return 2 * source.nbytes / best_seconds
+
+
+def measure_scaling(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of parts of a step, for each way to split the cpus, over those of the first way."""
+    from coremill.hardware.splits import measure_splits
+
+    ways = [[[int(cpu) for cpu in process.split(",")] for process in way.split("|")] for way in options.ways.split(";")]
+    processor_seconds = 0.0  # of the processes it starts
+    watch = BusyWatch(options.cores, own_seconds=lambda: time.process_time() + processor_seconds)
+    splits, processor_seconds = measure_splits(ways, "bf16" if options.bf16 else "fp32", quick=options.quick)
+    busy = busy_fraction(watch.busy_cores(), len(options.cores), options.threads)
+    return {"splits": splits, "busy_fraction": busy}
 
 
 def measure_emulated_bf16(options: argparse.Namespace) -> dict[str, Any]:

@@ -81,6 +81,22 @@ class Observation:
     moved_by: str = "adamw"  # train.optimizer
 
 
+# Widths of models that splits are measured at.
+SPLIT_WIDTHS = (256, 768, 1536)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitRates:
+    """A machine whose cores are split evenly among so many processes that compute at once: the seconds of a part of a
+    step over those of one process for each NUMA node, for the same work; by SPLIT_WIDTHS where width matters."""
+
+    processes: int
+    products: tuple[float, ...]
+    between: tuple[float, ...]  # norms, gates, rotary positions, residuals
+    attention: tuple[float, ...]
+    update: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Rates of one machine with all its usable cores: measured in a child process, or declared for one out of reach."""
@@ -96,6 +112,7 @@ class Calibration:
     taken_while_busy: bool = False
     bf16_emulated_flops_per_second: float | None = None  # only where there are no bf16 units: what bf16 would cost
     learned: tuple[Observation, ...] = ()  # from runs the user had it learn from
+    splits: tuple[SplitRates, ...] = ()  # fewest processes first; none: not known, as where there is one core
 
 
 @dataclass(frozen=True, kw_only=True)

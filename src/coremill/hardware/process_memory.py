@@ -16,6 +16,15 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 # torch 2.13): measured along with the rest, they would make every plan as uncertain as the cache.
 MAPPED_FILE_BYTES = 80_000_000
 
+# What ranks find in their environment: memory freed within a step stays with the allocator (glibc, mimalloc) for the
+# next one, in huge pages where the kernel gives them to who asks.
+KEEPS_FREED_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**46),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "MIMALLOC_PURGE_DELAY": "-1",
+}
+
 
 # Of memory that ranks of a host have in common: what others filled and is counted with them (`count_shared`).
 _filled_by = {"this rank": 0, "others": 0}

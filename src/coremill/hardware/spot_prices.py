@@ -22,7 +22,7 @@ def live_spot_prices(
         raise InputError(
             "asking EC2 for spot prices needs boto3",
             where="--live",
-            do="install it with `pip install coremill[aws]`, or leave --live out",
+            do="install it with `pip install 'coremill[aws]'`, or leave --live out",
         ) from error
     now = datetime.now(UTC)
     question: dict[str, Any] = {

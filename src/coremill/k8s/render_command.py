@@ -24,7 +24,9 @@ def render(loaded: LoadedConfig, folder: Path | None, messages: Console) -> None
         print_line(messages, note, style="yellow" if note.startswith("warning:") else "")
     print_line(messages, summary_of(rendered))
     if folder is not None:
-        print_line(messages, f"{len(rendered.objects)} objects in {folder}; next: kubectl apply -f {folder}")
+        commands = f"coremill k8s check {loaded.path}, then coremill k8s submit {loaded.path}"
+        by_hand = f"kubectl apply --server-side -f {folder}"
+        print_line(messages, f"{len(rendered.objects)} objects in {folder}; next: {commands} (or {by_hand})")
 
 
 def file_texts(rendered: Rendered) -> list[tuple[str, str]]:

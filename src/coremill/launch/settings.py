@@ -17,9 +17,10 @@ from typing import Literal
 from coremill.config.foreign import find_foreign
 from coremill.config.other_tools import variable, variables
 from coremill.errors import InputError
+from coremill.hardware.cores import hardware_threads
 from coremill.hardware.facts import NodeFacts
 from coremill.hosts.forwarding import shown
-from coremill.plan.layout import Layout, hardware_threads
+from coremill.plan.layout import Layout
 from coremill.plan.types import Choice
 from coremill.supervise.rank_environment import KEEP_MEMORY, Setting, unless_set_by_user
 from coremill.world.sockets import flows_of, interface_for_flows, interface_towards

@@ -212,7 +212,7 @@ def with_usual_adapters(card: ModelCard, rank: int) -> ModelCard:
 
 def words_of_adapters(adapted: Adapted, lora: LoraSection) -> str:
     """What is trained, for people."""
-    words = f"{adapted.trained_parameters:,} numbers are trained: rank {lora.rank} beside {adapted.reason}"
+    words = f"{adapted.trained_parameters:,} parameters are trained: rank {lora.rank} beside {adapted.reason}"
     if adapted.whole:
         named = [*lora.modules_to_save, *(["the head"] if any(each.in_head for each in adapted.whole) else [])]
         words += f", and {adapted.whole_parameters:,} of {', '.join(named)} whole"

@@ -232,7 +232,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 # Families whose head stays in fp32 while the rest computes in bf16: whole on every rank, also where ranks
-# share the state (engines/shard/kept_in_fp32.py). What others keep so (routers, norms, sinks) is small and not counted.
+# share the state (engines/kept_in_fp32.py). What others keep so (routers, norms, sinks) is small and not counted.
 FP32_HEADS = frozenset({"hy_v4"})
 
 # Intermediate-wide tensors an ungated MLP keeps: the fused kernels keep input and output, GELUs written out in Python

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coremill.errors import InputError
+from coremill.hardware.cores import hardware_threads, split_cores, usable_cores
 from coremill.hardware.facts import Core, NodeFacts
 from coremill.plan.types import Choice
+from coremill.plan.words import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,40 +50,6 @@ def lay_out(node: NodeFacts, *, ranks: int | None, threads: int | None, any_thre
     )
 
 
-def usable_cores(node: NodeFacts) -> tuple[Core, ...]:
-    """The cores a run may keep busy: all, or as many as the CPU quota pays for, taken evenly from the NUMA nodes."""
-    by_node = [[core for core in node.cores if core.numa_node == numa] for numa in node.numa_nodes]
-    taken: list[Core] = []
-    for turn in range(max((len(group) for group in by_node), default=0)):
-        taken += [group[turn] for group in by_node if turn < len(group)]
-    taken = taken[: node.usable_cores]
-    return tuple(sorted(taken, key=lambda core: (core.numa_node, core.cpus)))
-
-
-def hardware_threads(node: NodeFacts) -> int:
-    """Of the cores a run may keep busy."""
-    return sum(len(core.cpus) for core in usable_cores(node))
-
-
-def split_cores(cores: tuple[Core, ...], ranks: int) -> list[tuple[Core, ...]]:
-    """Equal runs of neighbouring cores, inside a NUMA node where their number allows; more ranks than cores share."""
-    if ranks >= len(cores):
-        return [(cores[rank * len(cores) // ranks],) for rank in range(ranks)]
-    numa_nodes = sorted({core.numa_node for core in cores})
-    if ranks % len(numa_nodes) == 0:
-        per_node = ranks // len(numa_nodes)
-        groups = []
-        for numa in numa_nodes:
-            groups += _equal_runs(tuple(core for core in cores if core.numa_node == numa), per_node)
-        if all(groups):
-            return groups
-    return _equal_runs(cores, ranks)
-
-
-def _equal_runs(cores: tuple[Core, ...], parts: int) -> list[tuple[Core, ...]]:
-    return [cores[part * len(cores) // parts : (part + 1) * len(cores) // parts] for part in range(parts)]
-
-
 def _ranks_choice(fixed: int | None, count: int, numa_nodes: int, cores: int) -> Choice[int]:
     if fixed is None:
         place = "one NUMA node" if numa_nodes == 1 else f"{numa_nodes} NUMA nodes"
@@ -90,7 +58,7 @@ def _ranks_choice(fixed: int | None, count: int, numa_nodes: int, cores: int) ->
     if fixed > cores:
         reason += f"; {fixed} ranks share {cores} cores and take turns: right for a rehearsal, slow for a run"
     elif fixed > numa_nodes:
-        reason += "; more ranks than NUMA nodes cost memory and an exchange of gradients, and bring no speed"
+        reason += "; each rank of a machine has activations of its own"
     return Choice(count, reason)
 
 
@@ -104,4 +72,6 @@ def _threads_choice(fixed: int | None, groups: list[tuple[Core, ...]], ranks: in
         return Choice(fixed, reason)
     if ranks > cores:
         return Choice(1, "fewer cores than ranks")
-    return Choice(own, f"{own} physical cores per rank; a second hardware thread on a core adds nothing to a product")
+    return Choice(
+        own, f"{plural(own, 'physical core')} per rank; a second hardware thread on a core adds nothing to a product"
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from coremill.plan.allocator import Allocator, BaseSlack
 from coremill.plan.card import ModelCard
 from coremill.plan.engine_cost import cost_of
-from coremill.plan.peak import StepPoint, peak_of
+from coremill.plan.peak import StepPoint, possible_peaks
 from coremill.plan.types import Arrangement, MemoryPart, MemoryPlan
 
 MIB = 2**20
@@ -70,7 +70,8 @@ def memory_plan(card: ModelCard, arrangement: Arrangement, context: MemoryContex
         )
 
     points = cost.step_points(card, arrangement, linear_copies_weight=allocator.linear_copies_weight)
-    peak, waiting = peak_of(list(points)), cost.between_steps(card, arrangement)
+    peak = max(possible_peaks(points), key=lambda point: part(point).total)
+    waiting = cost.between_steps(card, arrangement)
     steady = part(peak)
     # The optimizer's state appears at the end of the first step, when the activations have gone.
     first_step = (part(peak, optimizer=0), part(replace(waiting, gradients=state.gradients)))

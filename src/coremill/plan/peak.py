@@ -7,7 +7,7 @@ state stand all the time and are left out here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from coremill.plan.card import ModelCard
@@ -34,11 +34,12 @@ class StepPoint:
         return self.gradients + self.activations + self.logits + self.buffers
 
 
-def peak_of(points: Sequence[StepPoint]) -> StepPoint:
-    """The peak of a step. Ranks keep what they free: the heap stays as large as it ever was, and stands beside the most
-    that is resident of shared memory, even if that is at another point."""
-    largest_heap = max(points, key=lambda point: point.heap)
-    return replace(largest_heap, shared=max(point.shared for point in points))
+def possible_peaks(points: Iterable[StepPoint]) -> list[StepPoint]:
+    """Ranks keep what they free: the heap stays as large as it ever was, and stands beside the most that is resident of
+    shared memory, even if that is at another point."""
+    known = list(points)
+    shared = max(point.shared for point in known)
+    return [replace(point, shared=shared) for point in known]
 
 
 @dataclass(frozen=True)

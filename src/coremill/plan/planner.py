@@ -8,6 +8,7 @@ each way to update that is left open. Rules then pick one.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import product
 from math import ceil
@@ -16,6 +17,7 @@ from typing import Literal
 from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
+from coremill.hardware.cores import rank_counts
 from coremill.hardware.facts import Fleet
 from coremill.plan.activations import documents_apart
 from coremill.plan.card import ModelCard, as_written, fully_trained, require_positions
@@ -32,6 +34,7 @@ from coremill.plan.reasons import (
     checkpointing_reason,
     engine_reason,
     micro_batch_reason,
+    ranks_reason,
 )
 from coremill.plan.saving import plan_save
 from coremill.plan.types import Arrangement, Choice, FullTraining, Plan, RowCount, RowLengths, StepCounts
@@ -54,21 +57,35 @@ DIFFERING_ROWS = 2
 # through memory.
 MUCH_SLOWER = 1.1
 
+# Each more rank of a machine takes memory and some seconds to start: it has to bring more of a step than this.
+WORTH_MORE_RANKS = 1.03
+# What each takes until it trains, and at the end: short runs have no use for it.
+SECONDS_TO_START_A_RANK = 2.0
+AS_BEGUN = "as the run began: another number would add up gradients in another order"
+
 # Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of the fork server ranks
 # no longer share with it (33 MB of 280).
 LAUNCHER_BYTES = 128 * 2**20
 
 
 def make_plan(
-    config: RunConfig, fleet: Fleet, card: ModelCard, *, rows: RowCount | None = None, with_remedies: bool = True
+    config: RunConfig,
+    fleet: Fleet,
+    card: ModelCard,
+    *,
+    rows: RowCount | None = None,
+    with_remedies: bool = True,
+    ranks_before: int | None = None,
 ) -> Plan:
-    """Everything decided before the first rank starts; `rows`: of an epoch, where train.epochs is to be priced."""
+    """Everything decided before the first rank starts; `rows`: of an epoch, where train.epochs is to be priced;
+    `ranks_before`: of all machines, in the run that this one goes on with."""
     _check_inputs(config, card)
-    fleet, card, layout, dtype, wire_dtype = found = settled(config, fleet, card)
+    fleet, card, dtype = settled(config, fleet, card)
     counts = step_counts(config)
     steps = steps_known(config, rows, row_tokens=counts.row_tokens, rows_per_step=counts.rows)
     lengths = rows.lengths if rows is not None and counts.rows_differ else None
-    candidates = list(_candidates(config, *found, steps=steps, lengths=lengths))
+    layout = _best_layout(config, fleet, card, dtype, ranks_before)
+    candidates = list(_candidates(config, fleet, card, layout, dtype, steps=steps, lengths=lengths))
     chosen = _choose(candidates)
     arrangement = chosen.arrangement
     alike = [one for one in candidates if one.arrangement.way == arrangement.way]
@@ -80,7 +97,7 @@ def make_plan(
         nodes=fleet.nodes,
         engine=Choice(arrangement.engine, engine_reason(config, card, chosen, alike)),
         dtype=dtype,
-        wire_dtype=wire_dtype,
+        wire_dtype=_wire_dtype(config, fleet, layout, dtype),
         ranks_per_node=layout.ranks_per_node,
         threads_per_rank=layout.threads_per_rank,
         cpus_of_rank=layout.cpus_of_rank,
@@ -142,22 +159,74 @@ def _full_training(config: RunConfig, fleet: Fleet, card: ModelCard, rows: RowCo
 
 def candidates_of(config: RunConfig, fleet: Fleet, card: ModelCard) -> list[Candidate]:
     """Every arrangement the settings leave open, each with its price."""
-    return list(_candidates(config, *settled(config, fleet, card), steps=config.train.steps))
+    fleet, card, dtype = settled(config, fleet, card)
+    found: list[Candidate] = []
+    for place, layout in enumerate(_layouts(config, fleet, step_counts(config))):
+        with suppress(InputError) if place else nullcontext():
+            found += _candidates(config, fleet, card, layout, dtype, steps=config.train.steps)
+    return found
 
 
-_Settled = tuple[Fleet, ModelCard, Layout, Choice[Dtype], Choice[WireDtype]]
-
-
-def settled(config: RunConfig, fleet: Fleet, card: ModelCard) -> _Settled:
+def settled(config: RunConfig, fleet: Fleet, card: ModelCard) -> tuple[Fleet, ModelCard, Choice[Dtype]]:
     """What does not depend on memory; fleet and card as the run file has them."""
     parallel, declared = config.parallel, config.fleet.link_gbit_per_second
     if declared is not None and fleet.nodes > 1:
         fleet = replace(fleet, link_bits_per_second=declared * 1e9)
-    layout = lay_out(fleet.node, ranks=_fixed(parallel.ranks_per_node), threads=_fixed(parallel.threads_per_rank))
     dtype = choose_dtype(parallel.dtype, fleet.node, fleet.calibration)
+    return fleet, card if config.model.fused else as_written(card), dtype
+
+
+def _wire_dtype(config: RunConfig, fleet: Fleet, layout: Layout, dtype: Choice[Dtype]) -> Choice[WireDtype]:
     world_size = fleet.nodes * layout.ranks_per_node.value
-    wire = choose_wire_dtype(parallel.wire_dtype, dtype.value, nodes=fleet.nodes, world_size=world_size)
-    return fleet, card if config.model.fused else as_written(card), layout, dtype, wire
+    return choose_wire_dtype(config.parallel.wire_dtype, dtype.value, nodes=fleet.nodes, world_size=world_size)
+
+
+def _layouts(config: RunConfig, fleet: Fleet, counts: StepCounts) -> list[Layout]:
+    """Fewest ranks first. Only those of one machine share memory: of several, each more sends gradients of its own."""
+    ranks, threads = _fixed(config.parallel.ranks_per_node), _fixed(config.parallel.threads_per_rank)
+    usual = lay_out(fleet.node, ranks=ranks, threads=threads)
+    if fleet.nodes > 1 or ranks is not None or threads is not None or not fleet.calibration.splits:
+        return [usual]
+    more = [count for count in rank_counts(fleet.node)[1:] if counts.rows % count == 0]
+    return [usual, *(lay_out(fleet.node, ranks=count, threads=None) for count in more)]
+
+
+def _best_layout(
+    config: RunConfig, fleet: Fleet, card: ModelCard, dtype: Choice[Dtype], ranks_before: int | None
+) -> Layout:
+    """The fewest ranks that are not clearly slower than the quickest; of the first way to update that fits.
+
+    By rows of the length they may have, and steps that are set: what data has is known only once it is prepared for
+    these ranks."""
+    layouts = _layouts(config, fleet, step_counts(config))
+    if len(layouts) == 1:
+        return layouts[0]
+    steps = config.train.steps
+    found, offered = [], []
+    for layout in layouts:
+        # An engine may refuse more ranks than one.
+        with nullcontext() if layout is layouts[0] else suppress(InputError):
+            found.append(_choose(list(_candidates(config, fleet, card, layout, dtype, steps=steps))))
+            offered.append(layout)
+    ways: list[tuple[str, str]] = [*ways_of(config)]
+    first = min((ways.index(one.arrangement.way) for one in found if one.fits), default=None)
+
+    def seconds(one: Candidate) -> float:
+        starting = SECONDS_TO_START_A_RANK * one.arrangement.ranks_per_node
+        return one.seconds.total + (starting / steps if steps else 0.0)
+
+    good = [one for one in found if one.fits and ways.index(one.arrangement.way) == first]
+    for one in good:
+        if one.arrangement.world_size == ranks_before:
+            return _because(offered[found.index(one)], AS_BEGUN)
+    quickest = min(map(seconds, good), default=0.0)
+    chosen = next((one for one in good if seconds(one) <= WORTH_MORE_RANKS * quickest), found[0])
+    others = [one for one in found if not one.fits or one in good]
+    return _because(offered[found.index(chosen)], ranks_reason(fleet.calibration, chosen, others, seconds))
+
+
+def _because(layout: Layout, reason: str) -> Layout:
+    return replace(layout, ranks_per_node=replace(layout.ranks_per_node, reason=reason))
 
 
 def _check_inputs(config: RunConfig, card: ModelCard) -> None:
@@ -186,12 +255,11 @@ def _candidates(
     card: ModelCard,
     layout: Layout,
     dtype: Choice[Dtype],
-    wire_dtype: Choice[WireDtype],
     *,
     steps: int | None,
     lengths: RowLengths | None = None,
 ) -> Iterator[Candidate]:
-    ranks_per_node = layout.ranks_per_node.value
+    ranks_per_node, wire_dtype = layout.ranks_per_node.value, _wire_dtype(config, fleet, layout, dtype)
     world_size = fleet.nodes * ranks_per_node
     counts = step_counts(config)
     length, rank_rows = counts.row_tokens, ceil(counts.rows / world_size)

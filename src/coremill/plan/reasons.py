@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Literal
 
 from coremill.config.schema import RunConfig
-from coremill.hardware.facts import Fleet
+from coremill.hardware.facts import Calibration, Fleet
 from coremill.plan.activations import uses_flash
 from coremill.plan.card import ModelCard
 from coremill.plan.engine_cost import AutoChoice, cost_of
@@ -51,6 +52,40 @@ def engine_reason(config: RunConfig, card: ModelCard, chosen: Candidate, candida
             whole_model_seconds=min(plain_seconds, default=None),
         )
     )
+
+
+def ranks_reason(
+    calibration: Calibration, chosen: Candidate, found: Sequence[Candidate], seconds: Callable[[Candidate], float]
+) -> str:
+    """Of ranks that share a machine, beside the next best number of them and a quicker one that does not fit."""
+    if not chosen.fits:
+        return "more ranks take more memory"
+    rest, words = [one for one in found if one is not chosen], []
+    if fitting := [one for one in rest if one.fits]:
+        second = min(fitting, key=seconds)
+        words.append(f"{_ranks(second)} would take {_beside(seconds(second), seconds(chosen))}")
+        if seconds(second) < seconds(chosen):
+            words[-1] += ": not worth their memory and their start"
+    if too_large := [one for one in rest if not one.fits and seconds(one) < seconds(chosen)]:
+        quickest = min(too_large, key=seconds)
+        ranks, memory = quickest.arrangement.ranks_per_node, quickest.memory
+        needed, there = size(ranks * memory.peak.total), size(ranks * memory.limit)
+        less = _beside(seconds(quickest), seconds(chosen))
+        words.append(
+            f"{_ranks(quickest)} would take {less}, but need {needed} of memory in all where there are {there}"
+        )
+    return "; ".join(words or ["no other number fits"]) + f" (scaling of a step with threads: {calibration.source})"
+
+
+def _ranks(candidate: Candidate) -> str:
+    return plural(candidate.arrangement.ranks_per_node, "rank")
+
+
+def _beside(seconds: float, chosen_seconds: float) -> str:
+    share = seconds / chosen_seconds - 1
+    if abs(share) < 0.005:
+        return "as much time"
+    return f"{100 * abs(share):.0f} % {'more' if share > 0 else 'less'} time"
 
 
 def micro_batch_reason(config: RunConfig, chosen: Candidate, candidates: list[Candidate]) -> str:

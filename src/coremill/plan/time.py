@@ -12,6 +12,7 @@ from coremill.plan.activations import layer_bytes_per_token
 from coremill.plan.card import ModelCard, fully_trained
 from coremill.plan.dtype import matmul_flops_per_second
 from coremill.plan.engine_cost import cost_of
+from coremill.plan.splitting import SplitFactors, split_factors
 from coremill.plan.traffic import Traffic
 from coremill.plan.types import Arrangement, StepSeconds
 
@@ -57,6 +58,7 @@ def step_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet, traffi
     """One optimizer step of the slowest rank; all ranks do the same work."""
     cost = cost_of(arrangement)
     compute = compute_seconds(card, arrangement, fleet)
+    update = _split_of(card, arrangement, fleet).update
     communication = exposed = communication_seconds(arrangement, fleet, traffic)
     if arrangement.nodes > 1:
         hidden = HIDEABLE_SHARE * cost.overlap_seconds(arrangement, compute)
@@ -65,7 +67,7 @@ def step_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet, traffi
         compute=compute,
         communication=communication,
         exposed_communication=exposed,
-        optimizer=cost.optimizer_seconds(card, arrangement, fleet),
+        optimizer=update * cost.optimizer_seconds(card, arrangement, fleet),
     )
 
 
@@ -105,14 +107,22 @@ def compute_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> 
         )
         kept = kept * 4 // 3
         beside *= 4 / 3
-    products = flops / (flops_rate * MATMUL_SHARE[arrangement.dtype])
+    split = _split_of(card, arrangement, fleet)
+    within_rows = min(flops, card.attention_flops_per_token(row_tokens))
+    weighted = split.products * (flops - within_rows) + split.attention * within_rows
+    products = weighted / (flops_rate * MATMUL_SHARE[arrangement.dtype])
     logits = card.vocabulary_rows if arrangement.vocabulary_logits else 0
     elementwise = ELEMENTWISE_CORE_SECONDS_PER_BYTE * (1.0 if card.is_causal else ENCODER_ELEMENTWISE)
-    between = elementwise * kept + LOGITS_CORE_SECONDS_PER_BYTE * 4 * logits + beside
+    between = split.between * (elementwise * kept + LOGITS_CORE_SECONDS_PER_BYTE * 4 * logits + beside)
     accumulate = ACCUMULATE_BYTES_PER_PARAMETER * card.trainable_parameters * (arrangement.accumulation_steps - 1)
     seconds = tokens * (products + between / cores) + accumulate / (fleet.calibration.copy_bytes_per_second * share)
     crowded = arrangement.ranks_per_node * arrangement.threads_per_rank > fleet.node.usable_cores
     return seconds / CROWDED_SHARE if crowded else seconds
+
+
+def _split_of(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> SplitFactors:
+    ranks, dtype = arrangement.ranks_per_node, arrangement.dtype
+    return split_factors(fleet.calibration, ranks=ranks, width=card.hidden, dtype=dtype)
 
 
 def computed_row_tokens(arrangement: Arrangement) -> float:

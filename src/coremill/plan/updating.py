@@ -62,8 +62,7 @@ def optimizer_choice(config: RunConfig, chosen: Candidate, candidates: Sequence[
     return Choice(
         optimizer,
         f"adamw needs {size(needed)} per rank at least, and there are {size(chosen.memory.limit)}: {what}; it rounds by"
-        " chance, and what is far below the largest of its block moves less, so losses are close to adamw's, not"
-        " those to the bit",
+        " chance, so losses are close to adamw's, not those to the bit",
     )
 
 

@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -50,15 +50,35 @@ class Event:
 def not_a_run(folder: Path) -> InputError:
     """Of a folder that holds no run; one that holds runs names them, the latest first."""
     what, why = f"{folder} is not a run folder", "it holds neither plan.json nor events/"
-    inside = [file.parent for file in folder.glob("*/plan.json")]
-    inside.sort(key=lambda run: (run / "plan.json").stat().st_mtime, reverse=True)
+    inside = _runs_in(folder)
     if not inside:
         return InputError(what, why=why, do="name the folder a run left")
-    more = f" and {len(inside) - RUNS_NAMED} more" if len(inside) > RUNS_NAMED else ""
-    named = f"{', '.join(str(run) for run in inside[:RUNS_NAMED])}{more}"
+    named = _named(inside)
     why = f"it holds {'a run' if len(inside) == 1 else f'{len(inside)} runs'}"
     several = "" if len(inside) == 1 else "; several are compared"
     return InputError(what, why=why, do=f"name {'it' if len(inside) == 1 else 'one of them'}: {named}{several}")
+
+
+def no_such_run(folder: Path) -> InputError:
+    """Of a folder that is not there; runs beside it, else those in runs/, are named."""
+    what, do = f"no such run folder: {folder}", "name the folder a run left, for example runs/built-in"
+    for beside in (folder.parent, Path("runs")):
+        if inside := _runs_in(beside):
+            return InputError(
+                what, why=f"{beside}/ holds {_named([run.name for run in inside])}", do=do.partition(",")[0]
+            )
+    return InputError(what, do=do)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The runs in a folder, the latest first."""
+    inside = [file.parent for file in folder.glob("*/plan.json")]
+    return sorted(inside, key=lambda run: (run / "plan.json").stat().st_mtime, reverse=True)
+
+
+def _named(runs: Sequence[Path | str]) -> str:
+    more = f" and {len(runs) - RUNS_NAMED} more" if len(runs) > RUNS_NAMED else ""
+    return f"{', '.join(str(run) for run in runs[:RUNS_NAMED])}{more}"
 
 
 def events_folder(run_folder: Path | str) -> Path:

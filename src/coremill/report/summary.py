@@ -18,7 +18,7 @@ from coremill.errors import InputError
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.redaction import redact
 from coremill.report.cost import cost_of
-from coremill.report.events import Event, events_folder, iter_events, not_a_run
+from coremill.report.events import Event, events_folder, iter_events, no_such_run, not_a_run
 from coremill.report.history import SERIES_POINTS, Point, point_of, thinned
 from coremill.report.marks import marks_of
 from coremill.report.metrics import metric_names
@@ -52,7 +52,7 @@ def summarise(run_folder: Path | str, *, exit_code: int | None = None) -> dict[s
 def read_plan(folder: Path) -> dict[str, Any]:
     """What was planned for the run in this folder; a folder without a run is refused."""
     if not folder.is_dir():
-        raise InputError(f"no such run folder: {folder}", do="name the folder a run left, for example runs/built-in")
+        raise no_such_run(folder)
     plan = _read_json(folder / "plan.json")
     if not plan and not events_folder(folder).is_dir():
         raise not_a_run(folder)
@@ -210,6 +210,7 @@ def _measured(tally: RunTally) -> dict[str, Any]:
         **_samples_per_second(tally),
         "wire_bytes_per_step_per_rank": max(wire, default=None),
         "collectives": _collectives(tally),
+        "step_parts": _step_parts(tally),
     }
 
 
@@ -228,6 +229,21 @@ def _collectives(tally: RunTally) -> dict[str, dict[str, float | None]]:
         }
         for kind in kinds
     }
+
+
+def _step_parts(tally: RunTally) -> dict[str, float] | None:
+    """Seconds of a steady step by what is computed, mean over ranks: of products and attention as many for each token
+    as in the step that was watched (train/watched_step.py), `between` what is left of the arithmetic."""
+    watched = [rank.watched_seconds for rank in tally.ranks.values() if rank.watched_seconds]
+    split, steps = _split(tally), len(tally.steps) or 1
+    if not watched or (compute := split["compute"]) is None:
+        return None
+    tokens = math.fsum(record.tokens for record in tally.steps.values()) / steps
+    parts = {part: tokens * math.fsum(each[part] for each in watched) / len(watched) for part in watched[0]}
+    most = min(1.0, compute / (sum(parts.values()) or 1.0))
+    parts = {part: most * seconds for part, seconds in parts.items()}
+    parts["between"] = max(0.0, compute - sum(parts.values()))
+    return {**parts, "update": split["optimizer"] or 0.0, "waiting": split["communication"] or 0.0}
 
 
 def _split(tally: RunTally) -> dict[str, float | None]:

@@ -59,6 +59,8 @@ def render_summary(summary: Mapping[str, Any], console: Console) -> None:
     if split.get("total"):
         print_heading(console, f"Where a step went ({format_seconds(split['total'])})")
         render_split(split, console, "where a step went")
+        if parts := parts_line(summary):
+            print_line(console, parts)
         rows = collective_rows(summary)
         if rows:
             print_rows(console, "exchanges of a step", ("exchange", "moved", "took", "not hidden"), rows)
@@ -95,6 +97,21 @@ def render_split(split: Mapping[str, float | None], console: Console, part: str)
             words = Text()
         words.append("  " if words else "").append("■ ", style=SPLIT_STYLES[name]).append(label)
     console.print(words)
+
+
+PART_WORDS = {"products": "matmul", "between": "norms and elementwise", "update": "optimizer"}
+
+
+def parts_line(summary: Mapping[str, Any]) -> str:
+    """What a step computes, as shares; empty before there is a step of which it is known."""
+    parts = summary["measured"].get("step_parts") or {}
+    total = sum(parts.values())
+    shares = [
+        f"{PART_WORDS.get(name, name)} {format_percent(seconds / total)}"
+        for name, seconds in parts.items()
+        if seconds >= 0.001 * total
+    ]
+    return f"by part: {', '.join(shares)}" if total else ""
 
 
 COLLECTIVE_WORDS = {

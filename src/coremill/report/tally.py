@@ -2,9 +2,8 @@
 
 Events of different ranks may arrive in any order (the console follows files, the summary reads them one after the
 other); events of one rank arrive as written. What is global (loss, tokens) is taken from the lowest rank seen.
-The first step of an attempt is left out of every rate: it allocates, and is slower than the rest.
-A screen that lives as long as its run keeps the most recent of each list (`keep`), a live page also what older steps
-amount to (`remembers`); the report keeps all.
+The first step of an attempt is left out of every rate: it allocates. A screen that lives as long as its run keeps the
+most recent of each list (`keep`), a live page also what older steps amount to (`remembers`); the report keeps all.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ class RankTally:
     start_time: float | None = None
     phases_done: list[str] = field(default_factory=list)
     phase_seconds: dict[str, float] = field(default_factory=dict)
-    phase_peak_bytes: dict[str, int] = field(
-        default_factory=dict
-    )  # load, first_step, steady_step, and the rest by name
+    phase_peak_bytes: dict[str, int] = field(default_factory=dict)  # load, first_step, steady_step; others by name
     load: Mapping[str, Any] | None = None
     peak_rss_bytes: int = 0
     rss_bytes: int = 0
@@ -49,6 +46,7 @@ class RankTally:
     first_wire_bytes: Mean = field(default_factory=Mean)
     split_seconds: dict[str, Mean] = field(default_factory=lambda: {name: Mean() for name in SPLIT})
     collectives: dict[str, dict[str, Mean]] = field(default_factory=dict)  # by kind, then by figure
+    watched_seconds: dict[str, float] = field(default_factory=dict)  # parts of a step's arithmetic, of a token
     warming_up: bool = True
 
     def saw_collectives(self, uses: Mapping[str, Mapping[str, float]]) -> None:
@@ -190,6 +188,8 @@ class RunTally:
             for name, mean in rank.split_seconds.items():
                 mean.add(event.number(f"{name}_seconds"))
             rank.saw_collectives(event.get("collectives") or {})
+            for part, value in (event.get("watched_seconds") or {}).items():
+                rank.watched_seconds[part] = value / max(1.0, event.number("tokens"))
         known = self.steps.get(step)
         if step > self.past.last_step and (known is None or rank.rank <= known.rank):
             self.steps[step] = StepRecord(

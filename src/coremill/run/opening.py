@@ -41,7 +41,7 @@ from coremill.report.events import reset_events
 from coremill.report.summary import summarise
 from coremill.run.folder import RunFolder
 from coremill.run.machines import Place
-from coremill.run.prepare import Orders, say
+from coremill.run.prepare import Begun, Orders, say
 from coremill.run.start_from import find_checkpoint, forget_start, set_later_aside
 from coremill.world.identity import HEAD, NodeIdentity
 from coremill.world.run_lock import own_or_join
@@ -260,12 +260,12 @@ def start_of(config: RunConfig, folder: RunFolder, options: Options) -> Checkpoi
     return find_checkpoint(config, folder.path, options.start_from, "--from")
 
 
-def steps_done(config: RunConfig, folder: RunFolder, options: Options) -> int:
-    """By the run that this one goes on with."""
+def begun(config: RunConfig, folder: RunFolder, options: Options) -> Begun:
     with contextlib.suppress(InputError):  # of several hosts this one may lack the step; who leads has looked
         checkpoint = start_of(config, folder, options)
-        return 0 if checkpoint is None else checkpoint.step
-    return 0
+        if checkpoint is not None:
+            return Begun(checkpoint.step, checkpoint.manifest.world_size)
+    return Begun()
 
 
 def write_orders(

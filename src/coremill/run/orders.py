@@ -38,11 +38,11 @@ from coremill.run.machines import Place, measured_fleet
 from coremill.run.opening import (
     Options,
     already_finished,
+    begun,
     listen_for_metrics,
     own_run,
     say_basis,
     say_dry_run,
-    steps_done,
     write_orders,
 )
 from coremill.run.prepare import Orders, plan_for_rows, prepare_run, say
@@ -105,8 +105,8 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
         with folder.writable(loaded.where("run.folder")) if asks else nullcontext():
             if asks:
                 forget_request(folder.path)
-            done = steps_done(loaded.config, folder, options)
-            return prepare_run(loaded, place, console, force=options.force, steps_done=done).to_json()
+            before = begun(loaded.config, folder, options)
+            return prepare_run(loaded, place, console, force=options.force, before=before).to_json()
 
     document = world.once_per_node(prepare_node)
     require_alike(world, facts_from_json(document["facts"]))

@@ -11,6 +11,7 @@ import json
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,17 @@ class Orders:
         return Orders.from_json(json.loads(path.read_text()))
 
 
+@dataclass(frozen=True)
+class Begun:
+    """What the run that this one goes on with had done, and on how many ranks; nothing where this one begins."""
+
+    steps: int = 0
+    world_size: int | None = None
+
+
+BEGINS = Begun()
+
+
 def prepare_run(
     loaded: LoadedConfig,
     place: Place,
@@ -129,21 +141,17 @@ def prepare_run(
     *,
     force: bool = False,
     on_plan: Callable[[Plan, ModelFolder], None] | None = None,
-    steps_done: int = 0,
+    before: Begun = BEGINS,
 ) -> Orders:
     """Model, machines, plan and rows, in that order; bars appear where there is work, bad input ends here.
 
-    The machine may have to be measured, for 20 s or more: what is wrong with the files is said before that. The plan
+    The machine may have to be measured, for 40 s or more: what is wrong with the files is said before that. The plan
     is shown, and refused where it does not fit, before the data is touched; `on_plan` hears of it then. A run that goes
-    on from `steps_done` plans what is left.
+    on plans what is left, for as many ranks as it had where that is left open.
     """
     with loaded.placing(), StageProgress(console) as bars:
         config = place.settle(loaded.located)
-        cache = cache_folder(environment_snapshot())
-
-        def on_model(text: str) -> None:
-            say(console, text)
-
+        cache, on_model = cache_folder(environment_snapshot()), partial(say, console)
         require_libraries(config.run.trackers)
         require_peft(config)
         task = make_task(config)
@@ -154,12 +162,12 @@ def prepare_run(
         if (warning := words_of_wide_adapters(card)) is not None:
             say(console, warning)
         base = base_of(config, model)
-        start_from = find_adapter(config, model, base, cache, on_model, goes_on=steps_done > 0)
+        start_from = find_adapter(config, model, base, cache, on_model, goes_on=before.steps > 0)
         task.check_data(max_positions=card.max_positions)
         fleet = measured_fleet(place, on_model)
         if (busy := busy_with_others(fleet.node)) is not None:
             say(console, str(busy))
-        plan = replace(make_plan(config, fleet, card), steps_done=steps_done)
+        plan = replace(make_plan(config, fleet, card, ranks_before=before.world_size), steps_done=before.steps)
         render_plan_short(plan.to_json(), console)
         if (cost_of_crowding := oversubscription_note(plan)) is not None:
             say(console, cost_of_crowding)
@@ -178,12 +186,12 @@ def prepare_run(
             cache=cache,
             progress=bars.show,
         )
-        task.check_rows(data, world_size=plan.world_size)
         deciding_metric(config, task.metrics_on(data))
         model = replace(model, config_changes=dict(task.config_changes(data)))
         refuse_nothing_to_compare(config, data)
-        if data.train_rows < plan.rows_per_step:
-            plan = replace(plan_for_rows(config, fleet, card, data), steps_done=steps_done)
+        if 0 < data.train_rows < plan.rows_per_step:
+            plan = replace(plan_for_rows(config, fleet, card, data, before.world_size), steps_done=before.steps)
+        task.check_rows(data, world_size=plan.world_size)
         steps = count_steps(config, data, plan)
         plan = with_steps(plan, config, fleet, card, steps, lengths_of(config, data))
         facts = facts_of(config, model, tokenizer, data, steps, start_from) if plan.nodes > 1 else {}
@@ -246,12 +254,14 @@ def facts_of(
     return {**facts_of_versions(), **facts_of_settings(config.model_dump(mode="json")), **found}
 
 
-def plan_for_rows(config: RunConfig, fleet: Fleet, card: ModelCard, data: Rows) -> Plan:
+def plan_for_rows(
+    config: RunConfig, fleet: Fleet, card: ModelCard, data: Rows, ranks_before: int | None = None
+) -> Plan:
     """The plan once the rows are known: where a step would hold some of them twice, it takes all of them once."""
     smaller = make_task(config).smaller_step(data)
     if smaller is None:
-        return make_plan(config, fleet, card)
-    plan = make_plan(smaller.config, fleet, card)
+        return make_plan(config, fleet, card, ranks_before=ranks_before)
+    plan = make_plan(smaller.config, fleet, card, ranks_before=ranks_before)
     passes = plan.accumulation_steps
     return replace(plan, accumulation_steps=Choice(passes.value, f"{passes.reason}; {smaller.words}"))
 

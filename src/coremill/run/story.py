@@ -31,6 +31,7 @@ from coremill.run.late_report import leave_late_report
 from coremill.run.opening import (
     Options,
     already_finished,
+    begun,
     folder_of,
     listen_for_metrics,
     listen_for_page,
@@ -38,7 +39,6 @@ from coremill.run.opening import (
     place_of,
     say_basis,
     say_dry_run,
-    steps_done,
     with_paths_of_run,
     write_orders,
 )
@@ -89,9 +89,9 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
             if leads and not options.dry_run:
                 forget_request(folder.path)
             place = place_of(loaded, node, console)
-            done = steps_done(loaded.config, folder, options)
+            before = begun(loaded.config, folder, options)
             orders = prepare_run(  # hardware, plan, data
-                loaded, place, console, force=options.force, steps_done=done, on_plan=imports.begin
+                loaded, place, console, force=options.force, before=before, on_plan=imports.begin
             )
         if options.dry_run:
             say_dry_run(orders, folder, console)
@@ -201,6 +201,7 @@ def build(run: RankRun, task: TrainingTask[Any, Any]) -> tuple[nn.Module, Engine
             plan,
             run.world,
             optimizer_of(config.train, plan),
+            model,
             head_in_backward=task.needs_head_in_backward,
             named_rows=config.model.fused,
         )
@@ -296,7 +297,8 @@ def train(
             norms=training.norms,
             is_over=scores.is_over,
         ):
-            run.events.write("step", **asdict(result), **memory_now())
+            told = {name: value for name, value in asdict(result).items() if value is not None}
+            run.events.write("step", **told, **memory_now())
             is_evaluated = scores.is_due(result.step) and not saver.is_stopping
             judge = evaluate(run, task, training, result.step) if is_evaluated else None
             saver.after_step(result.step)  # whatever the evaluation found: its step is saved

@@ -19,6 +19,7 @@ from coremill.tasks.base import TrainingTask
 from coremill.train.clipping import EarlierNorms
 from coremill.train.numerics import NumericsGuard, moved_inside
 from coremill.train.schedule import learning_rate_at
+from coremill.train.watched_step import WATCHED_STEP, watched
 from coremill.world.heartbeat import HEARTBEAT
 
 
@@ -50,6 +51,7 @@ class StepResult:
     wire_bytes: int  # sent by this rank
     collectives: dict[Kind, CollectiveUse]  # the same by kind, with seconds on the wire and seconds not hidden
     skipped: bool = False  # its loss or norm was not finite: the optimizer did not see it
+    watched_seconds: dict[str, float] | None = None  # of products and of attention, where it was watched
 
 
 def train_steps(
@@ -83,17 +85,19 @@ def train_steps(
         learning_rate = learning_rate_at(step, steps, settings)
         if inside is not None:
             inside.begin_step(learning_rate, norms.factor(settings.clip_norm))
-        losses = []
-        for index, batch in enumerate(work.batches):
-            HEARTBEAT.mark()
-            losses.append(
-                engine.forward_backward(
-                    lambda module, batch=batch, scale=scale: task.loss(module, batch, scale),  # type: ignore[misc]
-                    is_last=index == len(work.batches) - 1,
+        with watched(step - first_step + 1 == WATCHED_STEP) as watch:
+            losses = []
+            for index, batch in enumerate(work.batches):
+                HEARTBEAT.mark()
+                losses.append(
+                    engine.forward_backward(
+                        lambda module, batch=batch, scale=scale: task.loss(module, batch, scale),  # type: ignore[misc]
+                        is_last=index == len(work.batches) - 1,
+                    )
                 )
-            )
-        totals = engine.reduce(sum(losses), agreement.votes(step) if agreement else ())
-        have_gradients = time.perf_counter()
+            totals = engine.reduce(sum(losses), agreement.votes(step) if agreement else ())
+            have_gradients = time.perf_counter()
+        updating = time.perf_counter()
         if totals.is_finite:
             engine.step(learning_rate, settings.clip_norm)
             norms.add(totals.gradient_norm)
@@ -109,6 +113,8 @@ def train_steps(
 
         wire = engine.wire_use()
         moving_seconds = 0.0 if inside is None else inside.take_moving_seconds()
+        compute_seconds = have_gradients - have_data - wire.exposed_seconds - moving_seconds
+        optimizer_seconds = ended - updating + moving_seconds
         yield StepResult(
             step=step,
             loss=totals.loss,
@@ -118,12 +124,13 @@ def train_steps(
             padding_tokens=work.padding_tokens,
             seconds=ended - began,
             data_seconds=have_data - began,
-            compute_seconds=have_gradients - have_data - wire.exposed_seconds - moving_seconds,
+            compute_seconds=compute_seconds,
             communication_seconds=wire.exposed_seconds,
-            optimizer_seconds=ended - have_gradients + moving_seconds,
+            optimizer_seconds=optimizer_seconds,
             wire_bytes=wire.bytes_sent,
             collectives=wire.collectives,
             skipped=not totals.is_finite,
+            watched_seconds=None if watch is None else watch.seconds,
         )
     HEARTBEAT.enter("finish")
 

@@ -15,6 +15,8 @@ from coremill.plan.time import rank_share
 from coremill.plan.types import Arrangement
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from coremill.engines.base import Engine
     from coremill.engines.optimizers import OptimizerSettings
     from coremill.plan.types import Plan
@@ -78,6 +80,7 @@ class Sgd:
         plan: Plan,
         world: World,
         optimizer: OptimizerSettings,
+        model: nn.Module,
         *,
         head_in_backward: bool,
         through_memory: bool,

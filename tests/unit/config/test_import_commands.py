@@ -26,6 +26,7 @@ COMMANDS = {
         "coremill launch --hostfile hostfile --ppn 4 examples/nlp_example.py", "sequence-classification"
     ),
     "mpirun_qa_one.sh": ("coremill launch --nproc 2 --threads 23 run_qa.py", "question-answering"),
+    "srun.sh": ("coremill launch --hostfile hosts.txt --ppn 2 --threads 16 train.py", None),
     "mpirun_qa_two.sh": ("coremill launch --hostfile hostfile --ppn 2 --threads 23 run_qa.py", "question-answering"),
 }  # fmt: skip
 
@@ -105,6 +106,14 @@ LAUNCHES = [
     ("numactl -C 0-3 -m 0 python t.py", "--nproc 1 t.py"),
     ("env -u A FOO=1 python t.py", "--nproc 1 t.py"),
     ("./t.py --x", "--nproc 1 ./t.py --x"),
+    ("accelerate launch --multi_gpu t.py", "t.py"),
+    ("accelerate launch --multi_gpu --num_processes 4 t.py", "--nproc 4 t.py"),
+    ("srun t.py", "--nproc 1 t.py"),
+    ("srun -n4 -c 8 --mem 64G python t.py", "--nproc 4 --threads 8 t.py"),
+    ("srun -N 2 -n 8 --cpus-per-task=16 -p cpu python t.py --x 1", "--hostfile hosts.txt --ppn 4 --threads 16 t.py --x 1"),
+    ("srun -N2 --ntasks-per-node 4 --cpu-bind=cores -l python -m pkg.train", "--hostfile hosts.txt --ppn 4 -m pkg.train"),
+    ("srun -w a,b -N 2 python t.py", "--hostfile hosts.txt --ppn 1 t.py"),
+    ("srun -N 4 --ntasks-per-node=1 torchrun --nnodes 4 --nproc_per_node 2 --rdzv_endpoint n0:1 t.py", "--hostfile hosts.txt --ppn 2 t.py"),
 ]  # fmt: skip
 
 
@@ -114,6 +123,21 @@ def test_launchers(line, launch, tmp_path):
     told = " ".join(found.launch).partition("coremill launch ")[2]
     assert told == launch
     loaded(tmp_path, found.text)
+
+
+def test_slurm():
+    """Hosts are those of the allocation; what is about the allocation is said to be left behind."""
+    found = imported(*shlex.split("srun -N 2 --ntasks-per-node=4 --gres gpu:4 -t 10 python t.py"), is_command=True)
+    assert (
+        "#   scontrol show hostnames > hosts.txt\n#   coremill launch --hostfile hosts.txt --ppn 4 t.py" in found.text
+    )
+    assert fates(found) == {"N": "mapped", "ntasks-per-node": "mapped", "gres": "dropped", "t": "dropped"}
+    assert "salloc or sbatch asks for it" in found.text and "it is for GPUs" in found.text
+    of_script = imported(
+        "#SBATCH -N 2 # two\n#SBATCH --ntasks-per-node=4\nsrun --ntasks-per-node=1 t.py", is_command=True
+    )
+    assert of_script.launch == ("coremill", "launch", "--hostfile", "hosts.txt", "--ppn", "1", "t.py")
+    assert "--ppn" not in imported("#SBATCH -N 2\npython t.py", is_command=True).launch
 
 
 def test_variables_stay_unless_they_are_retired():

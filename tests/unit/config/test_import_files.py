@@ -27,7 +27,7 @@ from unit.config.brought import (
     zero_fields,
 )
 
-FILES = ["one_machine.yaml", "four_machines.yaml", "cpu-ds.json"]
+FILES = ["one_machine.yaml", "four_machines.yaml", "cpu-ds.json", "axolotl-lora.yml"]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -75,6 +75,85 @@ def test_deepspeed_with_numbers(tmp_path):
     train = loaded(tmp_path, imported(str(tmp_path / "ds.json")).text).config.train
     assert (train.learning_rate, train.adam_beta2, train.weight_decay) == (3e-4, 0.95, 0.1)
     assert (train.schedule, train.warmup_steps, train.steps, train.tokens_per_step) == ("cosine", 10, 200, 64 * 512)
+
+
+def test_a_file_of_axolotl(tmp_path):
+    found = imported(str(BROUGHT / "axolotl-lora.yml"))
+    config = loaded(tmp_path, found.text).config
+    assert (config.model.name, config.data.source) == ("meta-llama/Llama-3.2-1B", "hf://tatsu-lab/alpaca")
+    assert (config.data.learn, config.data.evaluation_fraction, config.data.sequence_length) == ("answers", 0.05, 2048)
+    assert (config.train.epochs, config.train.tokens_per_step) == (3, 2 * 4 * 2048)
+    assert (config.train.optimizer, config.train.schedule, config.train.warmup_share) == ("adamw-8bit", "cosine", 0.1)
+    assert (config.lora.rank, config.lora.alpha, config.lora.dropout) == (16, 32, 0.05)
+    assert config.lora.target_modules == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert (config.checkpoint.keep, config.run.folder) == (2, "./outputs/lora")
+    assert "Axolotl's file" in found.text and "DeepSpeed" not in found.text  # bf16: auto is Axolotl's own
+    assert "paged_adamw_8bit, without paging, which a CPU does not need" in found.text
+    assert "written with the chat template instead of ### Instruction" in found.text
+    assert fates(found)["adapter"] == "mapped" and fates(found)["chat_template"] == "dropped"  # no file llama3
+
+
+AXOLOTL = {
+    "qlora": ("adapter: qlora\nlora_r: 8\nload_in_4bit: true", {"lora.rank": 8}, "the base is not quantised"),
+    "several datasets": (
+        "datasets:\n  - {path: a/b, type: chat_template, split: train_sft, field_messages: said}\n"
+        "  - {path: c.jsonl, type: chat_template, split: train, field_messages: said, ds_type: json}",
+        {"data.sources": [{"source": "hf://a/b", "split": "train_sft"}, "c.jsonl"], "data.messages_column": "said"},
+        "",
+    ),
+    "columns that differ": (
+        "datasets:\n  - {path: a.jsonl, type: chat_template, field_messages: said}\n  - {path: c.jsonl}",
+        {"data.sources": ["a.jsonl", "c.jsonl"], "data.messages_column": None},
+        "their columns differ, and a run has one set of them",
+    ),
+    "pairs": (
+        "datasets:\n  - path: a.jsonl\n    type: {field_instruction: asked, field_output: said, format: '[{input}]'}",
+        {"data.prompt_column": "asked", "data.answer_column": "said"},
+        "its format ([{input}]) is not taken along",
+    ),
+    "text": (
+        "pretraining_dataset:\n  - {path: a/b, name: en, split: train, text_column: body, type: pretrain}",
+        {"data.source": "hf://a/b:en", "data.column": "body"},
+        "",
+    ),
+    "a type of its own": ("datasets: [{path: a/b, type: gpteacher, revision: v2}]", {"data.source": "hf://a/b@v2"},
+                          "its type (gpteacher) is not taken along"),
+    "roles of a list": (
+        "datasets: [{path: a.jsonl, message_property_mappings: {role: [x]}}]",
+        {"data.source": "a.jsonl"},
+        "its message_property_mappings ({role: [x]}) is not taken along",
+    ),
+    "whose answers": ("datasets: [{path: a.jsonl, roles_to_train: [user, assistant]}]", {"data.learn": "all"}, ""),
+    "files by a builder": ("datasets: [{path: json, data_files: [a.jsonl], type: completion}]",
+                           {"data.source": "a.jsonl"}, ""),
+    "a file to evaluate on": ("datasets: [{path: a/b}]\ntest_datasets: [{path: e.jsonl, split: train}]",
+                              {"data.evaluation_source": "e.jsonl"}, ""),
+    "a split to evaluate on": ("datasets: [{path: a/b}]\ntest_datasets: [{path: a/b, split: test}]",
+                               {"data.evaluation_split": "test"}, ""),
+    "trackers": ("use_tensorboard: true\nwandb_project: mine", {"run.trackers": ["tensorboard"]}, "WANDB_PROJECT"),
+    "named template": ("chat_template: chatml", {"data.chat_template": None}, "the tokenizer's own is taken"),
+    "template in a file": ("chat_template_jinja: chatml.jinja", {"data.chat_template": "chatml.jinja"}, ""),
+    "a measured dtype": ("bf16: auto", {"parallel.dtype": None}, "auto measures this CPU"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", AXOLOTL)
+def test_settings_of_axolotl(tmp_path, kind):
+    text, expected, said = AXOLOTL[kind]
+    (tmp_path / "a.yml").write_text(f"base_model: a/b\nsequence_len: 256\nmicro_batch_size: 1\n{text}\n")
+    found = imported(str(tmp_path / "a.yml"))
+    got = json.loads(found.as_json)["settings"]
+    assert {key: got.get(key) for key in expected} == expected
+    assert said in " ".join(found.text.replace("#   ", "").replace("# ", "").split())
+    assert "unknown" not in fates(found).values()
+    loaded(tmp_path, found.text)
+
+
+def test_an_optimizer_loses_its_paging_in_words(tmp_path):
+    (tmp_path / "args.json").write_text('{"optim": "paged_adamw_32bit", "output_dir": "out"}')
+    found = imported(str(tmp_path / "args.json"))
+    assert loaded(tmp_path, found.text).config.train.optimizer == "adamw"
+    assert "optim: paged_adamw_32bit, without paging, which a CPU does not need" in found.text
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from coremill.config.schema import TrainSection  # noqa: E402
 from coremill.engines.base import StepTotals  # noqa: E402
+from coremill.engines.kept_in_fp32 import KeepsInFp32  # noqa: E402
 from coremill.engines.optimizers import optimizer_of  # noqa: E402
-from coremill.engines.shard.kept_in_fp32 import KeepsInFp32  # noqa: E402
 from coremill.errors import PeerLost  # noqa: E402
 from coremill.world.heartbeat import HEARTBEAT  # noqa: E402
 

@@ -30,7 +30,11 @@ class Halves(torch.nn.Module):
 def test_a_gradient_of_the_step_before_is_not_used_again_and_frozen_weights_have_none() -> None:
     world: Any = SimpleNamespace(rank=0, size=1, flows=1, sums=list)
     engine = ReplicateEngine(
-        world, optimizer_of(TrainSection(steps=1)), compute_dtype=torch.bfloat16, gradient_codec=codec_of("fp32")
+        world,
+        optimizer_of(TrainSection(steps=1)),
+        compute_dtype=torch.bfloat16,
+        gradient_codec=codec_of("fp32"),
+        why_wire="",
     )
     with torch.device("meta"):
         model = Halves()

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from coremill.config.schema import TrainSection  # noqa: E402
-from coremill.engines.one_host.engine import OneHostShardEngine  # noqa: E402
+from coremill.engines.one_host.engine import OneHostEngine  # noqa: E402
 from coremill.engines.optimizers import optimizer_of  # noqa: E402
 from coremill.engines.shard.engine import ShardEngine  # noqa: E402
 from coremill.engines.wire.codec import codec_of  # noqa: E402
@@ -33,9 +33,9 @@ def over_the_wire() -> ShardEngine:
     )
 
 
-def through_memory() -> OneHostShardEngine:
+def through_memory() -> OneHostEngine:
     peers: Any = None  # it does not get that far
-    return OneHostShardEngine(WORLD, peers, optimizer_of(TrainSection(steps=1)), compute_dtype=torch.float32)
+    return OneHostEngine("shard", WORLD, peers, optimizer_of(TrainSection(steps=1)), compute_dtype=torch.float32)
 
 
 @pytest.mark.parametrize("make", [over_the_wire, through_memory])

@@ -20,7 +20,9 @@ WORLD: Any = SimpleNamespace(rank=0, size=1, flows=1, sums=list)
 
 def started(*frozen: str) -> ReplicateEngine:
     optimizer = optimizer_of(TrainSection(steps=2, weight_decay=0.0))
-    engine = ReplicateEngine(WORLD, optimizer, compute_dtype=torch.float32, gradient_codec=codec_of("fp32"))
+    engine = ReplicateEngine(
+        WORLD, optimizer, compute_dtype=torch.float32, gradient_codec=codec_of("fp32"), why_wire=""
+    )
     model = torch.nn.Linear(2, 2, device="meta")
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)

@@ -24,6 +24,12 @@ from coremill.hardware.facts import NodeFacts
 from unit.hardware.fake_machine import node_of
 
 
+def split_of(processes: int) -> dict[str, Any]:
+    """What the child says of one way to split the cores, as JSON has it."""
+    ratios = [1.0, 1.0, 1.0] if processes == 1 else [0.9, 0.95, 1.0]
+    return {"processes": processes, "products": ratios, "between": ratios, "attention": ratios, "update": 1.0}
+
+
 class FakeRunner:
     """Answers like the child and remembers what it was asked."""
 
@@ -47,6 +53,7 @@ class FakeRunner:
             },
             "emulated-bf16": {"bf16_emulated_flops_per_second": 1e7},
             "base-memory": {"base_rss_bytes": 400_000_000},
+            "splits": {"splits": [split_of(len(way)) for way in part.ways], "busy_fraction": self.busy_fraction},
         }[part.name]
 
     @property
@@ -101,7 +108,7 @@ def test_no_bf16_units_the_cost_of_emulation_is_measured_apart(tmp_path: Path) -
     calibration = calibration_of(node_of(isa=("avx2",)), tmp_path, runner=runner)
     assert calibration.bf16_matmul_flops_per_second is None
     assert calibration.bf16_emulated_flops_per_second == 1e7
-    assert [part.name for part in runner.parts] == ["rates", "emulated-bf16", "base-memory"]
+    assert sorted(part.name for part in runner.parts) == ["base-memory", "emulated-bf16", "rates", "splits"]
     assert not runner.parts[0].with_bf16
 
 

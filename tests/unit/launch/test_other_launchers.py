@@ -65,6 +65,9 @@ LINES = [
     ),
     ("--via torchrun -np 2 train.py", "coremill launch --via torchrun --nproc 2 train.py"),
     ("--bind_cores_to_rank train.py", "coremill launch train.py"),
+    ("--multi_gpu train.py", "coremill launch train.py"),
+    ("--multi_gpu --num_processes 4 train.py", "coremill launch --nproc 4 train.py"),
+    ("--ntasks 2 --cpus-per-task 1 train.py", "coremill launch --nproc 2 --threads 1 train.py"),
     ("--module --nproc_per_node 2 my.training x", "coremill launch --nproc 2 -m my.training x"),
 ]
 
@@ -78,6 +81,14 @@ def test_words_of_other_launchers_are_answered_with_the_line(coremill: Command, 
     if "-m" not in words:  # that module is nowhere
         code, _, err = coremill("launch", "--dry-run", *words)
         assert code == 0, err
+
+
+def test_a_flag_for_gpus_says_who_counts_ranks(coremill: Command) -> None:
+    _, _, err = coremill("launch", "--multi_gpu", "train.py")
+    assert (
+        "it is for GPUs and is dropped: the plan decides how many ranks coremill train has" in err
+        and "--nproc N" in err
+    )
 
 
 def test_what_comes_after_a_script_is_the_scripts(coremill: Command) -> None:

@@ -88,13 +88,15 @@ def test_a_base_is_multiplied_four_times_and_adapters_six() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("fp32", 4), ("bf16", 2)])
-def test_ranks_of_a_host_hold_one_base_in_the_compute_dtype(dtype: str, width: int) -> None:
+def test_ranks_of_a_host_hold_one_base_in_the_compute_dtype_and_each_a_share_of_the_adapters(
+    dtype: str, width: int
+) -> None:
     one, card = priced(fleet_of("1xc7i.48xlarge"), "replicate", dtype=dtype, ranks_per_node=4)
     state = cost_of(one.arrangement).state(card, one.arrangement)
     assert state.base == width * LLAMA.parameters // 4
     copies = 4 + (2 if dtype == "bf16" else 0)
-    assert state.parameters == state.base + copies * ADAPTERS_OF_8B
-    assert (state.gradients, state.optimizer) == (4 * ADAPTERS_OF_8B, 8 * ADAPTERS_OF_8B)
+    assert state.parameters == state.base + copies * ADAPTERS_OF_8B // 4
+    assert (state.gradients, state.optimizer) == (4 * ADAPTERS_OF_8B // 4, 8 * ADAPTERS_OF_8B // 4)
 
 
 def test_over_hosts_replicate_holds_it_on_each_and_sends_gradients_of_adapters_alone() -> None:

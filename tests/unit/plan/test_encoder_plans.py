@@ -66,7 +66,9 @@ def test_rows_that_are_known_later_lead_to_the_same_plan() -> None:
 
 
 def test_attention_dropout_is_said_with_what_it_costs() -> None:
-    with_dropout, without = plan_of(windows()), plan_of(windows(), with_dropouts(CARD, hidden=None, attention=0.0))
+    one_rank = {"parallel": {"ranks_per_node": 1}}
+    with_dropout = plan_of(windows(), **one_rank)
+    without = plan_of(windows(), with_dropouts(CARD, hidden=None, attention=0.0), **one_rank)
     assert "model.attention_dropout: 0" in with_dropout.attention.reason
     assert "% of time more" in with_dropout.attention.reason
     assert without.memory.peak.activations < 0.6 * with_dropout.memory.peak.activations
@@ -108,5 +110,6 @@ def test_the_screen_counts_in_samples() -> None:
 
 
 def test_tokens_per_step_are_not_spoken_of() -> None:
-    reason = plan_of(windows(), train={"steps": 5, "samples_per_step": 100}).accumulation_steps.reason
+    plan = plan_of(windows(), train={"steps": 5, "samples_per_step": 100}, parallel={"ranks_per_node": 1})
+    reason = plan.accumulation_steps.reason
     assert "tokens" not in reason and reason.startswith("100 rows per step over 1 rank")

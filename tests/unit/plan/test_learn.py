@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -96,7 +97,7 @@ def test_a_run_that_went_as_planned_changes_nothing() -> None:
     assert (seen.compute, seen.optimizer, seen.slack, seen.communication) == (1.0, 1.0, 1.0, None)
 
 
-def _rates(part: Part) -> dict[str, float]:
+def _rates(part: Part) -> dict[str, Any]:
     return {
         "fp32_matmul_flops_per_second": 70e9,
         "bf16_matmul_flops_per_second": 0.0,
@@ -104,6 +105,7 @@ def _rates(part: Part) -> dict[str, float]:
         "copy_bytes_per_second": 20e9,
         "base_rss_bytes": 4e8,
         "busy_fraction": 0.0,
+        "splits": [],
     }
 
 

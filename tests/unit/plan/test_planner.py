@@ -143,10 +143,9 @@ def test_more_ranks_than_cores_share() -> None:
 
 
 def test_replicate_gives_way_to_shard_when_memory_ends() -> None:
-    two = {"parallel": {"ranks_per_node": 2}}
-    wide = plan(**two)
+    wide = plan(fleet(nodes=2))
     assert wide.engine.value == "replicate"
-    tight = plan(with_memory(fleet(), int(2.8 * GIB)), **two)
+    tight = plan(with_memory(fleet(nodes=2), int(1.45 * GIB)))
     assert tight.engine.value == "shard" and tight.fits
     assert "do not fit" in tight.engine.reason
 
@@ -171,11 +170,12 @@ def test_wire_bytes_by_engine_and_dtype() -> None:
     count, table = SMALL.parameters, SMALL.vocabulary_rows * SMALL.hidden
     root = 2 + 4 / 1024  # 16 bits, and a scale for 1024 of them
     # Of the lookup table only the rows that tokens name.
-    for wire_dtype, nodes, each in (("fp32", 1, 4), ("auto", 4, root)):
+    for wire_dtype, nodes, each in (("fp32", 4, 4), ("auto", 4, root)):
         least = 2 * 3 / 4 * each * (count - table)
         assert least < wire("replicate", wire_dtype, nodes) < least + 2 * 3 / 4 * each * table / 2
     # A step of many tokens names most of them: it is sent whole.
-    many = plan(fleet(), parallel={"ranks_per_node": 4, "engine": "replicate"}, train={"tokens_per_step": 2**20})
+    wired = {"engine": "replicate", "wire_dtype": "fp32"}
+    many = plan(fleet(nodes=4), parallel=wired, train={"tokens_per_step": 2**20})
     assert many.wire_bytes_per_step_per_rank == pytest.approx(2 * 3 / 4 * 4 * count, rel=1e-3)
     # Memory is plenty: gathered once in fp32, gradients once.
     for wire_dtype, nodes, both in (("fp32", 4, 8), ("auto", 4, 4 + root), ("bf16", 1, 4)):

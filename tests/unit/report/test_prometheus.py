@@ -41,7 +41,7 @@ from coremill.run.opening import listen_for_metrics
 from coremill.world.identity import DEFAULT_PORT
 from unit.report.fake_run import CONFIG, START, make_fake_run, write_line
 
-PAGE = Path(__file__).parents[3] / "docs" / "eks.md"
+PAGE = Path(__file__).parents[3] / "docs" / "k8s-reference.md"
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 # As `coremill k8s render` writes it: nodes have a price.

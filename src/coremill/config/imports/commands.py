@@ -21,6 +21,7 @@ from coremill.config.imports.files import named_file, settings_of_deepspeed
 from coremill.config.imports.launchers import Option, Start
 from coremill.config.imports.run_file import Composed, compose
 from coremill.config.other_tools import Script, flags, launcher_word, lists, scripts, variable
+from coremill.config.translate_starts import LEFT_OUT_RANKS
 from coremill.config.unknown_keys import plain_name
 
 _HOSTFILE = "hosts.txt"
@@ -110,6 +111,8 @@ def import_start(start: Start, default_accelerate_file: Path | None = None) -> I
         work.fates += _fates_of_file(accelerate, places)
     composed = compose(work.fates, script.task if script is not None else None)
     today = start.arguments if script is None else _today(start.arguments)
+    if "srun" in start.tools and places.hostfile == _HOSTFILE and not places.hosts:
+        work.notes.append(f"  scontrol show hostnames > {_HOSTFILE}")
     if places.hosts and places.hostfile is None:
         work.notes.append(f"  printf '%s\\n' {shlex.join(places.hosts)} > {_HOSTFILE}")
     launch = [f"{name}={value}" for name, value in work.environment.items()]
@@ -168,7 +171,11 @@ def _places(start: Start, accelerate: AccelerateFile | None) -> Places:
         nodes = total // per_node
     if per_node is None and total is not None and (hostfile is None or nodes):
         per_node = total // (nodes or 1) if total % (nodes or 1) == 0 else None
-    said = total or nodes or hostfile or hosts or start.fact("per_node")
+    if "srun" in start.tools:
+        if per_node is None and total is None:  # one task a node, where nothing is said
+            per_node = 1
+        hostfile = hostfile or (_HOSTFILE if (nodes or 1) > 1 and not hosts else None)
+    said = total or nodes or hostfile or hosts or start.fact("per_node") or start.fact("many")
     if per_node is None and not said and not set(start.tools) & set(_MANY_BY_DEFAULT):
         per_node = 1
     rank_of_file = None if accelerate is None or accelerate.machine_rank is None else str(accelerate.machine_rank)
@@ -192,6 +199,8 @@ def _places_fates(start: Start, places: Places, accelerate: AccelerateFile | Non
         says = word.says if word is not None else ""
         if word is None:
             work.fates.append(fate_of(brought, by_name([brought])))
+        elif option.tool == "srun" and says in _PLACES and start.fact(says) is not option:
+            work.fates.append(Fate(brought, "dropped", "the launcher behind srun says it"))
         elif says in _PLACES:
             work.fates.append(_place_fate(brought, says, places))
         elif says == "map_by" and places.ranks_per_node and (option.value or "").startswith("ppr:"):
@@ -227,6 +236,7 @@ def _place_fate(brought: Brought, says: str, places: Places) -> Fate:
     option = {"hostfile": "--hostfile", "hosts": "--hostfile", "threads": "--threads", "node_rank": "--node-rank"}.get(
         says, "--master" if says in ("master", "port") else "--nnodes" if says == "nodes" else "--nproc"
     )
+    option = "--hostfile" if says == "nodes" and brought.tool == "srun" and places.on_hosts else option
     option = "--ppn" if option in ("--nproc", "--nnodes") and places.on_hosts else option
     if option in words:
         note = _THREADS if says == "threads" else ""
@@ -242,7 +252,7 @@ def _place_fate(brought: Brought, says: str, places: Places) -> Fate:
         )
         return Fate(brought, "dropped", why)
     if brought.value in ("auto", "cpu", "gpu"):
-        return Fate(brought, "dropped", "left out, there is one rank per NUMA node")
+        return Fate(brought, "dropped", LEFT_OUT_RANKS)
     return Fate(brought, "dropped", "without the number of hosts it does not say how many ranks each has; --ppn does")
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from coremill.config.foreign import FOREIGN_VALUES, LATER_VALUES, RENAMED, Foreign, find_foreign
 from coremill.config.keys import Key, keys
 from coremill.config.show import scalar_text
-from coremill.config.translate import accepts
+from coremill.config.translate import accepts, beside_word
 from coremill.config.unknown_keys import plain_name
 
 Kind = Literal["mapped", "dropped", "retired", "unknown"]
@@ -25,6 +25,7 @@ _SECRET = re.compile(rf"{_SECRETS}|^-*token$", re.IGNORECASE)
 _SECRET_IN_COMMAND = re.compile(rf"(?<!\S)((?:[\w-]*{_SECRETS}[\w-]*|--?token)[= ]+)(?![-\"']*\$|-)\S+", re.IGNORECASE)
 # Names of ours that mean something else in most scripts, and sections that no other tool has.
 _AMBIGUOUS = ("name", "config", "rank", "alpha", "weights", "every", "keep", "rows")
+_NAMED_TEMPLATE = ("chat_template_path",)  # `chat_template: chatml` is no file of that name
 _SHARED_SECTIONS = ("", "model", "data", "train", "parallel", "lora", "evaluation")
 _LONGEST_VALUE = 100
 _EMPTY = "it is left empty there"
@@ -115,12 +116,14 @@ def fate_of(brought: Brought, given: Mapping[str, Any]) -> Fate:
         row = find_foreign(brought.path)
         return Fate(brought, "retired" if row is not None and row.retired else "dropped", _EMPTY)
     own = _own_key(brought.path)
+    if own is not None and own.dotted == "data.chat_template" and (row := find_foreign(_NAMED_TEMPLATE)) is not None:
+        return _fate_by_row(brought, row, given)
     if own is not None:
         return _fate_of_own(brought, own)
     row = find_foreign(brought.path)
     if row is None:
         return Fate(brought, "unknown", "no such setting is known here: look at what it did")
-    if brought.value == AUTO and row.targets and "deepspeed" in row.tools:
+    if brought.value == AUTO and row.targets and "deepspeed" in row.tools and brought.tool != "axolotl":
         return Fate(brought, "dropped", _auto(row))
     return _fate_by_row(brought, row, given)
 
@@ -167,7 +170,7 @@ def _fate_of_own(brought: Brought, key: Key) -> Fate:
     word = str(value).lower()
     ours = FOREIGN_VALUES.get(key.dotted, {}).get(word)
     if ours is not None and accepts(key.dotted, ours):
-        return Fate(brought, "mapped", key.description, {key.dotted: ours})
+        return Fate(brought, "mapped", key.description, {key.dotted: ours}, note=beside_word(word))
     if accepts(key.dotted, value):
         return Fate(brought, "mapped", key.description, {key.dotted: value})
     if key.dotted == "train.warmup_steps" and accepts("train.warmup_share", value):  # transformers 5 takes a share too

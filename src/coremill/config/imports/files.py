@@ -98,7 +98,7 @@ def tool_of(file: SettingsFile) -> str:
             votes[tool] = votes.get(tool, 0) + (2 if of_sections else 1)
     known = {tool: votes[tool] for tool in TOOLS if tool in votes and tool != "accelerate"}  # which writes more
     if not known:
-        why = f"none of its names ({', '.join(names[:6])}) is one of accelerate, DeepSpeed or transformers"
+        why = f"none of its names ({', '.join(names[:6])}) is one of accelerate, DeepSpeed, transformers or Axolotl"
         raise InputError(f"{file.path} has no settings that are known here", where=str(file.path), why=why,
                          do="name another file; `coremill config schema` has all keys of a run file")  # fmt: skip
     return max(known, key=lambda tool: known[tool])

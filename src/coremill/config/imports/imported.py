@@ -13,7 +13,7 @@ from typing import Any
 from coremill.config.imports.commands import import_start
 from coremill.config.imports.fates import one_line, without_secrets, words_without_secrets
 from coremill.config.imports.files import TOOLS, import_settings
-from coremill.config.imports.launchers import PROGRAMS, STARTS, WHERE, take_apart
+from coremill.config.imports.launchers import PROGRAMS, STARTS, WHERE, add_options_of_slurm, take_apart
 from coremill.config.imports.run_file import Composed, render
 from coremill.config.imports.settings_file import read_text_file, settings_of_text
 from coremill.config.imports.shell_text import ShellCommand, command_in
@@ -99,6 +99,7 @@ def _of_file(path: Path, environ: Mapping[str, str]) -> Imported:
 
 def _of_command(command: ShellCommand, said: str, environ: Mapping[str, str]) -> Imported:
     start = take_apart(command.words, command.variables)
+    add_options_of_slurm(command.of_slurm, start)
     found = import_start(start, default_accelerate_file(environ))
     launch, train = " ".join(map(quoted, found.launch)), " ".join(map(quoted, found.train))
     head = ["Made by coremill config import from:", f"  {one_line(said)}", "The script as it is:"]

@@ -18,6 +18,7 @@ from coremill.errors import InputError
 PROGRAMS: Mapping[str, str] = {
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.openmpi", "mpiexec.openmpi", "orterun", "prterun",
                      "mpirun.mpich", "mpiexec.mpich", "mpirun_rsh"), "mpirun"),
+    **dict.fromkeys(("srun",), "srun"),
     **dict.fromkeys(("accelerate", "accelerate-launch"), "accelerate"),
     **dict.fromkeys(("torchrun",), "torchrun"),
     **dict.fromkeys(("deepspeed", "ds"), "deepspeed"),
@@ -74,8 +75,9 @@ class Start:
         return PurePath(self.script).name if not self.is_module else self.script
 
     def fact(self, says: str) -> Option | None:
-        """The first option that says it; variables come after options."""
-        return next((each for each in self.options if each.word is not None and each.word.says == says), None)
+        """The first option that says it; srun's come last: it may start one launcher a node, which starts ranks."""
+        found = [each for each in self.options if each.word is not None and each.word.says == says]
+        return next((each for each in found if each.tool != "srun"), found[0] if found else None)
 
     def set_variable(self, name: str, value: str, text: str) -> None:
         self.variables.setdefault(name, value)
@@ -110,7 +112,7 @@ def take_apart(words: Sequence[str], variables: Sequence[tuple[str, str]] = ()) 
             do = f"import the file itself: coremill config import {rest[1]}"
             raise InputError(f"{rest[1]} is a shell script, which is not run", where=WHERE, do=do)
         else:
-            why = "known are mpirun, accelerate launch, torchrun, deepspeed, ipexrun, python and Python scripts"
+            why = "known are mpirun, srun, accelerate launch, torchrun, deepspeed, ipexrun, python and Python scripts"
             raise InputError(f"{word} is no launcher that is known here", where=WHERE, why=why,
                              do="give the command that starts your Python script")  # fmt: skip
     if not start.script:
@@ -122,6 +124,13 @@ def take_apart(words: Sequence[str], variables: Sequence[tuple[str, str]] = ()) 
         raise InputError("mpirun starts several programs here", where=WHERE, why=why, do=do)
     start.arguments += rest
     return start
+
+
+def add_options_of_slurm(words: Sequence[str], start: Start) -> None:
+    """What #SBATCH lines say behind srun's own options, which go before them; nothing where srun starts nothing."""
+    rest = list(words)
+    while "srun" in start.tools and rest and rest[0].startswith("-"):
+        _option("srun", rest, start)
 
 
 def _skip_options(rest: list[str]) -> None:
@@ -175,6 +184,8 @@ def _launcher(tool: str, program: str, rest: list[str], start: Start) -> None:
 def _option(tool: str, rest: list[str], start: Start) -> Option | None:
     """One option with its value; what it sets in the environment is a variable."""
     text, equals, value = rest.pop(0).partition("=")
+    if tool == "srun" and re.fullmatch(r"-[A-Za-z]\d[\d-]*", text):  # -N2
+        text, equals, value = text[:2], "=", text[2:]
     bare = text.lstrip("-")
     name = bare if len(bare) == 1 else plain_name(bare)
     word = launcher_word(tool, name)

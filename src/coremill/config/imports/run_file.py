@@ -70,7 +70,10 @@ def compose(fates: Sequence[Fate], task: str | None = None) -> Composed:
 def _settled(fate: Fate, settings: dict[str, Written]) -> Fate:
     taken, refused = {}, []
     for key, value in fate.settings.items():
-        said = fate.brought.text + (one_line(fate.note) if not fate.note.startswith((", or", ", if")) else "")
+        note = fate.note
+        if note.startswith((", or", ", if")):  # a hint to whoever types it; what comes behind it is about the value
+            note = "".join(note.partition(";")[1:])
+        said = fate.brought.text + one_line(note)
         there = settings.get(key)
         if there is None:
             settings[key] = Written(value, (said,))

@@ -16,7 +16,7 @@ from coremill.errors import InputError
 from coremill.nearby import nearest
 
 LARGEST_BYTES = 512 << 10  # no tool writes settings near this, and YAML of this size takes seconds to read
-_KINDS = "a file of accelerate, a DeepSpeed JSON, or TrainingArguments as JSON or YAML"
+_KINDS = "a file of accelerate or Axolotl, a DeepSpeed JSON, or TrainingArguments as JSON or YAML"
 _VERSION_KEYS = ("version", "config_version", "schema_version", "format_version", "file_version")
 _UNPICKLE = "python -c \"import torch; print(torch.load('{}', weights_only=False).to_json_string())\" > args.json"
 # First bytes of files that are no text: torch saves a zip archive around a pickle, and once saved the pickle alone.

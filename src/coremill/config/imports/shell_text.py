@@ -16,6 +16,7 @@ from coremill.errors import InputError
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PLAIN = re.compile(r"(^|/)(python[\d.]*|[\w.-]+\.py)$")  # may as well prepare data
 _REDIRECTION = re.compile(r"\d*[<>]")
+_SBATCH = re.compile(r"^#SBATCH[ \t]+(-.*?)(?:[ \t]#.*)?$", re.MULTILINE)
 _SUBSTITUTED = re.compile(r"^\s*(export\s+)?\w+=\$?[(`]")  # path=$(python -c ...)
 
 
@@ -27,6 +28,7 @@ class ShellCommand:
     variables: tuple[tuple[str, str], ...] = ()
     folders: tuple[str, ...] = ()  # that a script had changed to before it, one after the other
     others: tuple[str, ...] = ()  # commands beside it that start Python too
+    of_slurm: tuple[str, ...] = ()  # what lines of #SBATCH say, which srun takes over
 
 
 def command_in(text: str, is_start: re.Pattern[str], where: str) -> ShellCommand:
@@ -55,8 +57,10 @@ def command_in(text: str, is_start: re.Pattern[str], where: str) -> ShellCommand
                 found.append(ShellCommand(tuple(rest), tuple((variables | dict(own)).items()), folders))
     if found:
         chosen = next((each for each in found if not _PLAIN.search(each.words[0])), found[0])
-        return replace(chosen, others=tuple(" ".join(each.words[:3]) for each in found if each is not chosen))
-    why = "no line starts with torchrun, accelerate launch, mpirun, deepspeed, ipexrun or python"
+        others = tuple(" ".join(each.words[:3]) for each in found if each is not chosen)
+        of_slurm = tuple(word for line in _SBATCH.findall(text) for word in line.split())
+        return replace(chosen, others=others, of_slurm=of_slurm)
+    why = "no line starts with torchrun, accelerate launch, mpirun, srun, deepspeed, ipexrun or python"
     raise InputError("there is no command that starts a training", where=where, why=why,
                      do="name a file, or a command after --: -- torchrun train.py")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What shard costs where all ranks are on one host and share memory. Torch-free; the engine cuts by the same numbers.
+"""What an engine costs whose ranks are all on one host and share memory. Torch-free; it cuts by the same numbers.
 
 The weights are counted where each rank's rows are; what it reads of others' rows is resident beside them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from coremill.engines.one_host import rounds
 from coremill.engines.sharded_state import ShardedStateCost
 from coremill.plan.activations import backward_bytes, kept_bytes
 from coremill.plan.card import ModelCard
@@ -24,6 +25,12 @@ PASSED_AT_ONCE_NUMEL = 2**21
 # Of more weights than that, rows of other ranks are resident only while they are in use. Mapping them anew is felt
 # where weights are large beside the arithmetic.
 RESIDENT_UP_TO_BYTES = 2**28
+
+
+def shares_memory(arrangement: Arrangement) -> bool:
+    """Whether ranks do: those of one host that round nothing on its way."""
+    is_one_host = arrangement.nodes == 1 and arrangement.world_size > 1
+    return is_one_host and not rounds(arrangement.wire_dtype, arrangement.dtype)
 
 
 class OneHostCost(ShardedStateCost):

@@ -1,4 +1,4 @@
-"""Shard, where all ranks run on one host: each holds 1/N of gradients, optimizer state and fp32 weights; those that are
+"""Where all ranks run on one host: each holds 1/N of gradients, optimizer state and fp32 weights; those that are
 computed with lie once in memory they share (engines/one_host/slots.py).
 
 FSDP2 has no part in it: with nothing to gather there is no order of gathers, and ranks meet only where gradients are
@@ -39,17 +39,30 @@ class _Group:
     has_left: bool = False
 
     @property
+    def trained(self) -> int:
+        return sum(weight.is_trained for weight in self.weights)
+
+    @property
     def nbytes(self) -> int:
         return sum(weight.whole.nbytes for weight in self.weights)
 
 
-class OneHostShardEngine(OptimizerUpdate):
-    name = "shard"
-
+class OneHostEngine(OptimizerUpdate):
     def __init__(
-        self, world: World, peers: HostPeers, optimizer: OptimizerSettings, *, compute_dtype: torch.dtype
+        self,
+        name: str,
+        world: World,
+        peers: HostPeers,
+        optimizer: OptimizerSettings,
+        *,
+        compute_dtype: torch.dtype,
+        in_any_order: bool = False,
     ) -> None:
+        """`in_any_order`: a layer's gradients wait for all of them, whatever comes first; what has no use for one of
+        its weights (experts, say) keeps all that follow until the end of backward."""
         super().__init__(world, optimizer)
+        self.name = name
+        self._in_any_order = in_any_order
         self._peers = peers
         self._compute_dtype = compute_dtype
         self.exchange = Choice("memory", f"all {world.size} ranks are on this host: they share it, nothing is sent")
@@ -109,7 +122,7 @@ class OneHostShardEngine(OptimizerUpdate):
 
     def _unmap_used(self, module: nn.Module, *_: object) -> None:
         """After its forward; the head's weights are the lookup's too where these are tied. What is kept in fp32 beside
-        this engine (engines/shard/kept_in_fp32.py) lies elsewhere."""
+        this engine (engines/kept_in_fp32.py) lies elsewhere."""
         own = (self._by_whole.get(whole) for whole in module.parameters())
         self._weights.unmap_others([weight for weight in own if weight is not None])
 
@@ -150,12 +163,14 @@ class OneHostShardEngine(OptimizerUpdate):
                 do="set parallel.engine=replicate",
             )
         group.made += 1
-        if group.is_layer:
+        if group.is_layer and not self._in_any_order:
             # Backward is through with the layers above, also with what it found no use for (experts, say).
             self._leave(self._groups[:place])
-        is_whole = group.made == sum(weight.is_trained for weight in group.weights)
-        if is_whole and all(earlier.has_left for earlier in self._groups[:place]):
-            self._leave([group])
+        # One that became whole before an earlier one leaves right after it.
+        for first in self._groups:
+            if first.made < first.trained:
+                break
+            self._leave([first])
 
     def _leave(self, groups: Sequence[_Group]) -> None:
         for group in groups:

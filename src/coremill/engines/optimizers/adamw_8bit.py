@@ -107,7 +107,7 @@ class AdamW8bit:
             part, moments = slice(place.begin, place.end), held.moments
             if isinstance(moments, Moments8bit):
                 moved, piece, first, second = self._room(place.end - place.begin, layout.width)
-                moments.read(place.begin, place.end, first, second)
+                moments.read(place.begin, place.end, first, second, work=piece)
                 fill(moved, values[part], layout.columns)
                 fill(piece, gradients[part], layout.columns)
                 self._step(held, moved, piece, first, second, learning_rate, factor)

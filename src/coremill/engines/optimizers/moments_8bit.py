@@ -1,9 +1,9 @@
 """Moments of gradients in 8 bits: blocks of a row share a scale, so that cutting a parameter by rows changes nothing.
 
-The first moment is signed and linear; of the second its root is kept, which spans half as many powers of two. Both are
-rounded up or down by chance, in the mean to what they are: a moment moves by a thousandth of a gradient's square in a
-step, and rounded to the nearest level it would not move at all. The root's lowest level is 1: at 0, which small values
-would be rounded to, the update would be divided by nothing.
+Of the first moment the root is kept, with its sign, and of the second the fourth root: so small elements of a block
+have levels too. Both are rounded up or down by chance: a moment moves by a thousandth of a gradient's square in a step,
+and rounded to the nearest level it would not move at all. The second moment's lowest level is 1: at 0, which small
+values would be rounded to, the update would be divided by nothing.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import torch
 from coremill.engines.optimizers.cost import BLOCK
 
 # Under these names a checkpoint has them; scales of both in one row for each row of the weight.
-FIRST, FIRST_SCALE, ROOT, ROOT_SCALE = "exp_avg_8bit", "exp_avg_scale", "exp_avg_sq_root_8bit", "exp_avg_sq_root_scale"
-STATE_NAMES = (FIRST, FIRST_SCALE, ROOT, ROOT_SCALE)
+FIRST, FIRST_SCALE = "exp_avg_root_8bit", "exp_avg_root_scale"
+SECOND, SECOND_SCALE = "exp_avg_sq_fourth_root_8bit", "exp_avg_sq_fourth_root_scale"
+STATE_NAMES = (FIRST, FIRST_SCALE, SECOND, SECOND_SCALE)
 # Those of AdamW, and of vectors here, by torch's names.
 ADAMW_NAMES = ("exp_avg", "exp_avg_sq")
 CONVERTED_AT_ONCE_NUMEL = 2**20
 
 # What the largest element of a block becomes; a little less, so that no chance rounds it up past the last level.
-FIRST_LEVELS, ROOT_LEVELS = 127, 255
+FIRST_LEVELS, SECOND_LEVELS = 127, 255
 JUST_BELOW = 1 - 2.0**-18
 # Below that a block is as good as zeros: there are no finite levels for it.
 LEAST = 1e-35
-# A gradient may be finite and its square not: its root becomes the last level of a block this large.
+# A gradient may be finite and its square not: it becomes the last level of a block this large.
 MOST = 1e37
 
 
@@ -65,8 +66,8 @@ class Moments8bit:
 
     first: torch.Tensor
     first_scale: torch.Tensor
-    root: torch.Tensor
-    root_scale: torch.Tensor
+    second: torch.Tensor
+    second_scale: torch.Tensor
     layout: RowLayout
 
     @classmethod
@@ -81,24 +82,25 @@ class Moments8bit:
 
     def named(self, shape: torch.Size) -> dict[str, torch.Tensor]:
         """For a checkpoint, where they lie; levels in the weight's shape."""
-        levels = {FIRST: self.first.view(shape), ROOT: self.root.view(shape)}
-        scales = {FIRST_SCALE: self.first_scale, ROOT_SCALE: self.root_scale}
+        levels = {FIRST: self.first.view(shape), SECOND: self.second.view(shape)}
+        scales = {FIRST_SCALE: self.first_scale, SECOND_SCALE: self.second_scale}
         return {**levels, **{name: scale.view(shape[0], -1) for name, scale in scales.items()}}
 
     @classmethod
     def from_named(cls, state: Mapping[str, torch.Tensor], layout: RowLayout) -> Moments8bit:
-        levels = [state[name].view(-1, layout.columns) for name in (FIRST, ROOT)]
-        scales = [state[name].view(-1, layout.blocks) for name in (FIRST_SCALE, ROOT_SCALE)]
+        levels = [state[name].view(-1, layout.columns) for name in (FIRST, SECOND)]
+        scales = [state[name].view(-1, layout.blocks) for name in (FIRST_SCALE, SECOND_SCALE)]
         return cls(levels[0], scales[0], levels[1], scales[1], layout)
 
-    def read(self, begin: int, end: int, first: torch.Tensor, second: torch.Tensor) -> None:
-        """Rows [begin, end) as they are computed with, into [rows, width] of fp32; the second moment, not its root."""
+    def read(self, begin: int, end: int, first: torch.Tensor, second: torch.Tensor, work: torch.Tensor) -> None:
+        """Rows [begin, end) as they are computed with, into [rows, width] of fp32."""
         columns, block = self.layout.columns, self.layout.block
         fill(first, self.first[begin:end], columns)
+        first.mul_(torch.abs(first, out=work))
         first.view(-1, block).mul_(self.first_scale[begin:end].view(-1, 1))
-        fill(second, self.root[begin:end], columns)
-        second.view(-1, block).mul_(self.root_scale[begin:end].view(-1, 1))
-        second.mul_(second)
+        fill(second, self.second[begin:end], columns)
+        second.view(-1, block).mul_(self.second_scale[begin:end].view(-1, 1))
+        second.mul_(second).mul_(second)
 
     def write(
         self,
@@ -111,29 +113,26 @@ class Moments8bit:
     ) -> None:
         """The inverse, rounded by `uniform`, numbers from 0 to below 1; what it is given is used up."""
         columns, block = self.layout.columns, self.layout.block
-        torch.abs(first, out=work)
-        _into_levels(first, work, FIRST_LEVELS, self.first_scale[begin:end], uniform[0], block)
-        self.first[begin:end].copy_(cut(first.floor_(), columns))
-        root = second.sqrt_()
-        _into_levels(root, root, ROOT_LEVELS, self.root_scale[begin:end], uniform[1], block)
+        roots = second.sqrt_().sqrt_().view(-1, block)
+        per_level = _levels(roots, SECOND_LEVELS, self.second_scale[begin:end])
+        torch.addcmul(uniform[1].view(roots.shape), roots, per_level, out=roots)
         # From fp32 straight to bytes without a sign takes twice as long.
-        whole = work.view(torch.int32).copy_(root.clamp_(min=1.0, max=ROOT_LEVELS))
-        self.root[begin:end].copy_(cut(whole, columns))
+        whole = work.view(torch.int32).copy_(second.clamp_(min=1.0, max=SECOND_LEVELS))
+        self.second[begin:end].copy_(cut(whole, columns))
+        sizes = torch.abs(first, out=work).view(-1, block)
+        squares = sizes.mul_(_levels(sizes, FIRST_LEVELS**2, self.first_scale[begin:end]))
+        # As far past the level below as chance says: squares of levels, not levels, come out right in the mean.
+        below, chance = second.view(squares.shape), uniform[0].view(squares.shape)
+        torch.sqrt(squares, out=below).floor_()
+        squares.add_(chance).addcmul_(below, chance, value=2).sqrt_()
+        self.first[begin:end].copy_(cut(torch.copysign(work, first, out=first), columns))
 
 
-def _into_levels(
-    values: torch.Tensor,
-    sizes: torch.Tensor,
-    levels: int,
-    scale: torch.Tensor,
-    uniform: torch.Tensor,
-    block: int,
-) -> None:
-    """Write each block's scale; values become levels, plus what chance adds before the fraction is cut off."""
-    largest = torch.amax(sizes.view(-1, block), dim=1, keepdim=True).clamp_(min=LEAST, max=MOST)
+def _levels(sizes: torch.Tensor, levels: int, scale: torch.Tensor) -> torch.Tensor:
+    """Write each block's scale; what its sizes become levels by."""
+    largest = torch.amax(sizes, dim=1, keepdim=True).clamp_(min=LEAST, max=MOST)
     torch.div(largest, levels, out=scale.view(-1, 1))
-    blocks = values.view(-1, block)
-    torch.addcmul(uniform.view(blocks.shape), blocks, largest.reciprocal_().mul_(levels * JUST_BELOW), out=blocks)
+    return largest.reciprocal_().mul_(levels * JUST_BELOW)
 
 
 def fill(wide: torch.Tensor, values: torch.Tensor, columns: int) -> None:
@@ -171,9 +170,9 @@ def with_fp32_moments(state: Mapping[str, torch.Tensor], shape: torch.Size) -> M
     rows, columns = moments.first.shape
     made = {name: torch.empty(rows, columns) for name in ADAMW_NAMES}
     for begin, end in _pieces(rows, moments.layout):
-        work = torch.empty(2, end - begin, moments.layout.width)
-        moments.read(begin, end, work[0], work[1])
-        for name, values in zip(ADAMW_NAMES, work, strict=True):
+        work = torch.empty(3, end - begin, moments.layout.width)
+        moments.read(begin, end, work[0], work[1], work[2])
+        for name, values in zip(ADAMW_NAMES, work[:2], strict=True):
             made[name][begin:end].copy_(values[:, :columns])
     return {name: tensor.view(shape) for name, tensor in made.items()}
 

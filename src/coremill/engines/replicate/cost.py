@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
+from coremill.engines.one_host.cost import OneHostCost, shares_memory
 from coremill.engines.optimizers.cost import COSTS, GRADIENT_BYTES
 from coremill.engines.wire.sizes import LEAST_IN_FLIGHT, POOL_ROUNDING, ROOM_IN_FLIGHT_BYTES
 from coremill.hardware.facts import Fleet
@@ -43,9 +44,38 @@ def sends_rows(named: int, rows: int) -> bool:
     return 2 * named <= rows
 
 
+class ReplicateOnOneHostCost(OneHostCost):
+    """One copy of the model for all ranks of a host."""
+
+    holds_whole_model = True
+
+    def step_points(
+        self, card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool
+    ) -> Iterator[StepPoint]:
+        yield from super().step_points(card, arrangement, linear_copies_weight=linear_copies_weight)
+        if card.experts:
+            # An expert that no token was sent to keeps its layer's gradients, and all that follow, to the end.
+            yield StepPoint(
+                name="end of backward",
+                gradients=arrangement.compute_bytes * card.trainable_parameters,
+                activations=one_layer_bytes(card, arrangement),
+                shared=self.between_steps(card, arrangement).shared,
+            )
+
+    def reason(self, choice: AutoChoice) -> str:
+        ranks = choice.arrangement.ranks_per_node
+        return f"its {ranks} ranks compute with one copy of the weights; each moves its share of them"
+
+
+ON_ONE_HOST = ReplicateOnOneHostCost()
+
+
 class ReplicateCost(EngineCost):
     tried_by_auto = True
     updates = ("after", "inside")
+
+    def form(self, arrangement: Arrangement) -> EngineCost:
+        return ON_ONE_HOST if shares_memory(arrangement) else self
 
     def state(self, card: ModelCard, arrangement: Arrangement) -> StateBytes:
         """Weights as the optimizer has them; where these are masters in fp32, in bf16 a copy to compute with beside

@@ -54,6 +54,7 @@ class ReplicateEngine(OptimizerUpdate):
         *,
         compute_dtype: torch.dtype,
         gradient_codec: Codec,
+        why_wire: str,
         named_rows: bool = True,
     ) -> None:
         super().__init__(world, optimizer)
@@ -62,7 +63,7 @@ class ReplicateEngine(OptimizerUpdate):
         self._codec = gradient_codec
         self._pool = BufferPool()
         self._wire = Exchange(self._meter, world.flows)
-        self.exchange = Choice("wire", "replicate: gradients go through gloo")
+        self.exchange = Choice("wire", why_wire if world.size > 1 else "one rank: nothing is exchanged")
         self._base: HeldBase | None = None
         self._tables: dict[nn.Parameter, NamedRows] = {}  # of which not all rows are sent
         # What the optimizer moves, where that is not the weight that is computed with: fp32 for bf16; the same memory

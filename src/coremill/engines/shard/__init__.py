@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coremill.engines.shard.cost import ShardCost, rounds
+from coremill.engines.one_host import MODULES
+from coremill.engines.shard.cost import ShardCost
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from coremill.engines.base import Engine
     from coremill.engines.optimizers import OptimizerSettings
+    from coremill.engines.update import OptimizerUpdate
     from coremill.plan.types import Plan
     from coremill.world.group import World
 
@@ -21,17 +25,14 @@ class Shard:
     name = "shard"
     cost = ShardCost()
     keeps_replicas = False
-    modules = (
-        "coremill.engines.one_host.engine",
-        "coremill.engines.shard.engine",
-        "coremill.engines.shard.kept_in_fp32",
-    )
+    modules = (*MODULES, "coremill.engines.shard.engine")
 
     @staticmethod
     def make(
         plan: Plan,
         world: World,
         optimizer: OptimizerSettings,
+        model: nn.Module,
         *,
         head_in_backward: bool,
         through_memory: bool,
@@ -41,18 +42,17 @@ class Shard:
         import torch
 
         from coremill.engines.base import DTYPES
-        from coremill.engines.one_host.engine import OneHostShardEngine
-        from coremill.engines.one_host.shared_memory import meet_host_peers
+        from coremill.engines.kept_in_fp32 import KeepsInFp32
+        from coremill.engines.one_host import make_one_host
         from coremill.engines.shard.engine import ShardEngine
-        from coremill.engines.shard.kept_in_fp32 import KeepsInFp32
         from coremill.engines.wire.codec import codec_of
         from coremill.plan.traffic import gradient_form
 
         dtype, wire = plan.dtype.value, plan.wire_dtype.value
-        may_share = through_memory and world.size > 1 and not rounds(wire, dtype)
-        peers = meet_host_peers(world) if may_share else "several hosts, or a wire dtype that rounds"
-        made: Engine
-        if isinstance(peers, str):
+        made: OptimizerUpdate | str = "not asked for"
+        if through_memory:
+            made = make_one_host("shard", plan, world, optimizer, in_any_order=False)
+        if isinstance(made, str):
             made = ShardEngine(
                 world,
                 optimizer,
@@ -62,9 +62,7 @@ class Shard:
                 keep_gathered=plan.keep_gathered.value,
                 accumulates=plan.accumulation_steps.value > 1,
                 head_in_backward=head_in_backward,
-                why_wire=peers,
+                why_wire=made,
                 named_rows=named_rows,
             )
-        else:
-            made = OneHostShardEngine(world, peers, optimizer, compute_dtype=DTYPES[dtype])
         return made if dtype == "fp32" else KeepsInFp32(made, world, optimizer, DTYPES[dtype])

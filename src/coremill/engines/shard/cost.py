@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from coremill.engines.one_host.cost import OneHostCost
+from coremill.engines.one_host.cost import OneHostCost, shares_memory
 from coremill.engines.optimizers.cost import GRADIENT_BYTES
 from coremill.engines.sharded_state import ShardedStateCost, share_of
 from coremill.engines.wire.sizes import (
@@ -32,8 +32,7 @@ class ShardCost(ShardedStateCost):
 
     def form(self, arrangement: Arrangement) -> EngineCost:
         """Through memory where ranks of one host round nothing on its way: gradients lie there as computed."""
-        is_one_host = arrangement.nodes == 1 and arrangement.world_size > 1
-        return ON_ONE_HOST if is_one_host and not rounds(arrangement.wire_dtype, arrangement.dtype) else self
+        return ON_ONE_HOST if shares_memory(arrangement) else self
 
     def step_points(
         self, card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool
@@ -153,11 +152,6 @@ class ShardCost(ShardedStateCost):
             return "memory allows it: weights are gathered once per step and gradients sent once"
         saved = f"{100 * (WORTH_KEEPING - 1):.0f} %"
         return f"weights are given back after use: keeping them does not fit, or saves less than {saved} of a step"
-
-
-def rounds(wire_dtype: str, dtype: str) -> bool:
-    """Whether what travels is less exact than what was computed: memory that ranks share holds it as computed."""
-    return wire_dtype != "fp32" and dtype == "fp32"
 
 
 def table_parameters(card: ModelCard, arrangement: Arrangement) -> int:

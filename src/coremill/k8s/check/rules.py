@@ -1,7 +1,7 @@
 """CEL rules of a schema (x-kubernetes-validations), evaluated as the API server does at a create.
 
 Rules that compare with an earlier version (`oldSelf`) have nothing to compare with and are skipped, unless they say
-they can (`optionalOldSelf`). Evaluated by cel-expr-python, Google's own runtime (docs/decisions/082-k8s-check.md).
+they can (`optionalOldSelf`). Evaluated by cel-expr-python, Google's own runtime (docs/decisions/k8s-commands.md).
 """
 
 from __future__ import annotations

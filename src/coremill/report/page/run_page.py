@@ -19,7 +19,7 @@ from coremill.report.metrics import (
 from coremill.report.page import run_charts
 from coremill.report.page.document import render_blocks, render_document
 from coremill.report.sources import kind_of_documents
-from coremill.report.summary_screen import collective_rows, cost_words
+from coremill.report.summary_screen import collective_rows, cost_words, parts_line
 from coremill.report.timeline import outcome_of
 
 TEMPLATE = "run.html.jinja"
@@ -59,6 +59,7 @@ def _values(summary: Mapping[str, Any]) -> dict[str, Any]:
         "memory_ranks": run_charts.memory_ranks(summary),
         "limit_beyond": _limit_beyond(summary),
         "step_split": run_charts.step_split(summary),
+        "parts_line": parts_line(summary),
         "exchanges": collective_rows(summary),
         "wall_split": run_charts.wall_split(summary),
         "comparison": _comparison(summary),

@@ -17,7 +17,6 @@ from coremill.errors import InputError
 from coremill.hardware.facts import NodeFacts
 from coremill.hardware.hostfile import read_hostfile
 from coremill.nearby import nearest
-from coremill.plan.layout import lay_out
 from coremill.plan.types import Choice
 from coremill.report.terminal import format_bytes
 
@@ -136,13 +135,10 @@ def _hosts(here: Path) -> tuple[str | None, Choice[int] | None]:
 
 
 def _machine_in_words(node: NodeFacts) -> tuple[str, ...]:
-    layout = lay_out(node, ranks=None, threads=None)
-    ranks, threads = layout.ranks_per_node, layout.threads_per_rank
     cores = f"{node.usable_cores} core{'' if node.usable_cores == 1 else 's'}"
     numa = "" if len(node.numa_nodes) == 1 else f" on {len(node.numa_nodes)} NUMA nodes"
     bf16 = "bf16 in hardware" if node.has_bf16_units else "no bf16 units, so fp32"
     return (
         f"{cores}{numa} ({node.cpu_model}), {format_bytes(node.memory_bytes)} of memory, {bf16}",
-        f"{ranks.value} rank{'' if ranks.value == 1 else 's'} with {threads.value}"
-        f" thread{'' if threads.value == 1 else 's'}{'' if ranks.value == 1 else ' each'}: {ranks.reason}",
+        "how many ranks share them depends on the model: `coremill plan` says it",
     )
