@@ -154,7 +154,9 @@ CASES = {
     "missing model folder": Case("no such model folder: nowhere/at/all", ("model=nowhere/at/all",)),
     "gated model": Case("gated/model is gated...hf auth login", ("model=gated/model",), hub=None),
     "gated dataset": Case("gated/text is gated...hf auth login", ("data.source=hf://gated/text",), hub=None),
-    "unreachable hub, model": Case("the hub cannot be reached...check the network", ("model=some/model",)),
+    "unreachable hub, model": Case(
+        "the hub cannot be reached...check the name, network or proxy...hf download some/model", ("model=some/model",)
+    ),
     "unreachable hub, tokenizer": Case("the hub cannot be reached...where: ...tokenizer", ("tokenizer=some/words",)),
     "unreachable hub, dataset": Case(
         "cannot reach the Hugging Face hub...where: --set data.source=hf://some/text", ("data.source=hf://some/text",)
