@@ -58,6 +58,19 @@ class Terminal:
         """Keys as they are; a newline is Enter."""
         os.write(self._end, keys.encode())
 
+    def wait_until_it_reads(self) -> None:
+        """A signal between Python's prompt and its read is kept until the next key: nobody is as quick, tests are."""
+        deadline = time.monotonic() + 60
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        before = ""
+        while time.monotonic() < deadline:
+            time.sleep(0.2)
+            now = stat.read_text().rpartition(")")[2]
+            if now == before and now.split()[0] == "S":
+                return
+            before = now
+        raise AssertionError(f"it does not come to rest; what is shown:\n{self.shown}")
+
     def ended(self, within_seconds: float = 60) -> int:
         """The exit code."""
         deadline = time.monotonic() + within_seconds

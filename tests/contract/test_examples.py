@@ -117,6 +117,7 @@ def test_the_example_of_conversations(workshop: Scene, chat_report: dict):
     assert (workshop.path("runs") / "chat/export/chat_template.jinja").is_file()
 
 
+@long_test("test_lora_export.py loads adapters, test_readme_files.py trains them on conversations")
 def test_adapters_on_conversations_leave_what_peft_loads(workshop: Scene, chat_report: dict):
     report = run(workshop, *header(CHAT_LORA), "--set", "train.epochs=2")
     assert report["state"] == "finished" and report["loss_last"] < report["loss_first"]
@@ -168,6 +169,7 @@ def of_files(settings: list[str], name: str, *more: str) -> list[str]:
 SHORTER_QUESTIONS = ("data.doc_stride=16", "train.epochs=1")
 
 
+@LONG
 def test_questions(workshop: Scene, encoder: list[str]):
     report = run(workshop, *header(SQUAD), *of_files(encoder, "squad", *SHORTER_QUESTIONS))
     assert report["state"] == "finished" and set(report["metrics"]) >= {"f1", "exact_match"}

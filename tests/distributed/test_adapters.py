@@ -13,7 +13,7 @@ import torch
 import ranks
 from coremill.data.packed_batches import make_loader
 from coremill.data.packed_rows import PackedData
-from tiers import some_long
+from tiers import long_test, some_long
 from tiny_models import make_model
 from training import make_packed, train_here
 
@@ -55,15 +55,20 @@ def _assert_same(results: list[dict[str, Any]], reference: dict[str, Any], relat
     "settings",
     [
         {"world_size": 1, "micro_batch_rows": 2},
-        {"world_size": 1, "checkpointing": True},
-        {"world_size": 1, "fused": False},
         {"world_size": 2, "engine": "replicate", "micro_batch_rows": 2},
-        {"world_size": 4, "engine": "replicate"},
-        {"world_size": 2, "engine": "shard", "micro_batch_rows": 2},
         {"world_size": 4, "engine": "shard", "checkpointing": True},
         {"world_size": 2, "engine": "shard", "through_memory": False, "micro_batch_rows": 2},
-        {"world_size": 4, "engine": "shard", "through_memory": False},
-        {"world_size": 2, "engine": "shard", "through_memory": False, "keep_gathered": True, "micro_batch_rows": 2},
+        *(
+            pytest.param(settings, marks=long_test("the four above, and test_same_loss.py"))
+            for settings in (
+                {"world_size": 1, "checkpointing": True},
+                {"world_size": 1, "fused": False},
+                {"world_size": 4, "engine": "replicate"},
+                {"world_size": 2, "engine": "shard", "micro_batch_rows": 2},
+                {"world_size": 4, "engine": "shard", "through_memory": False},
+                {"world_size": 2, "engine": "shard", "through_memory": False, "keep_gathered": True},
+            )
+        ),
     ],
     ids=lambda settings: "-".join(f"{key}={value}" for key, value in settings.items()),
 )

@@ -11,10 +11,12 @@ import pytest
 import ranks
 from coremill.checkpoint.manifest import survey
 from saved_training import train_saved
+from tiers import long_test
 from tiny_models import make_model
 from training import make_packed
 
 STEPS, ROWS = 16, 128  # one epoch, 8 rows a step
+NEAR = long_test("near relations of the others of this test")
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +51,13 @@ def of_kind(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     ("world_size", "settings"),
     [
         (1, {"engine": "replicate"}),
-        (1, {"engine": "shard"}),
+        pytest.param(1, {"engine": "shard"}, marks=NEAR),
         (2, {"engine": "replicate"}),
         (2, {"engine": "shard"}),
-        (3, {"engine": "replicate"}),
+        pytest.param(3, {"engine": "replicate"}, marks=NEAR),
         (3, {"engine": "shard", "wire_dtype": "auto"}),
         (2, {"engine": "replicate", "dtype": "bf16", "wire_dtype": "auto"}),
-        (2, {"engine": "shard", "family": "llama-tied"}),
+        pytest.param(2, {"engine": "shard", "family": "llama-tied"}, marks=NEAR),
         (2, {"engine": "replicate", "family": "gpt2", "wire_dtype": "auto"}),  # dropout: random numbers go on too
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else str(value),

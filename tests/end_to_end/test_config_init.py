@@ -83,6 +83,7 @@ def test_whoever_stops_leaves_nothing(folder: Path, cache: Path, key: str) -> No
         terminal.expect("[tiny] ? for more: ")
         terminal.type("\n")
         terminal.expect("[articles/*.jsonl] ? for more: ")
+        terminal.wait_until_it_reads()
         terminal.type(key)
         terminal.expect("nothing was written")
         assert terminal.ended() == 130

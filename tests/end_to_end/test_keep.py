@@ -128,6 +128,7 @@ def test_the_same_folder_by_one_process(scene: Scene, kept: Ended) -> None:
     assert refused.code == 78 and "is not empty" in refused.err
 
 
+@long_test("unit tests set checkpoints aside, tests/distributed goes on with other ranks")
 def test_going_on_from_the_best_with_other_ranks(scene: Scene, kept: Ended) -> None:
     folder, before = scene.path("kept"), report_of(scene, "kept")
     best, later = before["best"]["step"], [step for step in steps_kept(folder) if step > before["best"]["step"]]

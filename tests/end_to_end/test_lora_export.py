@@ -27,6 +27,7 @@ from coremill.model.source import ModelFolder
 from coremill.plan.config_file import read_config
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Scene
 from end_to_end.stand_in_upload_hub import TOKEN, serve_upload_hub
+from tiers import long_test
 
 SHARDED = ("parallel.engine=shard", "lora.rank=4", "lora.modules_to_save=[lm_head]", "model=base")
 BEST = (
@@ -103,6 +104,7 @@ def test_the_best_adapter_is_exported_with_all_that_loads_it(scene: Scene, best:
     assert {tensor.dtype for tensor in adapter_of(scene.path("other")).values()} == {torch.bfloat16}
 
 
+@long_test("unit tests merge as peft does, test_keep.py pushes")
 def test_merged_by_the_command_and_pushed(scene: Scene, best: Ended) -> None:
     done = scene.coremill("export", "best", "merged", "--merged")
     assert done.code == 0 and "exported the model with the adapter of step" in done.out, str(done)

@@ -20,6 +20,7 @@ from coremill.hardware.calibrate import Part, calibration_of, run_part
 from coremill.hardware.probe import probe_node
 from coremill.plan.planner import LAUNCHER_BYTES
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Scene
+from tiers import long_test
 
 # 38 M parameters: state is twice the interpreter and its libraries, yet a step takes a second.
 MODEL = {
@@ -150,6 +151,7 @@ def _train(place: Scene, group: MemoryGroup, limit_bytes: int) -> Ended:
     return place.start(command, preexec_fn=group.enter).end()
 
 
+@long_test("a rank is killed for memory below, test_bad_input.py refuses what does not fit")
 def test_the_limit_decides(place: Scene, group: MemoryGroup) -> None:
     """One run, two limits: a little less than it needs, and a little more."""
     needed = _needed_bytes(place)

@@ -17,15 +17,14 @@ import pytest
 
 from end_to_end.scene import RUN_FILE, Scene, make_cache
 from k8s.rehearsing import why_not
+from tiers import long_test
 
 _reason = why_not()
 pytestmark = [
     pytest.mark.skipif(_reason is not None, reason=f"no pods here: {_reason}"),
     pytest.mark.timeout(900),  # pods start twice, each imports torch
 ]
-long_test = pytest.mark.skipif(
-    not os.environ.get("COREMILL_LONG_TESTS"), reason="minutes each: COREMILL_LONG_TESTS=1 runs it"
-)
+pods_train = long_test("tests/k8s/test_rehearse.py reclaims and kills pods of a small program")
 DEADLINE_SECONDS = 850
 STEPS, EVERY = 12, 4
 TOKEN = "hf_" + "RehearsedFakeToken" * 2
@@ -80,6 +79,7 @@ def rehearse(place: Scene, name: str, *words: str, nodes: int = 2, kind: str = "
     return Rehearsed(ended.code, str(ended), json.loads(ended.out) if ended.out else {})
 
 
+@pods_train
 def test_pod_zero_is_taken_back_and_the_loss_is_that_of_one_process(place: Scene, loss_alone: float) -> None:
     done = rehearse(place, "short", "--reclaim", "0@5steps")
     assert done.code == 0, done.screen
@@ -98,7 +98,7 @@ def test_pod_zero_is_taken_back_and_the_loss_is_that_of_one_process(place: Scene
     assert str(place.folder) not in Path("/proc/self/mountinfo").read_text()
 
 
-@long_test
+@pods_train
 @pytest.mark.parametrize("number", range(20))
 def test_a_reclaim_at_any_time_loses_nothing(place: Scene, loss_alone: float, number: int) -> None:
     drawn = random.Random(number)
@@ -108,7 +108,7 @@ def test_a_reclaim_at_any_time_loses_nothing(place: Scene, loss_alone: float, nu
     assert done.summary["loss_last"] == pytest.approx(loss_alone, abs=1e-5)
 
 
-@long_test
+@pods_train
 @pytest.mark.parametrize("number", range(20))
 def test_a_kill_at_any_time_loses_one_interval_at_most(place: Scene, loss_alone: float, number: int) -> None:
     drawn = random.Random(100 + number)
@@ -118,7 +118,7 @@ def test_a_kill_at_any_time_loses_one_interval_at_most(place: Scene, loss_alone:
     assert done.summary["loss_last"] == pytest.approx(loss_alone, abs=1e-5)
 
 
-@long_test
+@pods_train
 @pytest.mark.parametrize(
     "kind", ["jobset", "trainjob, trainer: '2.1'", "trainjob, trainer: '2.2'", "trainjob, trainer: '2.3'"]
 )
@@ -129,7 +129,7 @@ def test_each_kind_of_job(place: Scene, loss_alone: float, kind: str) -> None:
     assert done.summary["loss_last"] == pytest.approx(loss_alone, abs=1e-5)
 
 
-@long_test
+@pods_train
 def test_bad_input_and_numbers_that_are_not_finite_end_the_job(place: Scene) -> None:
     done = rehearse(place, "missing", "--set", "data.column=nowhere")
     assert (done.code, done.summary["reason"], done.summary["restarts"]) == (1, "PodFailurePolicy", 0), done.screen

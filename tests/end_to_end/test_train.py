@@ -226,7 +226,7 @@ def launched_by(name: str) -> tuple[list[str], dict[str, str]]:
     "name",
     some_long(
         ["torchrun", "coremill launch", "Open MPI", "MPICH", "Kubeflow"],
-        ["coremill launch", "MPICH"],
+        ["MPICH"],
         "tests/distributed/test_launch.py meets under all of them",
     ),
 )

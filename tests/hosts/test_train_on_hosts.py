@@ -20,6 +20,7 @@ from coremill.hosts.fingerprint import digest_of_files
 from coremill.plan.headers import read_file_header
 from end_to_end.scene import RUN_FILE, make_cache, write_text
 from hosts.namespaces import DEVICE, Fleet, clean_environment, fake_hosts, free_port, why_not
+from tiers import long_test
 from tiny_models import make_model, make_tokenizer
 
 FLOWS = 4  # named by the user: by itself coremill opens one for every two cores
@@ -158,7 +159,7 @@ def said_of_the_data(text: str) -> bool:
 @pytest.mark.parametrize(
     "via",
     [
-        pytest.param((), id="coremill"),
+        pytest.param((), id="coremill", marks=long_test("tests/distributed/test_hosts_agree.py compares hosts")),
         pytest.param(("--via", "torchrun"), id="torchrun", marks=LONG),
         pytest.param(("--via", "mpirun", "--mpirun", "mpirun.openmpi"), id="Open MPI", marks=LONG),
     ],

@@ -2,6 +2,7 @@
 
     layers  norms and gated MLPs keep less for backward and stay in the cache        model/fused_layers.py
     adapter adapted linear maps in fewer passes, no gradient of the base              model/lora.py
+    attention goes backward by products where there are matrix units              model/quick_attention.py
     dropout masks are looked up instead of drawn: other random numbers, as random  model/quick_dropout.py
     loss    the head makes its loss a chunk of logits at a time, never all of them   model/chunked_loss.py
             and hands a tied table's gradient to the lookup, where there is one only model/tied_lookup.py
@@ -23,6 +24,7 @@ from transformers import PreTrainedModel
 from coremill.config.schema import RunConfig
 from coremill.model.build import attention_of
 from coremill.model.fused_layers import fuse_layers
+from coremill.model.quick_attention import quicken_attention
 from coremill.model.quick_dropout import quicken_dropout
 from coremill.model.slices import has_base_apart
 from coremill.plan.model_choices import NOT_FUSED
@@ -41,6 +43,9 @@ def apply_changes(model: PreTrainedModel, task: TrainingTask[Any, Any], config: 
         fuse_adapters(model)
     if fused and (dropout := quicken_dropout(model)) is not None:
         choices["dropout"] = dropout
+    if fused and (quicker := quicken_attention(model)) is not None:
+        attention = choices["attention"]
+        choices["attention"] = Choice(attention.value, f"{attention.reason}; {quicker}")
     choices["loss"] = task.prepare(model, fused=fused)
     if not fused:
         choices["rows"] = Choice("whole tables", NOT_FUSED)

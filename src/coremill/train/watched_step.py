@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 WATCHED_STEP = 3
 
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "mkldnn_linear", "linear", "matmul", "addmm_"))
-_ATTENTION = "scaled_dot_product"
+_ATTENTION = ("scaled_dot_product", "attention_backward")  # torch's, and model/quick_attention.py
 
 
 class WatchedStep(TorchDispatchMode):
@@ -51,6 +51,6 @@ def watched(is_due: bool) -> AbstractContextManager[WatchedStep | None]:
 def part_of(operation: Callable[..., Any]) -> str | None:
     """What an operation of torch counts as; None: it lies between."""
     name = getattr(operation, "_opname", "")
-    if _ATTENTION in name:
+    if any(part in name for part in _ATTENTION):
         return "attention"
     return "products" if name in _PRODUCTS else None
