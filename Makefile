@@ -66,7 +66,7 @@ dist: setup                 ## wheel and sdist in dist/, checked as a package in
 bench: setup                ## coremill beside its peers on this machine
 	$(BIN)/python -m benchmarks.peers
 
-chaos: setup                ## every fault experiment, for a night; `python -m chaos --short` is what `make test-long` runs, `make test` one fault of each kind
+chaos: setup                ## every fault experiment, for a night; `python -m chaos --short` is what `make test-long` runs, `make test` four faults
 	$(BIN)/python -m chaos --systems all --json runs/chaos/rows.json --markdown runs/chaos/table.md
 
 soak: setup                 ## half an hour of random faults

@@ -88,7 +88,11 @@ class ModelSection(Section):
 class ParallelSection(Section):
     """How ranks share the work; auto lets the plan decide and say why."""
 
-    engine: EngineName = Field(AUTO, description="replicate: whole model on each rank; shard: 1/N of it")
+    engine: EngineName = Field(
+        AUTO,
+        description="replicate: whole model on each rank, on a single host one copy of the weights and 1/N of masters,"
+        " gradients and moments each; shard: 1/N of it",
+    )
     dtype: Literal["auto", "fp32", "bf16"] = Field(AUTO, description="arithmetic of the model; auto measures this CPU")
     wire_dtype: Literal["auto", "fp32", "bf16"] = Field(
         AUTO,
@@ -179,7 +183,8 @@ class SuperviseSection(Section):
 
 
 class NumericsSection(Section):
-    """What to do when the loss or a gradient is not a number; the weights are never touched by such a step."""
+    """What to do when the loss or a gradient is not a number; the weights are never touched by such a step (a gradient
+    under `train.update: inside` excepted)."""
 
     on_non_finite: Literal["stop", "skip"] = Field(
         "stop", description="stop: end with 70 and name step, rank and rows; skip: leave the step out and go on"

@@ -80,7 +80,7 @@ def shares(value: Any, given: Given) -> Cure | None:
         return None
     cures = [dataset_source(each.strip() if isinstance(each, str) else each, {}) for each in named]
     found = [cure.settings["data.source"] for cure in cures if cure is not None and "data.source" in cure.settings]
-    if len(found) != len(parts) or min(parts) <= 0:
+    if not parts or len(found) != len(parts) or min(parts) <= 0:
         return None
     return Cure({"data.sources": [{"source": f, "share": s} for f, s in zip(found, as_shares(parts), strict=True)]})
 

@@ -31,7 +31,7 @@ from coremill.hardware.probe import environment_snapshot
 from coremill.hardware.process_memory import KEEPS_FREED_MEMORY
 
 # Raise it when what is measured changes: older caches are then not read.
-CALIBRATION_VERSION = 5
+CALIBRATION_VERSION = 6
 
 BUSY_FRACTION = 0.15  # from here on a measurement is marked as disturbed: more than one core in seven was not ours
 BUSY_EXPIRES_SECONDS = 3600.0
@@ -153,15 +153,17 @@ def measure(node: NodeFacts, runner: Runner) -> Calibration:
             emulated = float(runner(part)["bf16_emulated_flops_per_second"])
         base = base_part.result()
     threads = sum(part.threads for part in rate_parts)
-    splits, splits_busy = _measured_splits(node, runner)
+    bf16 = _sum(rates, "bf16_matmul_flops_per_second") if node.has_bf16_units else None
+    fp32 = _sum(rates, "fp32_matmul_flops_per_second")
+    splits, splits_busy = _measured_splits(node, runner, in_bf16=bf16 is not None and bf16 > fp32)
     most_busy = max(node.busy_fraction, splits_busy, *(float(rate["busy_fraction"]) for rate in rates))
     busy = most_busy > BUSY_FRACTION
     return Calibration(
         source="measured",
         origin=f"measured on {node.hostname}: {node.cpu_model}, {threads} threads" + (", while busy" if busy else ""),
         threads=threads,
-        fp32_matmul_flops_per_second=_sum(rates, "fp32_matmul_flops_per_second"),
-        bf16_matmul_flops_per_second=_sum(rates, "bf16_matmul_flops_per_second") if node.has_bf16_units else None,
+        fp32_matmul_flops_per_second=fp32,
+        bf16_matmul_flops_per_second=bf16,
         copy_bytes_per_second=_sum(rates, "copy_bytes_per_second"),
         base_rss_bytes=int(base["base_rss_bytes"]),
         torch_version=torch_version(),
@@ -171,23 +173,29 @@ def measure(node: NodeFacts, runner: Runner) -> Calibration:
     )
 
 
-def _measured_splits(node: NodeFacts, runner: Runner) -> tuple[tuple[SplitRates, ...], float]:
+def _measured_splits(node: NodeFacts, runner: Runner, *, in_bf16: bool) -> tuple[tuple[SplitRates, ...], float]:
     """Of the numbers of ranks that a machine may have, and how busy others kept it meanwhile. None where so many
-    processes do not run here: then the plan keeps to one rank for each NUMA node."""
+    processes do not run here now: then the machine counts as busy, so that another start measures again, and the plan
+    keeps to one rank for each NUMA node."""
     cores, counts = usable_cores(node), rank_counts(node)
     ways = [tuple(tuple(core.cpus[0] for core in each) for each in split_cores(cores, count)) for count in counts]
-    room = min(MOST_PROCESSES, node.memory_available_bytes // (2 * PROCESS_BYTES))
-    while len(ways) > 1 and sum(map(len, ways)) > room:
+    while len(ways) > 1 and sum(map(len, ways)) > MOST_PROCESSES:
         ways.pop()
     if len(ways) < 2:
         return (), 0.0
+    room, wanted = node.memory_available_bytes // (2 * PROCESS_BYTES), len(ways)
+    while ways and sum(map(len, ways)) > room:
+        ways.pop()
+    if len(ways) < 2:
+        return (), 1.0
     cpus = tuple(core.cpus[0] for core in cores)
-    part = Part(name="splits", cpus=cpus, threads=len(cpus), with_bf16=node.has_bf16_units, ways=tuple(ways))
+    part = Part(name="splits", cpus=cpus, threads=len(cpus), with_bf16=in_bf16, ways=tuple(ways))
     try:
         found = runner(part)
     except CoremillError:
-        return (), 0.0
-    return tuple(_split_rates(each) for each in found["splits"]), float(found["busy_fraction"])
+        return (), 1.0
+    busy = float(found["busy_fraction"]) if len(ways) == wanted else 1.0
+    return tuple(_split_rates(each) for each in found["splits"]), busy
 
 
 def _split_rates(document: Mapping[str, Any]) -> SplitRates:

@@ -3,8 +3,8 @@
 Ranks that share a machine are the cheaper way to fill its cores where threads wait for each other: between small
 operations, at the ends of products. How much that brings depends on the CPU and on the width of the model, so it is
 measured. Processes for each way to split the cores are forked once from this one, which has imported torch for all and
-computed nothing; ways take turns, part by part, so that a slow second of a shared machine spoils a turn of one part and
-not a way. Runs in a process of its own (hardware/calibrate_child.py).
+computed nothing; ways take turns, part by part, and the quickest turn of each counts: others who compute on the machine
+make a turn longer, never shorter. Runs in a process of its own (hardware/calibrate_child.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import asdict
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from statistics import median
 
 from coremill.child import die_with_parent
 from coremill.hardware.facts import SPLIT_WIDTHS, SplitRates
@@ -76,7 +75,8 @@ def _seconds(way: list[Connection], part: str, budget_seconds: float) -> float:
 
 def _rates(processes: int, place: int, times: dict[tuple[str, int], list[list[float]]]) -> SplitRates:
     def beside_first(part: str, width: int) -> float:
-        ratio = median(turn[place] / turn[0] for turn in times[part, width])
+        first, here = (min(turn[way] for turn in times[part, width]) for way in (0, place))
+        ratio = here / first
         return min(max(ratio, BOUNDS[0]), BOUNDS[1])
 
     def by_width(part: str) -> tuple[float, ...]:

@@ -86,6 +86,10 @@ class EngineCost(Protocol):
     def optimizer_seconds(self, card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> float:
         """The update of what a rank holds."""
 
+    def added_up_parameters(self, card: ModelCard, arrangement: Arrangement) -> float:
+        """Of which a rank adds the gradients of several passes."""
+        return card.trainable_parameters
+
     def keep_choices(self, arrangement: Arrangement, asked: Literal["auto"] | bool) -> tuple[bool, ...]:
         """Values of `parallel.keep_gathered` worth pricing."""
         return (False,)

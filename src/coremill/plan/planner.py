@@ -17,7 +17,7 @@ from typing import Literal
 from coremill.config.durations import interval_of
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
-from coremill.hardware.cores import rank_counts
+from coremill.hardware.cores import rank_counts, usable_cores
 from coremill.hardware.facts import Fleet
 from coremill.plan.activations import documents_apart
 from coremill.plan.card import ModelCard, as_written, fully_trained, require_positions
@@ -37,6 +37,7 @@ from coremill.plan.reasons import (
     ranks_reason,
 )
 from coremill.plan.saving import plan_save
+from coremill.plan.splitting import dtype_of_splits
 from coremill.plan.types import Arrangement, Choice, FullTraining, Plan, RowCount, RowLengths, StepCounts
 from coremill.plan.updating import Update, optimizer_choice, require_update, update_choice, ways_of
 from coremill.registry import find
@@ -61,6 +62,9 @@ MUCH_SLOWER = 1.1
 WORTH_MORE_RANKS = 1.03
 # What each takes until it trains, and at the end: short runs have no use for it.
 SECONDS_TO_START_A_RANK = 2.0
+# Of each pass weights are read once: a rank that has fewer tokens than this takes up to twice as long for each of them
+# (width 1536 in bf16 on one Emerald Rapids core: 115 us at 512 tokens, 172 at 128, 245 at 64).
+LEAST_TOKENS_OF_A_RANK = 512
 AS_BEGUN = "as the run began: another number would add up gradients in another order"
 
 # Beside the ranks: the launcher (65 MB), and either the process that prepares data or what of the fork server ranks
@@ -92,6 +96,12 @@ def make_plan(
     cost = cost_of(arrangement)
     rows_per_step = counts.rows
     shortfall = max(0, chosen.memory.peak.total - chosen.memory.limit)
+    apart = None
+    if cost.holds_whole_model and chosen.traffic.through_memory:
+        over_the_wire = replace(arrangement, through_memory=False)
+        apart = price(
+            card, over_the_wire, fleet, chosen.memory.limit, saving=interval_of(config.checkpoint.every), steps=steps
+        )
     plan = Plan(
         fleet=fleet.name,
         nodes=fleet.nodes,
@@ -116,6 +126,7 @@ def make_plan(
         attention=attention_reason(card, chosen, fleet),
         logits=logits_choice(card, arrangement, fused=config.model.fused),
         memory=chosen.memory,
+        bytes_per_rank_over_the_wire=apart.memory.peak.total if apart else None,
         wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
         shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
         step_seconds=chosen.seconds,
@@ -161,7 +172,7 @@ def candidates_of(config: RunConfig, fleet: Fleet, card: ModelCard) -> list[Cand
     """Every arrangement the settings leave open, each with its price."""
     fleet, card, dtype = settled(config, fleet, card)
     found: list[Candidate] = []
-    for place, layout in enumerate(_layouts(config, fleet, step_counts(config))):
+    for place, layout in enumerate(_layouts(config, fleet, dtype.value, step_counts(config))):
         with suppress(InputError) if place else nullcontext():
             found += _candidates(config, fleet, card, layout, dtype, steps=config.train.steps)
     return found
@@ -181,14 +192,25 @@ def _wire_dtype(config: RunConfig, fleet: Fleet, layout: Layout, dtype: Choice[D
     return choose_wire_dtype(config.parallel.wire_dtype, dtype.value, nodes=fleet.nodes, world_size=world_size)
 
 
-def _layouts(config: RunConfig, fleet: Fleet, counts: StepCounts) -> list[Layout]:
+def _layouts(
+    config: RunConfig, fleet: Fleet, dtype: Dtype, counts: StepCounts, ranks_before: int | None = None
+) -> list[Layout]:
     """Fewest ranks first. Only those of one machine share memory: of several, each more sends gradients of its own."""
     ranks, threads = _fixed(config.parallel.ranks_per_node), _fixed(config.parallel.threads_per_rank)
     usual = lay_out(fleet.node, ranks=ranks, threads=threads)
-    if fleet.nodes > 1 or ranks is not None or threads is not None or not fleet.calibration.splits:
+    if fleet.nodes > 1 or ranks is not None or threads is not None:
         return [usual]
-    more = [count for count in rank_counts(fleet.node)[1:] if counts.rows % count == 0]
-    return [usual, *(lay_out(fleet.node, ranks=count, threads=None) for count in more)]
+    least_rows = max(_fixed(config.train.micro_batch_rows) or 1, ceil(LEAST_TOKENS_OF_A_RANK / counts.row_tokens))
+    more = {
+        count
+        for count in rank_counts(fleet.node)[1:]
+        if dtype == dtype_of_splits(fleet.calibration)
+        and counts.rows % count == 0
+        and counts.rows // count >= least_rows
+    }
+    if ranks_before is not None and usual.ranks_per_node.value != ranks_before <= len(usable_cores(fleet.node)):
+        more.add(ranks_before)
+    return [usual, *(lay_out(fleet.node, ranks=count, threads=None) for count in sorted(more))]
 
 
 def _best_layout(
@@ -198,7 +220,7 @@ def _best_layout(
 
     By rows of the length they may have, and steps that are set: what data has is known only once it is prepared for
     these ranks."""
-    layouts = _layouts(config, fleet, step_counts(config))
+    layouts = _layouts(config, fleet, dtype.value, step_counts(config), ranks_before)
     if len(layouts) == 1:
         return layouts[0]
     steps = config.train.steps

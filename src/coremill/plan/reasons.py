@@ -74,7 +74,10 @@ def ranks_reason(
         words.append(
             f"{_ranks(quickest)} would take {less}, but need {needed} of memory in all where there are {there}"
         )
-    return "; ".join(words or ["no other number fits"]) + f" (scaling of a step with threads: {calibration.source})"
+    busy = " while others computed" if calibration.taken_while_busy else ""
+    return (
+        "; ".join(words or ["no other number fits"]) + f" (scaling of a step with threads: {calibration.source}{busy})"
+    )
 
 
 def _ranks(candidate: Candidate) -> str:

@@ -24,9 +24,16 @@ class SplitFactors:
     update: float = 1.0
 
 
+def dtype_of_splits(calibration: Calibration) -> str | None:
+    """What they were measured in: the dtype that a run on this machine takes by itself. None: they were not."""
+    bf16 = calibration.bf16_matmul_flops_per_second or 0.0
+    quicker = "bf16" if bf16 > calibration.fp32_matmul_flops_per_second else "fp32"
+    return quicker if calibration.splits else None
+
+
 def split_factors(calibration: Calibration, *, ranks: int, width: int, dtype: str) -> SplitFactors:
-    rates, measured = calibration.splits, "bf16" if calibration.bf16_matmul_flops_per_second else "fp32"
-    if not rates or ranks <= rates[0].processes or dtype != measured:
+    rates = calibration.splits
+    if not rates or ranks <= rates[0].processes or dtype != dtype_of_splits(calibration):
         return SplitFactors()
     counts = [each.processes for each in rates]
 

@@ -114,7 +114,8 @@ def compute_seconds(card: ModelCard, arrangement: Arrangement, fleet: Fleet) -> 
     logits = card.vocabulary_rows if arrangement.vocabulary_logits else 0
     elementwise = ELEMENTWISE_CORE_SECONDS_PER_BYTE * (1.0 if card.is_causal else ENCODER_ELEMENTWISE)
     between = split.between * (elementwise * kept + LOGITS_CORE_SECONDS_PER_BYTE * 4 * logits + beside)
-    accumulate = ACCUMULATE_BYTES_PER_PARAMETER * card.trainable_parameters * (arrangement.accumulation_steps - 1)
+    accumulate: float = ACCUMULATE_BYTES_PER_PARAMETER * (arrangement.accumulation_steps - 1)
+    accumulate *= cost_of(arrangement).added_up_parameters(card, arrangement)
     seconds = tokens * (products + between / cores) + accumulate / (fleet.calibration.copy_bytes_per_second * share)
     crowded = arrangement.ranks_per_node * arrangement.threads_per_rank > fleet.node.usable_cores
     return seconds / CROWDED_SHARE if crowded else seconds

@@ -76,6 +76,7 @@ class Arrangement:
     vocabulary_logits: bool = True  # the task's loss needs them
     rows_differ: bool = False  # in length: sequence_length is the longest, and a mask says where each ends
     mean_row_tokens: float | None = None  # where they differ; None: not known
+    through_memory: bool = True  # between ranks of one host, where the engine can
 
     @property
     def world_size(self) -> int:
@@ -233,6 +234,7 @@ class Plan:
     attention: Choice[Literal["sdpa", "eager"]] = Choice("sdpa", "")
     logits: Choice[Literal["chunked", "whole", "none"]] = Choice("chunked", "")
     memory: MemoryPlan
+    bytes_per_rank_over_the_wire: int | None = None  # of ranks that are to share one copy of the model, if they cannot
     wire_bytes_per_step_per_rank: int
     shared_bytes_per_step_per_rank: int = 0  # read from ranks of the same host, through memory they share
     step_seconds: StepSeconds

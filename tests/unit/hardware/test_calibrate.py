@@ -33,8 +33,9 @@ def split_of(processes: int) -> dict[str, Any]:
 class FakeRunner:
     """Answers like the child and remembers what it was asked."""
 
-    def __init__(self, *, busy_fraction: float = 0.0) -> None:
+    def __init__(self, *, busy_fraction: float = 0.0, bf16_flops_per_second: float = 4e9) -> None:
         self.parts: list[Part] = []
+        self.bf16_flops_per_second = bf16_flops_per_second
         self.busy_fraction = busy_fraction
         self.fails = False
         self._lock = threading.Lock()
@@ -47,7 +48,7 @@ class FakeRunner:
         return {
             "rates": {
                 "fp32_matmul_flops_per_second": 1e9 * part.threads,
-                "bf16_matmul_flops_per_second": 4e9 * part.threads if part.with_bf16 else None,
+                "bf16_matmul_flops_per_second": self.bf16_flops_per_second * part.threads if part.with_bf16 else None,
                 "copy_bytes_per_second": 1e10,
                 "busy_fraction": self.busy_fraction,
             },

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +32,7 @@ def in_a_process(monkeypatch: pytest.MonkeyPatch, **makers: Any) -> Any:
 
     def measure() -> None:
         try:
-            theirs.send(splits.measure_splits([[[cpu]], [[cpu], [cpu]]], "fp32", quick=True))
+            theirs.send(splits.measure_splits([[[cpu, cpu]], [[cpu], [cpu]]], "fp32", quick=True))
         except EOFError:
             theirs.send("a process ended")
 
@@ -47,8 +49,40 @@ def test_one_process_beside_two_with_real_parts_of_a_step(monkeypatch: pytest.Mo
     (one, two), seconds = in_a_process(monkeypatch)
     assert (one["processes"], two["processes"]) == (1, 2) and seconds > 0
     assert one["products"] == (1.0,) and one["update"] == 1.0
-    low, high = splits.BOUNDS
-    assert all(low <= two[part][0] <= high for part in ("products", "between", "attention"))
+
+
+def as_long_as(slow: float, quick: float, folder: Path) -> Any:
+    """Work that takes one process of two threads 0.3 s, of two processes of one thread the first so long, the other so
+    long."""
+
+    def maker(width: int, tokens: int, dtype: Any) -> step_parts.Work:
+        if torch.get_num_threads() == 2:
+            seconds = 0.3
+        else:
+            try:
+                (folder / "the first one").touch(exist_ok=False)
+                seconds = slow
+            except FileExistsError:
+                seconds = quick
+        return lambda: time.sleep(seconds)
+
+    return maker
+
+
+def test_for_the_same_work_of_the_machine_all_wait_for_the_slowest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two processes do twice the work in 0.57 s: 0.95 of 0.3 for each. Not 1.05, 1.9, or 0.75 by the quicker one."""
+    instant = {
+        part: lambda width, tokens, dtype: lambda: time.sleep(0.001) for part in ("between", "attention", "update")
+    }
+    (_, two), _ = in_a_process(monkeypatch, **instant, products=as_long_as(0.57, 0.45, tmp_path))
+    assert two["products"][0] == pytest.approx(0.95, abs=0.045)
+
+
+def test_the_quickest_turn_counts() -> None:
+    times = {("products", 256): [[1.0, 0.9], [3.0, 0.8], [1.2, 2.0]], ("update", 0): [[1.0, 1.0]]}
+    assert splits._rates(2, 1, times).products == (pytest.approx(0.8),)
 
 
 def test_a_process_that_ends_does_not_leave_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +104,16 @@ class WithoutSplits(FakeRunner):
 
 
 def test_where_they_cannot_be_measured_the_rest_is_there(tmp_path: Any) -> None:
-    assert calibration_of(node_of(8), tmp_path, runner=WithoutSplits()).splits == ()
+    found = calibration_of(node_of(8), tmp_path, runner=WithoutSplits())
+    assert found.splits == () and found.taken_while_busy, "another start tries again"
+
+
+def test_they_are_measured_in_the_dtype_that_runs_take(tmp_path: Any) -> None:
+    for bf16, is_quicker in ((5e8, False), (4e9, True)):  # fp32: 1e9
+        runner = FakeRunner(bf16_flops_per_second=bf16)
+        calibration_of(node_of(8, isa=("amx_bf16",)), tmp_path / str(bf16), runner=runner)
+        (part,) = [part for part in runner.parts if part.name == "splits"]
+        assert part.with_bf16 == is_quicker
 
 
 def test_no_more_processes_than_memory_and_reason_allow(tmp_path: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from coremill.config.schema import RunConfig
+from coremill.engines.replicate import _require_room
 from coremill.errors import InputError
 from coremill.hardware.facts import SPLIT_WIDTHS, Fleet, SplitRates
 from coremill.plan.card import read_card
@@ -27,6 +28,11 @@ def alike(processes: int, seconds: float) -> SplitRates:
 
 def machine_with(*splits: SplitRates, cores: int = 4, **more: Any) -> Fleet:
     return fleet(node=machine(cores=cores), rates=replace(calibration(), splits=splits), **more)
+
+
+def roomy(machines: Fleet) -> Fleet:
+    large = 64 * 10**9
+    return replace(machines, node=replace(machines.node, memory_total_bytes=large, memory_available_bytes=large))
 
 
 def plan_of(machines: Fleet, steps: int = MORE_THAN_ENOUGH, rows: int = 16, **parallel: Any) -> Plan:
@@ -94,10 +100,10 @@ def test_a_run_that_goes_on_keeps_its_number() -> None:
     config = RunConfig.model_validate(
         {"train": {"steps": 100, "tokens_per_step": 4096}, "data": {"sequence_length": 512}}
     )
-    for before in (1, 2, 4):
+    for before in (1, 2, 3, 4):
         plan = make_plan(config, machines, CARD, ranks_before=before)
         assert plan.ranks_per_node.value == before and "as the run began" in plan.ranks_per_node.reason
-    assert make_plan(config, machines, CARD, ranks_before=3).ranks_per_node.value == 4  # it has become another machine
+    assert make_plan(config, machines, CARD, ranks_before=8).ranks_per_node.value == 4  # it has become another machine
     fixed = config.model_copy(update={"parallel": config.parallel.model_copy(update={"ranks_per_node": 2})})
     assert make_plan(fixed, machines, CARD, ranks_before=4).ranks_per_node.value == 2
 
@@ -127,3 +133,52 @@ def test_numbers_that_an_engine_refuses_are_left_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ReplicateCost, "form", one_process_only)
     machines = machine_with(alike(1, 1.0), alike(4, 0.5))
     assert plan_of(machines, engine="replicate").ranks_per_node.value == 1
+
+
+def test_a_rank_keeps_enough_tokens_and_the_rows_that_were_asked_for() -> None:
+    machines = roomy(machine_with(alike(1, 1.0), alike(2, 0.8), alike(4, 0.7)))
+    assert [plan_of(machines, rows=rows).ranks_per_node.value for rows in (4, 2, 1)] == [4, 2, 1]
+    train = {"steps": 1000, "tokens_per_step": 8 * 64, "activation_checkpointing": False}
+    config = RunConfig.model_validate({"train": train, "data": {"sequence_length": 64}})
+    assert make_plan(config, machines, CARD).ranks_per_node.value == 1
+    config = RunConfig.model_validate(
+        {"train": {**train, "tokens_per_step": 16 * 512, "micro_batch_rows": 8}, "data": {"sequence_length": 512}}
+    )
+    plan = make_plan(config, machines, CARD)
+    assert (plan.ranks_per_node.value, plan.micro_batch_rows.value) == (2, 8)
+
+
+def test_a_run_goes_on_with_any_number_of_ranks_that_the_cores_allow() -> None:
+    config = RunConfig.model_validate({"train": {"steps": 1000, "tokens_per_step": 12 * 512}})
+    for rates in ((alike(1, 1.0), alike(2, 0.8), alike(4, 0.7)), ()):
+        machines = machine_with(*rates, cores=12)
+        for before in (3, 6, 12):
+            plan = make_plan(config, machines, CARD, ranks_before=before)
+            assert plan.ranks_per_node.value == before and "as the run began" in plan.ranks_per_node.reason
+    assert make_plan(config, machine_with(cores=2), CARD, ranks_before=12).ranks_per_node.value == 1
+
+
+def test_what_was_not_measured_in_a_dtype_is_not_used_for_it() -> None:
+    rates = replace(
+        calibration(),
+        splits=(alike(1, 1.0), alike(4, 0.7)),
+        bf16_matmul_flops_per_second=4 * calibration().fp32_matmul_flops_per_second,
+    )
+    machines = fleet(node=machine(cores=4, isa=("amx_bf16",)), rates=rates)
+    assert plan_of(machines).ranks_per_node.value == 4
+    assert plan_of(machines, dtype="fp32").ranks_per_node.value == 1
+
+
+def test_whole_copies_are_priced_in_case_ranks_cannot_share_one() -> None:
+    machines = roomy(machine_with(alike(1, 1.0), alike(4, 0.7)))
+    plan, alone = plan_of(machines), plan_of(machines, ranks_per_node=1)
+    assert alone.bytes_per_rank_over_the_wire is None
+    assert plan.bytes_per_rank_over_the_wire is not None
+    # Weights, gradients and moments of all parameters instead of a quarter.
+    more = plan.bytes_per_rank_over_the_wire - plan.memory.peak.total
+    assert more > 0.7 * 12 * CARD.parameters
+    _require_room(plan, "no memory to share")
+    short = replace(plan, memory=replace(plan.memory, limit=plan.bytes_per_rank_over_the_wire - 1))
+    with pytest.raises(InputError, match="cannot share one copy of the model here: no memory to share"):
+        _require_room(short, "no memory to share")
+    _require_room(replace(short, fits=False), "it was forced")

@@ -30,13 +30,17 @@ RESIDENT_UP_TO_BYTES = 2**28
 def shares_memory(arrangement: Arrangement) -> bool:
     """Whether ranks do: those of one host that round nothing on its way."""
     is_one_host = arrangement.nodes == 1 and arrangement.world_size > 1
-    return is_one_host and not rounds(arrangement.wire_dtype, arrangement.dtype)
+    return is_one_host and arrangement.through_memory and not rounds(arrangement.wire_dtype, arrangement.dtype)
 
 
 class OneHostCost(ShardedStateCost):
     """1/N of the state on every rank, one copy of the weights on the host."""
 
     has_copy = True
+
+    def added_up_parameters(self, card: ModelCard, arrangement: Arrangement) -> float:
+        """Its own rows, which it sums for all."""
+        return card.trainable_parameters / arrangement.world_size
 
     def step_points(
         self, card: ModelCard, arrangement: Arrangement, *, linear_copies_weight: bool

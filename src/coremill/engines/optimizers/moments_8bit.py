@@ -120,7 +120,7 @@ class Moments8bit:
         whole = work.view(torch.int32).copy_(second.clamp_(min=1.0, max=SECOND_LEVELS))
         self.second[begin:end].copy_(cut(whole, columns))
         sizes = torch.abs(first, out=work).view(-1, block)
-        squares = sizes.mul_(_levels(sizes, FIRST_LEVELS**2, self.first_scale[begin:end]))
+        squares = sizes.mul_(_levels(sizes, FIRST_LEVELS**2, self.first_scale[begin:end])).clamp_(max=FIRST_LEVELS**2)
         # As far past the level below as chance says: squares of levels, not levels, come out right in the mean.
         below, chance = second.view(squares.shape), uniform[0].view(squares.shape)
         torch.sqrt(squares, out=below).floor_()

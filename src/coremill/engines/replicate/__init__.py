@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coremill.engines.one_host import MODULES, rounds
+from coremill.engines.one_host import MODULES
 from coremill.engines.replicate.cost import ReplicateCost
 
 if TYPE_CHECKING:
@@ -19,24 +19,15 @@ if TYPE_CHECKING:
     from coremill.world.group import World
 
 
-def _require_room(plan: Plan, model: nn.Module, why: str) -> None:
+def _require_room(plan: Plan, why: str) -> None:
     """The plan counts one copy of the model for ranks that share memory: where they cannot, whole ones have to fit."""
     from coremill.errors import InputError
     from coremill.plan.words import size
 
-    if plan.nodes > 1 or plan.ranks_per_node.value == 1 or rounds(plan.wire_dtype.value, plan.dtype.value):
-        return
-    compute_bytes = 4 if plan.dtype.value == "fp32" else 2
-    masters = 4 if compute_bytes == 2 and plan.optimizer.value == "adamw" else 0
-    whole = sum(
-        weight.numel() * (compute_bytes + (masters + compute_bytes + 8 if weight.requires_grad else 0))
-        for weight in model.parameters()
-    )
-    peak = plan.memory.peak
-    needed = peak.total - peak.parameters - peak.gradients - peak.optimizer + whole
-    if needed > plan.memory.limit:
+    needed, limit = plan.bytes_per_rank_over_the_wire, plan.memory.limit
+    if needed is not None and plan.fits and needed > limit:
         raise InputError(
-            f"{plan.ranks_per_node.value} ranks need {size(needed)} each, and there are {size(plan.memory.limit)}",
+            f"{plan.ranks_per_node.value} ranks need {size(needed)} each, and there are {size(limit)}",
             where="parallel.ranks_per_node",
             why=f"they cannot share one copy of the model here: {why}",
             do="set parallel.ranks_per_node: 1",
@@ -74,7 +65,7 @@ class Replicate:
             shared = make_one_host("replicate", plan, world, optimizer, in_any_order=True)
         if isinstance(shared, str):
             if through_memory and world.size > 1:
-                _require_room(plan, model, shared)
+                _require_room(plan, shared)
             codec = codec_of(gradient_form(plan.wire_dtype.value, plan.dtype.value))
             return ReplicateEngine(
                 world, optimizer, compute_dtype=dtype, gradient_codec=codec, why_wire=shared, named_rows=named_rows
