@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import random
 import signal
 from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,21 @@ def pytest_configure() -> None:
     """Started with Ctrl-C ignored (nohup, `&` in a script), so would be every command that a test then interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """COREMILL_TEST_ORDER=7: files, and the tests of each, in an order drawn by that number."""
+    if not (seed := os.environ.get("COREMILL_TEST_ORDER")):
+        return
+    drawn = random.Random(seed)
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    groups = list(files.values())
+    drawn.shuffle(groups)
+    for group in groups:
+        drawn.shuffle(group)
+    items[:] = chain.from_iterable(groups)
 
 
 @pytest.fixture(scope="session", autouse=True)
