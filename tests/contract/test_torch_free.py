@@ -61,6 +61,7 @@ COMPUTING = (
     "coremill.model.names",
     "coremill.model.poolers",
     "coremill.model.read",
+    "coremill.model.quick_attention",
     "coremill.model.quick_dropout",
     "coremill.model.slices",
     "coremill.model.small_copy",

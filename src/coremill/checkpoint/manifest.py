@@ -231,7 +231,7 @@ def refuse_writable_by_others(folder: Path, where: str) -> None:
             f"the checkpoint folder {folder} is not safe to read from",
             where=where,
             why=str(error),
-            do=f"chmod go-w {folder} if you trust what is in it, or set checkpoint.folder to a folder of your own",
+            do=f"make it yours (chown, chmod go-w {folder}) if you trust what is in it, or set checkpoint.folder",
         ) from None
 
 

@@ -96,12 +96,6 @@ def make_plan(
     cost = cost_of(arrangement)
     rows_per_step = counts.rows
     shortfall = max(0, chosen.memory.peak.total - chosen.memory.limit)
-    apart = None
-    if cost.holds_whole_model and chosen.traffic.through_memory:
-        over_the_wire = replace(arrangement, through_memory=False)
-        apart = price(
-            card, over_the_wire, fleet, chosen.memory.limit, saving=interval_of(config.checkpoint.every), steps=steps
-        )
     plan = Plan(
         fleet=fleet.name,
         nodes=fleet.nodes,
@@ -126,7 +120,7 @@ def make_plan(
         attention=attention_reason(card, chosen, fleet),
         logits=logits_choice(card, arrangement, fused=config.model.fused),
         memory=chosen.memory,
-        bytes_per_rank_over_the_wire=apart.memory.peak.total if apart else None,
+        bytes_per_rank_over_the_wire=_bytes_over_the_wire(config, fleet, card, chosen, steps),
         wire_bytes_per_step_per_rank=chosen.traffic.wire_bytes,
         shared_bytes_per_step_per_rank=chosen.traffic.shared_bytes,
         step_seconds=chosen.seconds,
@@ -166,6 +160,17 @@ def _full_training(config: RunConfig, fleet: Fleet, card: ModelCard, rows: RowCo
         total_bytes_per_rank=plan.memory.peak.total,
         tokens_per_second=plan.tokens_per_second,
     )
+
+
+def _bytes_over_the_wire(
+    config: RunConfig, fleet: Fleet, card: ModelCard, chosen: Candidate, steps: int | None
+) -> int | None:
+    """What a rank needs should ranks that mean to share whole weights find that they cannot."""
+    if not (cost_of(chosen.arrangement).holds_whole_model and chosen.traffic.through_memory):
+        return None
+    apart = replace(chosen.arrangement, through_memory=False)
+    saving = interval_of(config.checkpoint.every)
+    return price(card, apart, fleet, chosen.memory.limit, saving=saving, steps=steps).memory.peak.total
 
 
 def candidates_of(config: RunConfig, fleet: Fleet, card: ModelCard) -> list[Candidate]:

@@ -231,8 +231,28 @@ def test_any_words_give_a_command_or_a_message(tmp_path_factory, words):
     except InputError as error:
         assert error.do
         return
-    loaded(tmp_path_factory.mktemp("any"), found.text)
+    loaded(tmp_path_factory.mktemp("any"), answered(found.text))
     json.loads(found.as_json)
+
+
+def answered(text: str) -> str:
+    """A run file whose questions have been answered: `# source: ?` is `source: x`."""
+    return re.sub(
+        r"^( *)# ( *)(name|model|source): \?", r"\1\2\3: x", text.replace("\n# data:\n", "\ndata:\n"), flags=re.M
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "questions"),
+    [([], ("model", "data.source")), (["--model_name_or_path", "bert-base-cased"], ("data.source",))],
+)
+def test_the_task_stands_where_model_or_data_is_still_asked(tmp_path, words, questions):
+    found = imported("python", "run_qa.py", *words, is_command=True)
+    assert found.composed.questions == questions
+    with pytest.raises(InputError, match="no (model|data) is named"):
+        loaded(tmp_path, found.text)
+    config = loaded(tmp_path, answered(found.text)).config
+    assert (config.task, config.train.samples_per_step) == ("question-answering", 8)
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):

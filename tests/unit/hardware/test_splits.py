@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,20 @@ def dies(width: int, tokens: int, dtype: Any) -> step_parts.Work:
     os._exit(3)
 
 
-def in_a_process(monkeypatch: pytest.MonkeyPatch, **makers: Any) -> Any:
-    """What measures forks, which a process that has computed must not: as in calibration it has one of its own."""
-    monkeypatch.setattr(splits, "MAKERS", {**step_parts.MAKERS, **makers})
+def measure(line: Any, makers: dict[str, Any]) -> None:
+    splits.MAKERS.update(makers)
     cpu = min(affinity_mask())
-    forking = multiprocessing.get_context("fork")
-    line, theirs = forking.Pipe()
+    try:
+        line.send(splits.measure_splits([[[cpu, cpu]], [[cpu], [cpu]]], "fp32", quick=True))
+    except EOFError:
+        line.send("a process ended")
 
-    def measure() -> None:
-        try:
-            theirs.send(splits.measure_splits([[[cpu, cpu]], [[cpu], [cpu]]], "fp32", quick=True))
-        except EOFError:
-            theirs.send("a process ended")
 
-    process = forking.Process(target=measure)
+def in_a_process(**makers: Any) -> Any:
+    """What measures forks, which a process that has computed must not: as in calibration it has a fresh one of its own."""
+    spawning = multiprocessing.get_context("spawn")
+    line, theirs = spawning.Pipe()
+    process = spawning.Process(target=measure, args=(theirs, makers))
     process.start()
     theirs.close()
     assert line.poll(120)
@@ -45,38 +46,33 @@ def in_a_process(monkeypatch: pytest.MonkeyPatch, **makers: Any) -> Any:
     return found
 
 
-def test_one_process_beside_two_with_real_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    (one, two), seconds = in_a_process(monkeypatch)
+def test_one_process_beside_two_with_real_parts_of_a_step() -> None:
+    (one, two), seconds = in_a_process()
     assert (one["processes"], two["processes"]) == (1, 2) and seconds > 0
     assert one["products"] == (1.0,) and one["update"] == 1.0
 
 
-def as_long_as(slow: float, quick: float, folder: Path) -> Any:
+def as_long_as(slow: float, quick: float, folder: Path, width: int, tokens: int, dtype: Any) -> step_parts.Work:
     """Work that takes one process of two threads 0.3 s, of two processes of one thread the first so long, the other so
     long."""
-
-    def maker(width: int, tokens: int, dtype: Any) -> step_parts.Work:
-        if torch.get_num_threads() == 2:
-            seconds = 0.3
-        else:
-            try:
-                (folder / "the first one").touch(exist_ok=False)
-                seconds = slow
-            except FileExistsError:
-                seconds = quick
-        return lambda: time.sleep(seconds)
-
-    return maker
+    seconds = 0.3
+    if torch.get_num_threads() == 1:
+        try:
+            (folder / "the first one").touch(exist_ok=False)
+            seconds = slow
+        except FileExistsError:
+            seconds = quick
+    return partial(time.sleep, seconds)
 
 
-def test_for_the_same_work_of_the_machine_all_wait_for_the_slowest(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def in_no_time(width: int, tokens: int, dtype: Any) -> step_parts.Work:
+    return partial(time.sleep, 0.001)
+
+
+def test_for_the_same_work_of_the_machine_all_wait_for_the_slowest(tmp_path: Path) -> None:
     """Two processes do twice the work in 0.57 s: 0.95 of 0.3 for each. Not 1.05, 1.9, or 0.75 by the quicker one."""
-    instant = {
-        part: lambda width, tokens, dtype: lambda: time.sleep(0.001) for part in ("between", "attention", "update")
-    }
-    (_, two), _ = in_a_process(monkeypatch, **instant, products=as_long_as(0.57, 0.45, tmp_path))
+    others = dict.fromkeys(("between", "attention", "update"), in_no_time)
+    (_, two), _ = in_a_process(**others, products=partial(as_long_as, 0.57, 0.45, tmp_path))
     assert two["products"][0] == pytest.approx(0.95, abs=0.045)
 
 
@@ -85,8 +81,8 @@ def test_the_quickest_turn_counts() -> None:
     assert splits._rates(2, 1, times).products == (pytest.approx(0.8),)
 
 
-def test_a_process_that_ends_does_not_leave_the_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert in_a_process(monkeypatch, between=dies) == "a process ended"
+def test_a_process_that_ends_does_not_leave_the_others_waiting() -> None:
+    assert in_a_process(between=dies) == "a process ended"
 
 
 def test_the_same_work_of_a_machine_counts() -> None:

@@ -97,7 +97,11 @@ def _take_back(key: str, why: str, settings: dict[str, Written], fates: list[Fat
 
 
 def _config(settings: Mapping[str, Written]) -> RunConfig:
+    """What is still asked counts as answered: rules are about what will stand there, not about the built-in example."""
     tree: dict[str, Any] = {"train": {}}
+    for key in Composed(settings, ()).questions:
+        section, _, name = (key if "." in key else f"{key}.name").partition(".")
+        tree.setdefault(section, {})[name] = "?"
     for key, written in settings.items():
         section, _, name = key.partition(".")
         if name:
