@@ -34,7 +34,7 @@ def measure(line: Any, makers: dict[str, Any]) -> None:
 
 
 def in_a_process(**makers: Any) -> Any:
-    """What measures forks, which a process that has computed must not: as in calibration it has a fresh one of its own."""
+    """What measures forks, which a process that has computed must not: it gets a fresh one, as in calibration."""
     spawning = multiprocessing.get_context("spawn")
     line, theirs = spawning.Pipe()
     process = spawning.Process(target=measure, args=(theirs, makers))
