@@ -29,6 +29,11 @@ def unknown_key(scene: Scene) -> None:
     scene.path("unknown.yaml").write_text(RUN_FILE.replace("learning_rate", "learning_rat"))
 
 
+def open_question(scene: Scene) -> None:
+    asked = "# model: ?                                    # model: which model: a hub id or a folder"
+    scene.path("asked.yaml").write_text(re.sub("^model:.*$", asked, RUN_FILE, flags=re.M))
+
+
 def wrong_type(scene: Scene) -> None:
     scene.path("type.yaml").write_text(RUN_FILE.replace("steps: 8", "steps: many").replace("256", "[256]"))
 
@@ -61,7 +66,7 @@ def other_words(scene: Scene) -> None:
 
 
 def small_vocabulary(scene: Scene) -> None:
-    shutil.copytree(scene.path("model"), scene.path("small"))
+    shutil.copytree(scene.path("model"), scene.path("small"), dirs_exist_ok=True)
     make_config_folder(scene.path("small"), "llama", vocab_size=60)
 
 
@@ -141,6 +146,11 @@ CASES = {
         "unknown key train.learning_rat...unknown.yaml:9...did you mean train.learning_rate",
         file="unknown.yaml",
         prepare=unknown_key,
+    ),
+    "a question of an import": Case(
+        "still has open questions...asked.yaml...asks for model...--model and --data",
+        file="asked.yaml",
+        prepare=open_question,
     ),
     "wrong type": Case(
         "2 problems...train.steps must be a whole number...'many'...type.yaml:7...train.tokens_per_step...type.yaml:8",
@@ -280,8 +290,7 @@ if os.environ.get("COREMILL_LONG_TESTS"):
 @pytest.mark.parametrize("name", UNDER_TORCHRUN)
 def test_under_torchrun_it_is_said_once(scene: Scene, gated_hub: str, name: str) -> None:
     case = CASES[name]
-    if not scene.path("small").exists():
-        small_vocabulary(scene)
+    case.prepare(scene)
     done = scene.run([*TORCHRUN, *case.arguments], environ(case, gated_hub))
     assert done.code != 0
     assert said(done.err, case.message), str(done)
@@ -305,16 +314,17 @@ def test_under_mpirun_it_is_said_once(scene: Scene, gated_hub: str) -> None:
     assert_no_rank_started(scene, done)
 
 
-def test_documents_that_would_see_each_other_are_refused_before_the_first_step(scene: Scene) -> None:
+def test_documents_that_would_see_each_other_are_refused_before_the_first_step(scene: Scene, tmp_path: Path) -> None:
     """Said by a rank: a small copy of the model has to be run."""
     from transformers import BloomConfig, BloomForCausalLM
 
     folder = copied_model(scene, "bloom")
     BloomForCausalLM(BloomConfig(vocab_size=131, hidden_size=24, n_layer=2, n_head=4)).save_pretrained(folder)
-    settings = ("model.name=bloom", "data.attention_across_documents=false")
+    run = tmp_path / "run"  # ranks start: not where the other tests look for none
+    settings = ("model.name=bloom", "data.attention_across_documents=false", f"run.folder={run}")
     done = scene.coremill("train", "run.yaml", "--nproc", "2", *(word for item in settings for word in ("--set", item)))
     assert done.code == 78, str(done)
     assert not done.left
     assert said(done.err + done.out, "does not keep the documents of a row apart...attention_across_documents: true")
     assert (done.err + done.out).count("does not keep the documents") == 1, str(done)
-    assert '"kind":"step"' not in scene.path("run/events/rank-00000.jsonl").read_text()
+    assert '"kind":"step"' not in (run / "events/rank-00000.jsonl").read_text()

@@ -144,6 +144,9 @@ def test_stopped_killed_and_damaged_the_run_ends_with_the_same_bits(scene: Scene
     assert plan["hours"] == pytest.approx(report["plan"]["hours"] * 5 / (steps + 5))
     assert sorted(losses(peace)) == list(range(1, steps + 6))
     assert json.loads((peace / "report.json").read_text())["state"] == "finished"
-    again = scene.run(more)
+    again = scene.run([*changed, "--set", "evaluation.rows=8"])
     assert again.code == 0 and "holds this run, finished" in again.out
-    assert "train.learning_rate changed has no effect without more train.steps" in again.out
+    assert "that evaluation.rows, " in again.out and " changed has no effect without more train.steps" in again.out
+    again = scene.run(more)
+    assert again.code == 78 and "holds this run, finished" in again.err
+    assert "train.learning_rate was 0.005, is 0.01; nothing is left to learn at that" in again.err

@@ -68,12 +68,21 @@ def fixed_keys(earlier: Mapping[str, Any], config: RunConfig) -> list[str]:
 
 def another_config(what: str, fixed: Sequence[Change]) -> InputError:
     """The refusal of settings that may not change, with the values they had."""
-    old = " ".join(f"--set {shlex.quote(f'{change.key}={scalar_text(change.old)}')}" for change in fixed)
+    return _refusal(what, fixed, f"only these may change: {words_of_what_may_change()}")
+
+
+def finished_at_another_rate(what: str, changes: Sequence[Change]) -> InputError:
+    """Who asks for another learning rate is not told of a success at the old one."""
+    return _refusal(what, changes, "nothing is left to learn at that without more train.steps or train.epochs")
+
+
+def _refusal(what: str, changes: Sequence[Change], why: str) -> InputError:
+    old = " ".join(f"--set {shlex.quote(f'{change.key}={scalar_text(change.old)}')}" for change in changes)
+    said = "; ".join(f"{change.key} was {_text(change.old)}, is {_text(change.new)}" for change in changes)
     return InputError(
         what,
-        where=", ".join(change.key for change in fixed),
-        why=f"{'; '.join(f'{change.key} was {_text(change.old)}, is {_text(change.new)}' for change in fixed)}; only"
-        f" these may change: {words_of_what_may_change()}",
+        where=", ".join(change.key for change in changes),
+        why=f"{said}; {why}",
         do=f"bring the old values back ({old}), set run.folder to a new folder, or start anew with --fresh",
     )
 

@@ -110,6 +110,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
 }
 
 # They say what the learning rate is at a step.
+KEYS_OF_THE_END = frozenset(("train.steps", "train.epochs"))
 SCHEDULE_KEYS = frozenset(f"train.{name}" for name in MAY_CHANGE["train"] if name not in ("optimizer", "update"))
 
 

@@ -68,6 +68,17 @@ class LoadedConfig:
         """In words: questions of an imported run file that nobody has answered yet."""
         return questions_left(self.text, self.origins)
 
+    def with_answers(self) -> LoadedConfig:
+        """Itself, for what trains: the built-in model or text is nobody's answer."""
+        if self.open_questions:
+            raise InputError(
+                "the run file still has open questions",
+                where=str(self.path),
+                why="; ".join(self.open_questions),
+                do="answer them in the file, or on the command line by --model and --data",
+            )
+        return self
+
     def where(self, key: str) -> str:
         """The place of a key, for the message of an error found later."""
         return self.origins.get(key, DEFAULT).where(key)

@@ -90,7 +90,7 @@ def _in_force(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def render_comparison(document: Values, console: Console) -> None:
+def render_comparison(document: Values, console: Console, page: Path | None = None) -> None:
     """On the screen: tables on a terminal, lines elsewhere."""
     runs = document["runs"]
     print_heading(console, f"{len(runs)} runs")
@@ -107,7 +107,7 @@ def render_comparison(document: Values, console: Console) -> None:
     for line in verdicts(document):
         print_line(console, line)
     folders = " ".join(run["run"] for run in runs)
-    print_verbatim(console, f"page: coremill report {folders} --html FILE")
+    print_verbatim(console, f"page: {page or f'coremill report {folders} --html FILE'}")
 
 
 def figures(run: Values) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def plan_figures(run: Values) -> tuple[str, ...]:
         format_rate(measured["tokens_per_second"], ""),
         _signed(off["tokens_per_second"]),
         format_bytes(plan["memory_bytes_per_rank"]),
-        format_bytes(measured["memory_bytes_per_rank"]),
+        format_bytes(run["memory_bytes_per_rank_as_planned"]),
         _signed(off["memory_bytes_per_rank"]),
     )
 
@@ -203,6 +203,7 @@ _WORDS = {"tokens_per_second": "speed", MEMORY: "memory"}
 
 def _row(name: str, summary: Values) -> dict[str, Any]:
     planned, measured = ({key: _total(summary[side].get(key)) for key in PLANNED} for side in ("plan", "measured"))
+    as_planned = memory_beside_plan(summary["measured"])
     keys = ("run", "state", "exit_code", "steps", "steps_planned", "seconds", "tokens", "loss_first", "loss_last")
     return {
         "name": name,
@@ -210,10 +211,8 @@ def _row(name: str, summary: Values) -> dict[str, Any]:
         "best": _best(summary),
         "plan": planned,
         "measured": measured,
-        "plan_error": {
-            key: _off(memory_beside_plan(summary["measured"]) if key == MEMORY else measured[key], planned[key])
-            for key in PLANNED
-        },
+        "memory_bytes_per_rank_as_planned": as_planned,
+        "plan_error": {key: _off(as_planned if key == MEMORY else measured[key], planned[key]) for key in PLANNED},
     }
 
 

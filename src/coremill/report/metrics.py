@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from coremill.config.schema import RunConfig
+from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.plan.adapter_folder import BASE_CONFIG
 from coremill.registry import importable
 
@@ -38,6 +39,15 @@ def memory_beside_plan(measured: Mapping[str, Any]) -> int | None:
     the kernel takes them back, and maps as many as its cache suggests."""
     found: int | None = measured.get("memory_bytes_per_rank_as_planned") or measured["memory_bytes_per_rank"]
     return found
+
+
+def pages_of_libraries(summary: Mapping[str, Any], show: Callable[[Any], str]) -> tuple[str, str, str, str] | None:
+    """The row below the peak that says why the difference there is not that of the two figures."""
+    measured = summary["measured"]
+    if not measured.get("memory_bytes_per_rank_as_planned"):
+        return None
+    mapped = measured.get("mapped_file_bytes_per_rank")
+    return "of it, pages of libraries", show(MAPPED_FILE_BYTES), show(mapped), "not in the difference"
 
 
 def model_class_of(summary: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ def _show_comparison(runs: Sequence[Path], *, as_json: bool, html: Path | None, 
     if as_json:
         print(json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False))
         return
-    render_comparison(document, console)
+    render_comparison(document, console, html)
 
 
 def serve_report(

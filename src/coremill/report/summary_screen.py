@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.report.loss_plot import render_loss_plot
 from coremill.report.metrics import (
     format_metric,
@@ -19,6 +18,7 @@ from coremill.report.metrics import (
     memory_beside_plan,
     metric_names,
     model_class_of,
+    pages_of_libraries,
 )
 from coremill.report.sources import kind_of_documents
 from coremill.report.terminal import (
@@ -187,9 +187,8 @@ def _plan_beside_measured(summary: Mapping[str, Any], console: Console) -> None:
         comparable = memory_beside_plan(measured) if of_memory else came_out
         if planned or came_out:
             rows.append((label, show(planned), show(came_out), format_difference(comparable, planned)))
-        if of_memory and planned and measured.get("memory_bytes_per_rank_as_planned"):
-            mapped = measured.get("mapped_file_bytes_per_rank")
-            rows.append(("of it, pages of libraries", show(MAPPED_FILE_BYTES), show(mapped), "left out above"))
+        if of_memory and planned and (libraries := pages_of_libraries(summary, show)) is not None:
+            rows.append(libraries)
     limit = plan.get("memory_limit_bytes_per_rank")
     if limit:
         rows.append(("memory limit per rank", format_bytes(limit), "", ""))

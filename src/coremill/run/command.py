@@ -33,7 +33,7 @@ def train_here(load: Callable[[], LoadedConfig], options: Options, console: Cons
 
     It is called once: what becomes of the run file while the run goes is the next run's.
     """
-    load = cache(load)
+    load = cache(lambda read=load: read().with_answers())
     environ = environment_snapshot()
     HEARTBEAT.begin(environ)  # before anything slow is imported
     from coremill.run.story import run_as_launcher, run_as_rank

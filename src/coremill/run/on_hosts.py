@@ -44,7 +44,7 @@ def train_on_hosts(
     assert request.hostfile is not None
     hosts = hosts_of(request, probe_node(busy_seconds=0))
     settings = [*settings, f"parallel.ranks_per_node={hosts[0].ranks}"]
-    loaded = load_config(config, settings, model=named.model, data=named.data)
+    loaded = load_config(config, settings, model=named.model, data=named.data).with_answers()
     if via_of(request, hosts) == "local":
         return run_as_launcher(loaded, options, None, Console())
     run_config = loaded.located

@@ -13,7 +13,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coremill.checkpoint.changed_settings import NOT_WORTH_SAYING, another_config, changes_of
+from coremill.checkpoint.changed_settings import (
+    NOT_WORTH_SAYING,
+    another_config,
+    changes_of,
+    finished_at_another_rate,
+)
 from coremill.checkpoint.continuation import (
     asks_for_more,
     checkpoint_folder,
@@ -28,6 +33,7 @@ from coremill.checkpoint.continuation import (
     written_config,
 )
 from coremill.checkpoint.manifest import Checkpoint
+from coremill.config.continuing import KEYS_OF_THE_END, SCHEDULE_KEYS
 from coremill.config.load import LoadedConfig, load_config
 from coremill.config.places import CHECKPOINTS, checkpoints_recorded, places_recorded, places_to_record
 from coremill.config.schema import AUTO, RunConfig
@@ -160,7 +166,8 @@ def place_of(loaded: LoadedConfig, node: NodeIdentity | None, console: Console) 
             f"the config wants {wanted} nodes, but this command starts ranks on {nodes}",
             where=loaded.where("fleet.nodes"),
             why="coremill train starts the ranks of one machine",
-            do="start the same command on every node with torchrun or mpirun, or --set fleet.nodes=1",
+            do="name the machines with --hostfile FILE, start the same command on each with torchrun or mpirun, or"
+            " --set fleet.nodes=1",
         )
     asked = None if node is None else node.ranks_per_node
     if asked is None or loaded.config.parallel.ranks_per_node != AUTO:
@@ -195,6 +202,8 @@ def already_finished(
     why_over = None if scores is None else scores.why_over()
     goes_on = is_longer or (checkpoint is not None and folder.is_ended_early())
     if finished and (not goes_on or why_over is not None):
+        if of_the_rate := [change for change in changes if change.key in SCHEDULE_KEYS - KEYS_OF_THE_END]:
+            raise finished_at_another_rate(f"{folder.path} holds this run, finished", of_the_rate)
         early = f": {why_over}, raise that to go on" if why_over is not None and is_longer else ""
         text = f"{folder.path} holds this run, finished{early}"
         changed = ", ".join(change.key for change in changes if change.key not in NOT_WORTH_SAYING)

@@ -190,7 +190,10 @@ def prepare_run(
         model = replace(model, config_changes=dict(task.config_changes(data)))
         refuse_nothing_to_compare(config, data)
         if 0 < data.train_rows < plan.rows_per_step:
+            announced = plan.world_size
             plan = replace(plan_for_rows(config, fleet, card, data, before.world_size), steps_done=before.steps)
+            if plan.world_size != announced:
+                say(console, f"so few rows are for fewer ranks: {plan.world_size}, not {announced}")
         task.check_rows(data, world_size=plan.world_size)
         steps = count_steps(config, data, plan)
         plan = with_steps(plan, config, fleet, card, steps, lengths_of(config, data))

@@ -193,6 +193,9 @@ def test_what_is_open_is_asked_and_told_until_it_is_answered(tmp_path):
     text = imported(str(BROUGHT / "one_machine.yaml")).text
     asked = loaded(tmp_path, text).open_questions
     assert len(asked) == 2 and "model" in asked[0] and "data.source" in asked[1]
+    with pytest.raises(InputError, match="open questions(.|\n)*asks for model(.|\n)*--model and --data"):
+        loaded(tmp_path, text).with_answers()
+    assert loaded(tmp_path, text, model="gpt2", data="a.txt").with_answers().config.model.name == "gpt2"
     assert loaded(tmp_path, text, model="gpt2", data="a.txt").open_questions == []
     answered = re.sub(r"^# model: \?", "model: gpt2", text, flags=re.MULTILINE)
     answered = answered.replace("# data:\n#   source: ?", "data:\n  source: notes.txt")

@@ -15,6 +15,7 @@ from coremill.report.metrics import (
     memory_beside_plan,
     metric_names,
     model_class_of,
+    pages_of_libraries,
 )
 from coremill.report.page import run_charts
 from coremill.report.page.document import render_blocks, render_document
@@ -197,10 +198,13 @@ def _comparison(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     if cost := summary.get("cost"):
         pairs = (*pairs, ("Dollars", cost["planned_usd"], cost["usd"], terminal.format_usd))
     comparable = {"Peak memory per rank": memory_beside_plan(measured)}
-    return [
+    rows = [
         (label, show(planned), show(found), terminal.format_difference(comparable.get(label, found), planned))
         for label, planned, found, show in pairs
     ]
+    if (libraries := pages_of_libraries(summary, terminal.format_bytes)) is not None:
+        rows.insert(1, libraries)
+    return rows
 
 
 def _environment(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

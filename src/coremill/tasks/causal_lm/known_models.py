@@ -66,7 +66,7 @@ def require_causal(config: Mapping[str, Any], *, description: str, where: str, t
             f"{description} is an encoder, not a causal language model",
             where=where,
             why=f"a {family} model sees the tokens it is to predict, unless its config has {shown}",
-            do=ADVICE,
+            do="set task: sequence-classification or task: question-answering to train it as what it is, or " + ADVICE,
         )
 
 
