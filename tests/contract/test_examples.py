@@ -111,6 +111,7 @@ def chat_report(workshop: Scene) -> dict:
     return run(workshop, *header(CHAT), "--set", "train.epochs=4")
 
 
+@long_test("test_chat.py trains whole models on conversations, test_readme_files.py adapters")
 def test_the_example_of_conversations(workshop: Scene, chat_report: dict):
     assert chat_report["state"] == "finished" and chat_report["evaluations"]
     assert chat_report["loss_last"] < chat_report["loss_first"] - 1.0 and 0 < chat_report["padding_fraction"] < 0.1
