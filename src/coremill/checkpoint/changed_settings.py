@@ -71,9 +71,9 @@ def another_config(what: str, fixed: Sequence[Change]) -> InputError:
     return _refusal(what, fixed, f"only these may change: {words_of_what_may_change()}")
 
 
-def finished_at_another_rate(what: str, changes: Sequence[Change]) -> InputError:
+def finished_at_another_rate(what: str, changes: Sequence[Change], why: str) -> InputError:
     """Who asks for another learning rate is not told of a success at the old one."""
-    return _refusal(what, changes, "nothing is left to learn at that without more train.steps or train.epochs")
+    return _refusal(what, changes, why)
 
 
 def _refusal(what: str, changes: Sequence[Change], why: str) -> InputError:

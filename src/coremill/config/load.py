@@ -70,13 +70,8 @@ class LoadedConfig:
 
     def with_answers(self) -> LoadedConfig:
         """Itself, for what trains: the built-in model or text is nobody's answer."""
-        if self.open_questions:
-            raise InputError(
-                "the run file still has open questions",
-                where=str(self.path),
-                why="; ".join(self.open_questions),
-                do="answer them in the file, or on the command line by --model and --data",
-            )
+        for error in _unanswered(self.path, self.open_questions):
+            raise error
         return self
 
     def where(self, key: str) -> str:
@@ -148,9 +143,10 @@ def load_config(
     doubtful = frozenset(key for problem in problems for key in problem.doubtful)
     breaches = breaches_of(with_paths(config, places.paths), doubtful)
     problems += [_breach_problem(breach, settings, file) for breach in breaches]
-    if problems:
-        raise ConfigError([problem.error for problem in sorted(problems, key=lambda problem: problem.place)])
     origins = _all_origins(settings)
+    if problems:
+        errors = [problem.error for problem in sorted(problems, key=lambda problem: problem.place)]
+        raise ConfigError([*_unanswered(path, questions_left(text, origins)), *errors])
     if path is not None:
         return LoadedConfig(config, origins, path.stem, path, text, notes=notes, places=places)
     if given:
@@ -160,6 +156,18 @@ def load_config(
         words = f"no run file: {' and '.join(named)} by --set, every other key has its default"
         return LoadedConfig(config, origins, _name_of(config), path, text, words)
     return LoadedConfig(config, origins, BUILT_IN, path, text, "no run file: the built-in example")
+
+
+def _unanswered(path: Path | None, questions: Sequence[str]) -> list[InputError]:
+    if not questions:
+        return []
+    error = InputError(
+        "the run file still has open questions",
+        where=str(path),
+        why="; ".join(questions),
+        do="answer them in the file, or on the command line by --model and --data",
+    )
+    return [error]
 
 
 def _add_overrides(settings: Settings, overrides: Sequence[str] | Mapping[str, Any]) -> Settings:

@@ -42,6 +42,8 @@ MOST_OBSERVATIONS = 20
 # Processes of all ways to split the cores, which live at once; each holds at most so much of its own.
 MOST_PROCESSES = 128
 PROCESS_BYTES = 300 * 2**20
+# Where less is free, others have it for now.
+MEMORY_USUALLY_FREE = 0.75
 
 # A part takes 5 to 15 s, most of it imports; ten times that means that something is stuck.
 PART_TIMEOUT_SECONDS = 150.0
@@ -183,19 +185,24 @@ def _measured_splits(node: NodeFacts, runner: Runner, *, in_bf16: bool) -> tuple
         ways.pop()
     if len(ways) < 2:
         return (), 0.0
-    room, wanted = node.memory_available_bytes // (2 * PROCESS_BYTES), len(ways)
-    while ways and sum(map(len, ways)) > room:
-        ways.pop()
+    usual = len(_with_room(ways, MEMORY_USUALLY_FREE * node.memory_bytes))
+    ways = _with_room(ways, node.memory_available_bytes)
     if len(ways) < 2:
-        return (), 1.0
+        return (), 0.0 if usual < 2 else 1.0
     cpus = tuple(core.cpus[0] for core in cores)
     part = Part(name="splits", cpus=cpus, threads=len(cpus), with_bf16=in_bf16, ways=tuple(ways))
     try:
         found = runner(part)
     except CoremillError:
         return (), 1.0
-    busy = float(found["busy_fraction"]) if len(ways) == wanted else 1.0
+    busy = float(found["busy_fraction"]) if len(ways) >= usual else 1.0
     return tuple(_split_rates(each) for each in found["splits"]), busy
+
+
+def _with_room(ways: Sequence[tuple[tuple[int, ...], ...]], free_bytes: float) -> list[tuple[tuple[int, ...], ...]]:
+    """Those, fewest processes first, that all run at once within half of so much memory."""
+    room = free_bytes // (2 * PROCESS_BYTES)
+    return [way for end, way in enumerate(ways, 1) if sum(map(len, ways[:end])) <= room]
 
 
 def _split_rates(document: Mapping[str, Any]) -> SplitRates:

@@ -37,7 +37,7 @@ class Rendered:
 
 def render_objects(loaded: LoadedConfig) -> Rendered:
     """Everything that kubectl apply needs for a run; bad input is refused before any of it."""
-    job = make_job(loaded)
+    job = make_job(loaded.with_answers())
     section = job.section
     objects: list[dict[str, Any]] = []
     if section.namespace != "default":

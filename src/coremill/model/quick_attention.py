@@ -3,7 +3,8 @@
 torch's flash kernel takes five to six times as long backward as forward there, where arithmetic asks for 2.5. Here
 backward makes the scores again, a block of queries at a time for a few heads, by products that go to the matrix units,
 with softmax and its derivative in one pass each. Forward is the flash kernel's own, and less is kept of it: neither its
-output nor the sums of rows. Scores are rounded to bf16 before the softmax, as eager attention of a bf16 model does.
+output nor the sums of rows. Scores are rounded to bf16 before the softmax, as eager attention of a bf16 model does. So
+what all keys have in common is taken off them first: no gradient depends on it, and large scores are rounded coarsely.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from coremill.hardware.probe import affinity_mask
 from coremill.hardware.topology import read_isa
 
 BLOCK = 256  # queries at a time: what lies above the diagonal is mostly left out
-HEADS_PER_THREAD = 4  # at a time: their scores stay in the cache
+TOKENS_PER_THREAD = 2048  # of the heads of a thread at a time: their scores stay in the cache
 
 
 class _CausalAttention(torch.autograd.Function):
@@ -48,11 +49,12 @@ def attention_backward(
     sharing = heads // key.shape[1]
     groups = rows * key.shape[1]
     queries = (query * scale).reshape(groups, sharing, tokens, width)
-    keys, values = key.reshape(groups, tokens, width), value.reshape(groups, tokens, value.shape[-1])
+    keys = (key - key.mean(2, keepdim=True, dtype=torch.float32)).to(key.dtype).reshape(groups, tokens, width)
+    values = value.reshape(groups, tokens, value.shape[-1])
     outputs = gradient.reshape(groups, sharing, tokens, value.shape[-1])
     of_queries, of_keys, of_values = torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
     unseen = torch.full((BLOCK, BLOCK), float("-inf"), dtype=query.dtype).triu_(1)
-    at_once = max(1, HEADS_PER_THREAD * torch.get_num_threads() // sharing)
+    at_once = max(1, max(1, TOKENS_PER_THREAD // tokens) * torch.get_num_threads() // sharing)
     for first in range(0, groups, at_once):
         some = slice(first, first + at_once)
         for begin in reversed(range(0, tokens, BLOCK)):

@@ -202,9 +202,11 @@ def already_finished(
     why_over = None if scores is None else scores.why_over()
     goes_on = is_longer or (checkpoint is not None and folder.is_ended_early())
     if finished and (not goes_on or why_over is not None):
-        if of_the_rate := [change for change in changes if change.key in SCHEDULE_KEYS - KEYS_OF_THE_END]:
-            raise finished_at_another_rate(f"{folder.path} holds this run, finished", of_the_rate)
         early = f": {why_over}, raise that to go on" if why_over is not None and is_longer else ""
+        if of_the_rate := [change for change in changes if change.key in SCHEDULE_KEYS - KEYS_OF_THE_END]:
+            what_is_missing = "more train.steps or train.epochs" if checkpoint is not None else "a checkpoint"
+            why = early.removeprefix(": ") or f"nothing is left to learn at that without {what_is_missing}"
+            raise finished_at_another_rate(f"{folder.path} holds this run, finished", of_the_rate, why)
         text = f"{folder.path} holds this run, finished{early}"
         changed = ", ".join(change.key for change in changes if change.key not in NOT_WORTH_SAYING)
         if changed and not early:

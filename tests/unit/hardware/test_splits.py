@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,5 +119,11 @@ def test_no_more_processes_than_memory_and_reason_allow(tmp_path: Any) -> None:
     (ways,) = [part.ways for part in runner.parts if part.name == "splits"]
     assert len(ways[0]) == 1 and 2 < sum(map(len, ways)) <= MOST_PROCESSES
     runner = FakeRunner()
-    small = calibration_of(node_of(16, memory_available_bytes=8 * PROCESS_BYTES), tmp_path, runner=runner, refresh=True)
-    assert [each.processes for each in small.splits] == [1, 2]
+    crowded = node_of(16, memory_available_bytes=8 * PROCESS_BYTES)
+    found = calibration_of(crowded, tmp_path, runner=runner, refresh=True)
+    assert [each.processes for each in found.splits] == [1, 2]
+    assert found.taken_while_busy, "others have the memory for now"
+    small = replace(crowded, memory_total_bytes=9 * PROCESS_BYTES)
+    found = calibration_of(small, tmp_path, runner=runner, refresh=True)
+    assert [each.processes for each in found.splits] == [1, 2]
+    assert not found.taken_while_busy, "it will never have more"

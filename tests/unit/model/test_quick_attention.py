@@ -54,6 +54,20 @@ def test_gradients_are_as_near_to_exact_as_those_of_eager_attention(
         assert error(found, right) < max(0.008, 1.3 * error(other, right))
 
 
+@pytest.mark.parametrize("shift", [5.0, 100.0, 400.0])
+def test_what_keys_have_in_common_costs_nothing(shift: float) -> None:
+    """As a bias of keys makes it: scores of hundreds, rounded to whole numbers, whose differences are what counts."""
+    torch.manual_seed(0)
+    query, key, value, gradient = (torch.randn(1, 4, 2 * BLOCK, 64) for _ in range(4))
+    query[..., 5] += 10
+    key[..., 5] += shift
+    inputs = [each.bfloat16() for each in (query, key, value)]
+    gradient = gradient.bfloat16()
+    exact = by_eager_attention(gradient.double(), *(each.double() for each in inputs))
+    for found, right in zip(attention_backward(gradient, *inputs, SCALE), exact, strict=True):
+        assert error(found, right) < 0.03
+
+
 def gradients(model: torch.nn.Module, ids: torch.Tensor) -> tuple[float, torch.Tensor]:
     model.zero_grad()
     loss = model(input_ids=ids, labels=ids).loss

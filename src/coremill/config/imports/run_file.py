@@ -19,6 +19,7 @@ from coremill.config.show import scalar_text
 
 _WIDTH = 118
 _COMMENT_COLUMN = 44
+_ANSWERS = {"model": "?", "data.source": "hf://?/?"}  # a dataset: splits and revisions are of one
 _HEADS = {
     "dropped": "Dropped: not needed here, or nothing here to hand it to.",
     "retired": "Retired: gone where it came from, too.",
@@ -101,7 +102,7 @@ def _config(settings: Mapping[str, Written]) -> RunConfig:
     tree: dict[str, Any] = {"train": {}}
     for key in Composed(settings, ()).questions:
         section, _, name = (key if "." in key else f"{key}.name").partition(".")
-        tree.setdefault(section, {})[name] = "?"
+        tree.setdefault(section, {})[name] = _ANSWERS[key]
     for key, written in settings.items():
         section, _, name = key.partition(".")
         if name:
