@@ -40,9 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             f" | {1e3 * backward[0]:.1f}, {1e3 * backward[1]:.1f} | {backward[0] / backward[1]:.2f} |"
         )
     print("\nerror of the gradients of query, key and value, beside double precision:")
-    for steepness in (1.0, 4.0):
-        torchs, ours = _errors(torch, steepness)
-        print(f"  scores of standard deviation {steepness:g}: torch's {torchs}, by products {ours}")
+    for steepness, shift in ((1.0, 0.0), (4.0, 0.0), (1.0, 100.0)):
+        torchs, ours = _errors(torch, steepness, shift)
+        common = f", keys with {shift:g} in common" if shift else ""
+        print(f"  scores of standard deviation {steepness:g}{common}: torch's {torchs}, by products {ours}")
     return 0
 
 
@@ -93,11 +94,12 @@ def _backward(torch: Any, shape: tuple[int, ...], rounds: int) -> tuple[float, f
     )
 
 
-def _errors(torch: Any, steepness: float) -> tuple[str, str]:
+def _errors(torch: Any, steepness: float, shift: float) -> tuple[str, str]:
     from coremill.model.quick_attention import attention_backward
 
     gradient, query, key, value = _inputs(torch, SHAPES["350M"])
     query = query * steepness
+    key[..., 5] += shift
     scale = query.shape[-1] ** -0.5
 
     def by_torch(dtype: Any) -> Any:
