@@ -1,6 +1,16 @@
 """The two tiers of tests: `make test` runs the first, `make test-long` both.
 
-What is slow and held by another test of the first tier belongs to the second; the reason says which.
+What is slow and held by another test of the first tier belongs to the second; the reason says which. The slowest of the
+first tier stay, for nothing else there holds what they do:
+
+    end_to_end  test_chaos (whole runs under faults), test_resume (stopped, killed and damaged: the same bits),
+                test_guests (engines and tasks of other packages), test_encoder_runs and test_lora_export (as users load
+                them), test_keep (exported while it runs, pushed), test_lean (updates inside backward, both ways),
+                test_api, test_chat, test_plan_limits (the kernel's own kill), test_readme_files
+    contract    test_examples (the smallest; the others are of the second tier)
+    distributed test_model_load (every family, one pool of ranks), test_plan_wire (bytes as counted), test_launch
+    hosts       test_reform (lost hosts), test_hosts (a real mpirun), test_peer_scripts (scripts of others)
+    unit        data/test_data_hub (a hub that answers)
 """
 
 from __future__ import annotations
