@@ -133,7 +133,7 @@ def test_a_live_page_follows_its_run_to_the_end_and_beyond(tab: Page, tmp_path: 
         assert tab.ask("document.querySelector('.marks').innerText.includes('continuation')")
         for width, dark in LOOKS:
             tab.look(width, dark=dark)
-            tab.until(FITS, f"the page to fit into {width} px: charts are drawn anew when the window changes")
+            tab.until(FITS, f"the page to fit into {width} px, and what is under the pointer with it")
     tab.until("document.getElementById('live').innerText == 'no longer live'", "the page to be told of its end")
 
 
