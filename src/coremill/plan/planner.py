@@ -58,8 +58,10 @@ DIFFERING_ROWS = 2
 # through memory.
 MUCH_SLOWER = 1.1
 
-# Each more rank of a machine takes memory and some seconds to start: it has to bring more of a step than this.
-WORTH_MORE_RANKS = 1.03
+# Each more rank of a machine takes memory and some seconds to start: it has to bring more of a step than this. Where
+# scaling was measured, not much more: two ranks on two cores ran 1.02 to 1.13 times as quick as one in quiet hours, 1.86
+# times beside other programs (`benchmarks.ranks`), and the prediction is off by several percent.
+WORTH_MORE_RANKS = {"measured": 1.01, "assumed": 1.03}
 # What each takes until it trains, and at the end: short runs have no use for it.
 SECONDS_TO_START_A_RANK = 2.0
 # Of each pass weights are read once: a rank that has fewer tokens than this takes up to twice as long for each of them
@@ -246,8 +248,8 @@ def _best_layout(
     for one in good:
         if one.arrangement.world_size == ranks_before:
             return _because(offered[found.index(one)], AS_BEGUN)
-    quickest = min(map(seconds, good), default=0.0)
-    chosen = next((one for one in good if seconds(one) <= WORTH_MORE_RANKS * quickest), found[0])
+    quickest, worth = min(map(seconds, good), default=0.0), WORTH_MORE_RANKS[fleet.calibration.source]
+    chosen = next((one for one in good if seconds(one) <= worth * quickest), found[0])
     others = [one for one in found if not one.fits or one in good]
     return _because(offered[found.index(chosen)], ranks_reason(fleet.calibration, chosen, others, seconds))
 

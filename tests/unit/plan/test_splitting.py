@@ -63,8 +63,12 @@ def test_ranks_that_make_a_step_shorter_are_taken() -> None:
 
 
 def test_a_little_is_not_worth_a_rank() -> None:
-    plan = plan_of(machine_with(alike(1, 1.0), alike(2, 0.99), alike(4, 0.98)))
+    plan = plan_of(machine_with(alike(1, 1.0), alike(2, 1.0), alike(4, 1.0)))
     assert plan.ranks_per_node.value == 1 and "not worth" in plan.ranks_per_node.reason
+    a_little = machine_with(alike(1, 1.0), alike(2, 0.98))
+    assert plan_of(a_little).ranks_per_node.value == 2
+    assumed = replace(a_little, calibration=replace(a_little.calibration, source="assumed"))
+    assert plan_of(assumed).ranks_per_node.value == 1, "what was not measured has to bring more"
 
 
 def test_ranks_that_make_it_longer_are_left() -> None:
