@@ -59,8 +59,8 @@ DIFFERING_ROWS = 2
 MUCH_SLOWER = 1.1
 
 # Each more rank of a machine takes memory and some seconds to start: it has to bring more of a step than this. Where
-# scaling was measured, not much more: two ranks on two cores ran 1.02 to 1.13 times as quick as one in quiet hours, 1.86
-# times beside other programs (`benchmarks.ranks`), and the prediction is off by several percent.
+# scaling was measured, not much more: two ranks on two cores ran 1.02 to 1.13 times as quick as one in quiet hours,
+# 1.86 times beside other programs (`benchmarks.ranks`), and the prediction is off by several percent.
 WORTH_MORE_RANKS = {"measured": 1.01, "assumed": 1.03}
 # What each takes until it trains, and at the end: short runs have no use for it.
 SECONDS_TO_START_A_RANK = 2.0
