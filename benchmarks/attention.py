@@ -3,7 +3,7 @@
 A few layers of three Llama shapes in bf16 with random weights, rows of 512, loss and optimizer left out. Steps with
 `model/quick_attention.py` and steps without take turns; printed are the seconds of forward and backward of each (the
 median), what attention alone takes backward, and how far either's gradients are from those of double precision.
-Wants a CPU with matrix units; asserts nothing.
+Wants a CPU with matrix units, but for `--errors`, which prints the last alone; asserts nothing.
 """
 
 from __future__ import annotations
@@ -31,20 +31,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
-    print("| layers of | step, s: torch's, by products | ratio | attention backward, ms | ratio |")
-    print("|---|---|---:|---|---:|")
-    for name, shape in SHAPES.items():
-        steps, backward = _steps(torch, shape, options.rounds), _backward(torch, shape, options.rounds)
-        print(
-            f"| {name} | {steps[0]:.3f}, {steps[1]:.3f} | {steps[0] / steps[1]:.2f}"
-            f" | {1e3 * backward[0]:.1f}, {1e3 * backward[1]:.1f} | {backward[0] / backward[1]:.2f} |"
-        )
+    if not options.errors:
+        _print_speeds(torch, options.rounds)
     print("\nerror of the gradients of query, key and value, beside double precision:")
     for steepness, shift in ((1.0, 0.0), (4.0, 0.0), (1.0, 100.0)):
         torchs, ours = _errors(torch, steepness, shift)
         common = f", keys with {shift:g} in common" if shift else ""
         print(f"  scores of standard deviation {steepness:g}{common}: torch's {torchs}, by products {ours}")
     return 0
+
+
+def _print_speeds(torch: Any, rounds: int) -> None:
+    print("| layers of | step, s: torch's, by products | ratio | attention backward, ms | ratio |")
+    print("|---|---|---:|---|---:|")
+    for name, shape in SHAPES.items():
+        steps, backward = _steps(torch, shape, rounds), _backward(torch, shape, rounds)
+        print(
+            f"| {name} | {steps[0]:.3f}, {steps[1]:.3f} | {steps[0] / steps[1]:.2f}"
+            f" | {1e3 * backward[0]:.1f}, {1e3 * backward[1]:.1f} | {backward[0] / backward[1]:.2f} |"
+        )
 
 
 def _steps(torch: Any, shape: tuple[int, ...], rounds: int) -> tuple[float, float]:
@@ -143,6 +148,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, help="of torch (default: as many as it takes)")
     parser.add_argument("--rounds", type=int, default=10, help="turns of each (default 10)")
+    parser.add_argument("--errors", action="store_true", help="print errors alone; any CPU")
     return parser.parse_args(argv)
 
 

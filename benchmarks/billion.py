@@ -12,7 +12,7 @@ The shape of Llama-3.2-1B with random weights, rows of 512, 4096 tokens a step, 
 With `--in-turns SECONDS`, `ranks` and `one` run at once instead and take turns for so long (`benchmarks/turns.py`): on
 a machine whose speed wavers by more than they differ.
 
-Wants 16 cores and 100 GB of memory (`--shape 350M`: two and 16); in bf16 where the CPU has units for it. Prints
+Wants 16 cores and 100 GB of memory (`--shape 350M`: two and 24); in bf16 where the CPU has units for it. Prints
 tokens per second, peak memory of the largest rank, ratios, and the cost of a save as a share of ten minutes; asserts
 nothing.
 """
@@ -35,7 +35,7 @@ from benchmarks import coremill_run, peers, processes, results, turns
 from benchmarks.plan_cases import B1, LEAN_INSIDE, M30, M350, Case
 
 FOLDER = peers.ROOT / "runs" / "billion"
-SHAPES = {"1.24B": B1, "350M": M350, "30M": M30}  # the second fits two cores and 16 GB, the last is to try the command
+SHAPES = {"1.24B": B1, "350M": M350, "30M": M30}  # the second fits two cores and 24 GB, the last is to try the command
 SEQUENCE_LENGTH = 512
 TOKENS_PER_STEP = 4096
 SAVE_INTERVAL_SECONDS = 600.0

@@ -66,23 +66,14 @@ def fixed_keys(earlier: Mapping[str, Any], config: RunConfig) -> list[str]:
     return [change.key for change in changes_of(earlier, config) if not change.is_allowed]
 
 
-def another_config(what: str, fixed: Sequence[Change]) -> InputError:
-    """The refusal of settings that may not change, with the values they had."""
-    return _refusal(what, fixed, f"only these may change: {words_of_what_may_change()}")
-
-
-def finished_at_another_rate(what: str, changes: Sequence[Change], why: str) -> InputError:
-    """Who asks for another learning rate is not told of a success at the old one."""
-    return _refusal(what, changes, why)
-
-
-def _refusal(what: str, changes: Sequence[Change], why: str) -> InputError:
+def another_config(what: str, changes: Sequence[Change], why: str | None = None) -> InputError:
+    """The refusal of settings that changed, with the values they had; without `why` they may not change at all."""
     old = " ".join(f"--set {shlex.quote(f'{change.key}={scalar_text(change.old)}')}" for change in changes)
     said = "; ".join(f"{change.key} was {_text(change.old)}, is {_text(change.new)}" for change in changes)
     return InputError(
         what,
         where=", ".join(change.key for change in changes),
-        why=f"{said}; {why}",
+        why=f"{said}; {why or f'only these may change: {words_of_what_may_change()}'}",
         do=f"bring the old values back ({old}), set run.folder to a new folder, or start anew with --fresh",
     )
 

@@ -110,8 +110,9 @@ FIXED: Mapping[str, tuple[str, ...]] = {
 }
 
 # They say what the learning rate is at a step.
-KEYS_OF_THE_END = frozenset(("train.steps", "train.epochs"))
 SCHEDULE_KEYS = frozenset(f"train.{name}" for name in MAY_CHANGE["train"] if name not in ("optimizer", "update"))
+# Of them, those that a finished run goes on with.
+KEYS_OF_THE_END = frozenset(("train.steps", "train.epochs"))
 
 
 def may_change(key: str) -> bool:

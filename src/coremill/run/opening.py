@@ -13,12 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coremill.checkpoint.changed_settings import (
-    NOT_WORTH_SAYING,
-    another_config,
-    changes_of,
-    finished_at_another_rate,
-)
+from coremill.checkpoint.changed_settings import NOT_WORTH_SAYING, another_config, changes_of
 from coremill.checkpoint.continuation import (
     asks_for_more,
     checkpoint_folder,
@@ -206,7 +201,7 @@ def already_finished(
         if of_the_rate := [change for change in changes if change.key in SCHEDULE_KEYS - KEYS_OF_THE_END]:
             what_is_missing = "more train.steps or train.epochs" if checkpoint is not None else "a checkpoint"
             why = early.removeprefix(": ") or f"nothing is left to learn at that without {what_is_missing}"
-            raise finished_at_another_rate(f"{folder.path} holds this run, finished", of_the_rate, why)
+            raise another_config(f"{folder.path} holds this run, finished", of_the_rate, why)
         text = f"{folder.path} holds this run, finished{early}"
         changed = ", ".join(change.key for change in changes if change.key not in NOT_WORTH_SAYING)
         if changed and not early:
