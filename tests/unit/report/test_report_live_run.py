@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +95,38 @@ def test_visitors_get_what_changed_since_they_looked(tmp_path: Path) -> None:
     make_fake_run(tmp_path, world_size=1, steps=3, ending="running")
     changes = server.Changes(LiveRun(tmp_path))
     changes.look(at_once=True)
-    first, everything = changes.since("", seconds=0)
+    first, everything, _ = changes.since("", seconds=0)
     assert {"title", "heading", "tiles", "curves", "results"} <= set(everything)
-    assert changes.since(first, seconds=0) == (first, {})
+    assert changes.since(first, seconds=0) == (first, {}, False)
     write_line(tmp_path, 0, "step", START + 100, step=4, loss=1.0, seconds=1.0, tokens=10)
     changes.look(at_once=True)
-    second, parts = changes.since(first, seconds=0)
+    second, parts, _ = changes.since(first, seconds=0)
     assert second != first and "curves" in parts and "results" not in parts
     assert changes.since("another-server-7", seconds=0)[1].keys() == everything.keys()
     changes.end()
-    assert changes.has_ended
+    assert changes.has_ended and changes.since(second, seconds=60) == (second, {}, True)
+
+
+def test_a_run_that_ends_while_a_visitor_is_written_to_still_shows_him_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_fake_run(tmp_path, world_size=1, steps=3, ending="running")
+    page_server = server.PageServer(server.listen(0), tmp_path)
+    changes, since = page_server.changes, page_server.changes.since
+
+    def end_meanwhile(seen: str, *, seconds: float) -> tuple[str, dict[str, str], bool]:
+        news = since(seen, seconds=seconds)
+        if news[1] and not changes.has_ended:
+            write_line(tmp_path, 0, "end", START + 100, seconds=100.0)
+            changes.end()
+        return news
+
+    monkeypatch.setattr(changes, "since", end_meanwhile)
+    with page_server:
+        threading.Thread(target=page_server.serve_forever, daemon=True).start()
+        connection = http.client.HTTPConnection(*page_server.server_address[:2], timeout=60)
+        connection.request("GET", "/events")
+        said = connection.getresponse().read().decode()
+        page_server.shutdown()
+    *_, before, last, end = said.strip().split("\n\n")
+    assert "running" in before and "finished" in last and end.startswith("event: end")

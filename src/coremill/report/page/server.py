@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from coremill.errors import CoremillError, InputError
-from coremill.report.http_service import LOOPBACK, WHY_NO_PORT, BoundedServer, ReadOnlyHandler, bound
+from coremill.report.http_service import LOOPBACK, SLOW_SECONDS, WHY_NO_PORT, BoundedServer, ReadOnlyHandler, bound
 from coremill.report.page.live_run import LiveRun
 from coremill.report.page.run_page import render_page, render_parts
 
@@ -35,7 +35,6 @@ SHARE_OF_TIME = 20  # a look that took a second is followed by so many without o
 MOST_PAUSE_SECONDS = 30.0  # but not by more than this
 STATE_EVERY_SECONDS = 5.0  # a run that was killed says nothing: its processes are looked for
 KEEP_ALIVE_SECONDS = 15.0
-FAREWELL_SECONDS = 2.0
 
 
 def listen(port: int) -> socket.socket:
@@ -69,6 +68,7 @@ class Changes:
         self._summary: dict[str, Any] = {}
         self._looked_at = self._summed_at = float("-inf")
         self._took_seconds = 0.0
+        self._is_behind = False  # events were read that the page does not show yet
         self.has_ended = False
 
     def page(self) -> str:
@@ -84,11 +84,11 @@ class Changes:
             began = time.monotonic()
             if not at_once and began - self._looked_at < pause:
                 return
-            changed = self._run.look()
+            self._is_behind = self._run.look() or self._is_behind
             stale = self._summary.get("state") == "running" and began - self._summed_at > STATE_EVERY_SECONDS
-            if changed or stale or not self._summary:
+            if self._is_behind or stale or not self._summary:
                 self._take(self._run.summary())
-                self._summed_at = began
+                self._summed_at, self._is_behind = began, False
             is_first, self._looked_at = self._looked_at == float("-inf"), time.monotonic()
             self._took_seconds = 0.0 if is_first else self._looked_at - began  # the first one reads all there is
 
@@ -102,14 +102,15 @@ class Changes:
                 self._parts |= {name: (self._version, text) for name, text in fresh.items()}
                 self._changed.notify_all()
 
-    def since(self, seen: str, *, seconds: float) -> tuple[str, dict[str, str]]:
-        """What changed since that version, and the version it leads to; waits so long for anything."""
+    def since(self, seen: str, *, seconds: float) -> tuple[str, dict[str, str], bool]:
+        """The newest version, what changed up to it since that one, and whether it is the last; waits so long for
+        anything."""
         boot, _, number = seen.partition("-")
         known = int(number) if boot == self._boot and number.isdigit() else -1
         with self._changed:
             self._changed.wait_for(lambda: self._version > known or self.has_ended, timeout=seconds)
             parts = {name: text for name, (version, text) in self._parts.items() if version > known}
-            return f"{self._boot}-{self._version}", parts
+            return f"{self._boot}-{self._version}", parts, self.has_ended
 
     def end(self) -> None:
         """Nothing will change any more: visitors are told."""
@@ -148,7 +149,7 @@ class PageServer(BoundedServer):
         """Show the last state, and tell visitors that there will be no other."""
         self.changes.end()
         with self._waiting:
-            self._waiting.wait_for(lambda: not self._streams, timeout=FAREWELL_SECONDS)
+            self._waiting.wait_for(lambda: not self._streams, timeout=SLOW_SECONDS)
 
     def _follow(self) -> None:
         while not self.changes.has_ended:
@@ -190,12 +191,11 @@ class _Handler(ReadOnlyHandler):
         changes = self.server.changes
         with self.server.streaming():
             while True:
-                now, parts = changes.since(seen, seconds=KEEP_ALIVE_SECONDS)
+                seen, parts, is_last = changes.since(seen, seconds=KEEP_ALIVE_SECONDS)
                 data = json.dumps(parts, ensure_ascii=False)
-                text = f"id: {now}\nevent: parts\ndata: {data}\n\n" if parts else ": still here\n\n"
+                text = f"id: {seen}\nevent: parts\ndata: {data}\n\n" if parts else ": still here\n\n"
                 self.wfile.write(text.encode("utf-8", errors="replace"))
-                seen = now
-                if changes.has_ended:
+                if is_last:
                     self.wfile.write(b"event: end\ndata:\n\n")
                     return
 
