@@ -87,6 +87,7 @@ def check(
             show_default=False,
         ),
     ] = None,
+    settings: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """What an API server, a controller or the bill would say of manifests, before they leave this machine.
@@ -102,7 +103,7 @@ def check(
     """
     from coremill.k8s.check.command import check_files
 
-    raise typer.Exit(check_files(files, schemas, release or [], as_json=as_json))
+    raise typer.Exit(check_files(files, schemas, release or [], settings or [], as_json=as_json))
 
 
 @k8s_app.command()

@@ -75,7 +75,7 @@ COMMANDS = {
     "coremill data show": ["--data", "--evaluation", "--json", "--model", "--rows", "--set", "CONFIG"],
     "coremill k8s": [],
     "coremill k8s render": ["--output/-o", "--set", "CONFIG"],
-    "coremill k8s check": ["--json", "--release", "--schemas", "FILES"],
+    "coremill k8s check": ["--json", "--release", "--schemas", "--set", "FILES"],
     "coremill k8s rehearse": ["--image", "--json", "--kill", "--output/-o", "--reclaim", "--set", "CONFIG"],
     "coremill k8s dashboard": [],
     "coremill k8s submit": ["--context", "--json", "--set", "--wait/--no-wait", "CONFIG"],

@@ -22,8 +22,8 @@ QUEUE = (
 )
 
 
-def run(*files, schemas=None, releases=(), as_json=False):
-    return check_files([str(each) for each in files], schemas, list(releases), as_json=as_json)
+def run(*files, schemas=None, releases=(), settings=(), as_json=False):
+    return check_files([str(each) for each in files], schemas, list(releases), settings, as_json=as_json)
 
 
 def test_a_good_file(capsys):
@@ -173,3 +173,10 @@ def test_findings_of_a_run_file_have_no_line(capsys, tmp_path):
     assert run(file) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines and all(line.startswith(f"{file}: warning: ") and line.endswith("[unpinned]") for line in lines)
+    assert run(file, settings=["kubernetes.image=example.com/coremill:0.2"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_settings_without_a_run_file_are_refused():
+    with pytest.raises(InputError, match="--set changes a run file"):
+        run(MANIFESTS / "good/kueue.yaml", settings=["kubernetes.capacity=spot"])

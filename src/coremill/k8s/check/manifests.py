@@ -7,7 +7,7 @@ Every field keeps its line.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,21 +73,31 @@ class Manifest:
         return self.lines.get(path)
 
 
-def read_manifests(files: list[str]) -> list[Manifest]:
-    """All objects of all files, in order. A problem with a file itself is an InputError."""
+def read_manifests(files: Sequence[str], settings: Sequence[str] = ()) -> list[Manifest]:
+    """All objects of all files, in order; `settings` go over the run files. A problem with a file is an InputError."""
     found: list[Manifest] = []
+    has_run = False
     for file in files:
         name = _STDIN_NAME if file == STDIN else file
         text = sys.stdin.read() if file == STDIN else _text_of(Path(file))
         documents = list(_documents(text, name))
         if len(documents) == 1 and is_run_file(documents[0][0]):
-            found += _rendered(file)
+            found += _rendered(file, settings)
+            has_run = True
             continue
         for value, lines, repeated in documents:
             found += _objects(value, lines, repeated, name)
     if not found:
         raise InputError("no objects to check", where=", ".join(files), do="name files with manifests, or a run file")
+    if settings and not has_run:
+        raise manifests_take_no_settings(f"FILE {', '.join(files)}")
     return found
+
+
+def manifests_take_no_settings(where: str) -> InputError:
+    return InputError(
+        "--set changes a run file, and these are manifests", where=where, do="render them anew, or name the run file"
+    )
 
 
 def manifests_in(text: str, name: str) -> list[Manifest]:
@@ -180,14 +190,14 @@ def _objects(value: Any, lines: dict[str, int], repeated: tuple[str, ...], file:
     yield Manifest(file, value, lines, repeated=repeated)
 
 
-def _rendered(file: str) -> list[Manifest]:
+def _rendered(file: str, settings: Sequence[str]) -> list[Manifest]:
     """The objects of a run file, checked for the releases it names."""
     if file == STDIN:
         raise InputError("a run file cannot come from stdin", where="FILE -", do="name the file")
     from coremill.config.load import load_config
     from coremill.k8s.render import render_objects
 
-    return manifests_of(render_objects(load_config(Path(file))), file)
+    return manifests_of(render_objects(load_config(Path(file), list(settings))), file)
 
 
 def manifests_of(rendered: Rendered, file: str) -> list[Manifest]:

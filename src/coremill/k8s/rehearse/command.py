@@ -20,7 +20,7 @@ from coremill.config.load import load_config
 from coremill.errors import InputError, Interrupted
 from coremill.files import write_whole
 from coremill.hardware.probe import environment_snapshot
-from coremill.k8s.check.manifests import holds_a_run, manifests_in, read_manifests
+from coremill.k8s.check.manifests import holds_a_run, manifests_in, manifests_take_no_settings, read_manifests
 from coremill.k8s.rehearse.container import RUNTIME, require_runtime
 from coremill.k8s.rehearse.controllers import PlannedSet, plan_set
 from coremill.k8s.rehearse.disruptions import parse_disruption
@@ -118,11 +118,7 @@ def _read(request: Request, folder: Path) -> _Given:
     source = request.source
     if source.is_dir() or not holds_a_run(source):
         if request.settings:
-            raise InputError(
-                "--set changes a run file, and these are manifests",
-                where=f"CONFIG {source}",
-                do="render them anew, or name the run file",
-            )
+            raise manifests_take_no_settings(f"CONFIG {source}")
         files = [source] if source.is_file() else sorted(source.glob("*.y*ml"))
         if not files:
             raise InputError(
