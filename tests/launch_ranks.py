@@ -13,12 +13,14 @@ from pathlib import Path
 
 from coremill.supervise.fork_client import ForkServer
 from coremill.supervise.ranks import run_local_ranks
+from coremill.world import stop
 from coremill.world.identity import identify_node
 from rank_plans import rank_plan
 
 
 def main() -> None:
     """Run until the ranks have ended."""
+    stop.SAME_PRESS_SECONDS = float(os.environ.get("SAME_PRESS", stop.SAME_PRESS_SECONDS))
     ranks, folder, program = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     said = False
 

@@ -76,7 +76,7 @@ def run_ranks(
     function: Callable[..., Any] | str,
     world_size: int,
     *,
-    timeout_seconds: float = 120.0,
+    timeout_seconds: float = 280.0,
     environ: dict[str, str] | None = None,
     join: bool = True,
     **kwargs: Any,
@@ -232,9 +232,9 @@ def _collect(readers: list[Connection], timeout_seconds: float) -> list[_Result]
             selector.register(reader, selectors.EVENT_READ, rank)
         while len(results) < len(readers):
             left = deadline - time.monotonic()
-            # After a failure the others have 10 s to notice.
+            # After a failure the others have a minute to notice.
             if any(result.error for result in results.values()):
-                left = min(left, 10.0)
+                left = min(left, 60.0)
             ready = selector.select(max(0.0, left))
             if not ready:
                 break

@@ -136,7 +136,8 @@ def train_saved(
     torch.manual_seed(5)
     last = world.rank == world.size - 1
     write_tensors, healed = store.Store.write_tensors, threading.Event()
-    saver_module.WAIT_FOR_EARLIER_SECONDS = 0.2
+    # Long where the save before will end, however busy the machine; short where it hangs.
+    saver_module.WAIT_FOR_EARLIER_SECONDS = 0.2 if stall_at is not None or hang_in_prune else 60.0
 
     def write(self: Any, path: Path, *rest: Any) -> Any:
         if slow_writes:
@@ -290,6 +291,8 @@ def train_saved(
                 if result.step == 14:
                     healed.set()
                 if world.rank == 0 and storage and result.step in storage:
+                    if saver._thread is not None:
+                        saver._thread.join(60)
                     change_storage(Path(folder), storage[result.step])
                 if last and result.step == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)

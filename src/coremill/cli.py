@@ -15,7 +15,7 @@ from coremill.cli_config import AsJson, ConfigPath, DataSource, ModelName, Setti
 from coremill.cli_k8s import k8s_app
 from coremill.cli_launch import launch
 from coremill.command_group import Commands
-from coremill.errors import CoremillError
+from coremill.errors import KnownEnding
 
 app = typer.Typer(
     name="coremill",
@@ -336,7 +336,7 @@ def main() -> None:
     guard_output(environment_snapshot())
     try:
         app()
-    except CoremillError as error:
+    except KnownEnding as error:
         REQUESTS.leave()
         if not getattr(error, "silent", False):
             print(f"coremill: {error}", file=sys.stderr)

@@ -1,16 +1,19 @@
 """Everything coremill raises on purpose, each with the exit code the process ends with.
 
-    CoremillError           1   any other failure
-    |- InputError          78   bad config or input: never worth a retry
-    |  `- ConfigError      78   one or more problems in the run file, all at once
-    |- PeerLost            69   another rank died or stopped answering
-    |- NonFinite           70   the loss or a gradient is not a number
-    |- Drifted             70   ranks that should hold the same weights do not
-    |- StorageError        74   disk full, not writable, gone
-    |- Stopped             75   ended on request
-    `- Interrupted        130   ended at once by a second Ctrl-C
+    KnownEnding
+    |- CoremillError           1   any other failure
+    |  |- InputError          78   bad config or input: never worth a retry
+    |  |  `- ConfigError      78   one or more problems in the run file, all at once
+    |  |- PeerLost            69   another rank died or stopped answering
+    |  |- NonFinite           70   the loss or a gradient is not a number
+    |  |- Drifted             70   ranks that should hold the same weights do not
+    |  `- StorageError        74   disk full, not writable, gone
+    |- Stopped                75   ended on request
+    `- Interrupted           130   ended at once by a second Ctrl-C
 
-A message is a small help page: what is wrong, where it was set, why it cannot work, what to do.
+A message is a small help page: what is wrong, where it was set, why it cannot work, what to do. A request to stop comes
+as a signal, between any two instructions, and is no error: like KeyboardInterrupt it passes through `except Exception`,
+for what is tried there has not failed.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class CoremillError(Exception):
-    """What went wrong, and where, why and what to do about it where that is known."""
+class KnownEnding(BaseException):
+    """What happened, and where, why and what to do about it where that is known."""
 
     exit_code = 1
     silent = False  # True: another rank already says it; end with the exit code, print nothing
@@ -34,6 +37,10 @@ class CoremillError(Exception):
     def __str__(self) -> str:
         details = (("where", self.where), ("why", self.why), ("do", self.do))
         return "\n".join([self.what, *(f"  {label}: {text}" for label, text in details if text)])
+
+
+class CoremillError(KnownEnding, Exception):
+    """What went wrong."""
 
 
 class InputError(CoremillError):
@@ -80,13 +87,13 @@ class StorageError(CoremillError):
     exit_code = 74
 
 
-class Stopped(CoremillError):
+class Stopped(KnownEnding):
     """Ended on request."""
 
     exit_code = 75
 
 
-class Interrupted(CoremillError):
+class Interrupted(KnownEnding):
     """Ended at once."""
 
     exit_code = 130

@@ -91,6 +91,7 @@ COMMANDS = {
 }
 
 EXIT_CODES = {
+    "KnownEnding": 1,
     "CoremillError": 1,
     "InputError": 78,
     "ConfigError": 78,
@@ -149,12 +150,15 @@ def test_commands_and_options():
 def test_exit_codes():
     classes = {name: kind for name, kind in vars(errors).items() if getattr(kind, "__module__", "") == errors.__name__}
     assert {name: kind.exit_code for name, kind in classes.items()} == EXIT_CODES
-    assert all(issubclass(kind, errors.CoremillError) for kind in classes.values())
+    for name, kind in classes.items():
+        assert issubclass(kind, errors.KnownEnding), name
+        # A request to stop is no error: what handles errors must not swallow it.
+        assert issubclass(kind, Exception) == (name not in {"KnownEnding", "Stopped", "Interrupted"}), name
 
 
 def test_the_error_tree_is_drawn_as_it_is():
     drawn = dict(re.findall(r"^[ |`-]*(\w+) +(\d+) ", errors.__doc__ or "", flags=re.MULTILINE))
-    assert {name: int(code) for name, code in drawn.items()} == EXIT_CODES
+    assert {name: int(code) for name, code in drawn.items()} | {"KnownEnding": 1} == EXIT_CODES
 
 
 API = {

@@ -26,7 +26,7 @@ def test_two_ranks_add_and_train() -> None:
     assert tested.all_reduce_bytes_per_second and tested.all_reduce_bytes_per_second > 1e6
 
 
-def run_program(tmp_path: Path, program: str, timeout_seconds: float = 60.0) -> str:
+def run_program(tmp_path: Path, program: str, timeout_seconds: float = 280.0) -> str:
     """The failure text of a self-test whose ranks run this program; all its processes must be gone afterwards."""
     pids = tmp_path / "pids"
     pids.mkdir()
@@ -48,7 +48,7 @@ def test_a_rank_that_fails_is_named_and_the_other_is_ended(tmp_path: Path) -> No
 
 
 def test_ranks_that_hang_are_ended(tmp_path: Path) -> None:
-    assert "rank 0 did not end within 1 s" in run_program(tmp_path, "time.sleep(600)", timeout_seconds=1.0)
+    assert "did not end within 8 s" in run_program(tmp_path, "time.sleep(600)", timeout_seconds=8.0)
 
 
 def test_a_killed_rank_is_explained(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 from coremill.supervise.fork_client import ForkServer
 from coremill.supervise.ranks import Outcome, run_local_ranks
 from coremill.world.sockets import own_address_towards
-from coremill.world.stop import SAME_PRESS_SECONDS
+from coremill.world.stop import REQUESTS, SAME_PRESS_SECONDS, StopSignals
 from rank_plans import rank_plan
 from tiers import some_long
 
@@ -32,7 +32,7 @@ ENVIRON = {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)]),
 }
-TOLD_WITHIN_SECONDS = 30  # far below the minutes that collectives wait; machines are shared
+TOLD_WITHIN_SECONDS = 120  # far below the minutes that collectives wait; machines are shared
 
 # Ranks without torch: quick to start. Each leaves a file that says it is up, with its pid.
 PRELUDE = """
@@ -216,6 +216,20 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     assert "cannot start no-such-program" in outcome.log_tail
 
 
+def test_a_request_that_came_between_two_attempts_starts_no_rank(tmp_path: Path) -> None:
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        with StopSignals() as stop:
+            signal.raise_signal(signal.SIGTERM)
+            outcome = run_local_ranks(
+                argv=["no-such-program"], plan=rank_plan(2), environ=ENVIRON, log_folder=tmp_path, stop_signals=stop
+            )
+    finally:
+        REQUESTS.forget()
+        signal.signal(signal.SIGTERM, former)
+    assert (outcome.exit_code, outcome.exit_codes, outcome.on_request) == (75, (), True)
+
+
 def test_an_error_while_drawing_leaves_no_rank(launch: Launch, tmp_path: Path) -> None:
     def on_tick() -> None:
         if len(pids(tmp_path)) == 2:
@@ -231,12 +245,12 @@ def test_an_error_while_drawing_leaves_no_rank(launch: Launch, tmp_path: Path) -
 
 @contextlib.contextmanager
 def launcher(
-    folder: Path, code: str, ranks: int = 2, grace: float = 5.0, way: str = "exec"
+    folder: Path, code: str, ranks: int = 2, grace: float = 5.0, way: str = "exec", **environ: str
 ) -> Iterator[subprocess.Popen[str]]:
     """A launcher process whose ranks are all up."""
     process = subprocess.Popen(
         [sys.executable, str(TESTS / "launch_ranks.py"), str(ranks), str(folder), "-c", PRELUDE + code],
-        env={**ENVIRON, "GRACE": str(grace), "WAY": way},
+        env={**ENVIRON, "GRACE": str(grace), "WAY": way, **environ},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -285,7 +299,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
 
 def test_a_ctrl_c_that_a_wrapper_passes_on_again_is_one(tmp_path: Path) -> None:
     saves = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), os._exit(75))); say_up(); time.sleep(600)"
-    with launcher(tmp_path, saves, grace=600) as process:
+    with launcher(tmp_path, saves, grace=600, SAME_PRESS="30") as process:
         for _ in range(3):
             process.send_signal(signal.SIGINT)
             time.sleep(0.1)
@@ -324,7 +338,7 @@ def check_met(entries: list[dict[str, Any]], size: int, launcher_name: str) -> N
 
 
 def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env={**ENVIRON, **environ}, text=True, capture_output=True, timeout=120, check=False)
+    return subprocess.run(command, env={**ENVIRON, **environ}, text=True, capture_output=True, timeout=280, check=False)
 
 
 def test_ranks_meet_under_coremill(tmp_path: Path) -> None:
@@ -415,7 +429,7 @@ def start_node(environ: dict[str, str], folder: Path) -> subprocess.Popen[str]:
 
 def end_nodes(nodes: list[subprocess.Popen[str]]) -> list[int]:
     try:
-        return [process.wait(timeout=120) for process in nodes]
+        return [process.wait(timeout=280) for process in nodes]
     finally:
         for process in nodes:
             process.kill()

@@ -54,7 +54,7 @@ def launch(*words: str | Path, folder: Path | None = None, **environ: str) -> su
     return done
 
 
-def left_behind(mark: str, patience_seconds: float = 5.0) -> list[str]:
+def left_behind(mark: str, patience_seconds: float = 60.0) -> list[str]:
     deadline = time.monotonic() + patience_seconds
     while True:
         found = []
@@ -227,7 +227,7 @@ def test_a_launcher_that_ends_leaves_nothing(via: str, how: signal.Signals) -> N
     assert process.stdout is not None
     assert len(said("".join(process.stdout.readline() for _ in range(2)))) == 2
     process.send_signal(how)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     if how == signal.SIGINT:
         assert process.returncode == 130, errors
         assert "stopped on request (Ctrl-C)" in errors

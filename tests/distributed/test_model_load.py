@@ -254,7 +254,7 @@ def outcome(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pyte
         for rank, log in enumerate(logs)
     ]
     try:
-        codes = [process.wait(timeout=280) for process in processes]
+        codes = [process.wait(timeout=800) for process in processes]
     finally:
         for process in processes:
             if process.poll() is None:

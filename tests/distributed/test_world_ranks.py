@@ -129,14 +129,23 @@ def test_once_per_node_fails_on_all_ranks_and_speaks_on_one(fail: str, kind: str
 
 def slow_once(world: World) -> str:
     """Longer than a collective may take."""
-    return world.once_per_node(lambda: (time.sleep(2.5), "done")[1])
+    return world.once_per_node(lambda: (time.sleep(4), "done")[1])
+
+
+def meet_however_late() -> None:
+    """In this process: the short timeout of a test is for what comes after the meeting."""
+    from coremill.world import group as module
+
+    meet = module.meet_at_a_fresh_store
+    module.meet_at_a_fresh_store = lambda identity, deadline: meet(identity, deadline + 60)
 
 
 def join_with_short_timeout(identity: RankIdentity) -> str:
     from coremill.world import group as module
 
     module.HEARTBEAT_SECONDS = 0.2
-    with join_world(identity, timeout_seconds=1.0) as world:
+    meet_however_late()
+    with join_world(identity, timeout_seconds=2.0) as world:
         return slow_once(world)
 
 
@@ -152,11 +161,12 @@ def wait_for_long_work(identity: RankIdentity, marks: bool, how: str) -> tuple[f
     from coremill.world.heartbeat import HEARTBEAT
     from coremill.world.lost_peers import peer_errors
 
+    meet_however_late()
     began = time.monotonic()
     try:
-        with join_world(identity, timeout_seconds=1.0) as world:
+        with join_world(identity, timeout_seconds=2.0) as world:
             if world.rank == 1:
-                for _ in range(30):
+                for _ in range(40):
                     time.sleep(0.1)
                     if marks:
                         HEARTBEAT.advance(1000)
@@ -181,8 +191,8 @@ def test_a_rank_is_waited_for_as_long_as_it_gets_on(how: str) -> None:
 def test_a_rank_that_does_not_get_on_is_lost_after_the_timeout() -> None:
     first, _, third = run_ranks(wait_for_long_work, 3, join=False, marks=False, how="barrier")
     for seconds, ended in (first, third):
-        assert "another rank stopped answering" in ended and "no rank got on for 1 s" in ended
-        assert seconds >= 1.0
+        assert "another rank stopped answering" in ended and "no rank got on for 2 s" in ended
+        assert seconds >= 2.0
 
 
 def die_or_wait(world: World, how: str) -> None:
@@ -247,7 +257,7 @@ def join_with(identity: RankIdentity, changes: dict[int, dict[str, int]], patien
 
 
 def test_a_missing_rank_is_named() -> None:
-    results = run_ranks(join_with, 2, join=False, changes={0: {"size": 3}, 1: {"size": 3}}, patience=2.0)
+    results = run_ranks(join_with, 2, join=False, changes={0: {"size": 3}, 1: {"size": 3}}, patience=8.0)
     assert [kind for kind, _ in results] == ["PeerLost", "PeerLost"]
     assert "1 of 3 ranks did not arrive in time: 2" in results[0][1]
 
@@ -259,7 +269,7 @@ def test_ranks_that_count_differently_are_refused() -> None:
 
 
 def test_two_processes_of_one_rank_are_refused() -> None:
-    results = run_ranks(join_with, 3, join=False, changes={2: {"rank": 1}}, patience=1.5)
+    results = run_ranks(join_with, 3, join=False, changes={2: {"rank": 1}}, patience=8.0)
     assert any(kind == "InputError" and "two processes say they are rank 1" in text for kind, text in results[1:])
 
 

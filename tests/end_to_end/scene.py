@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +134,8 @@ class Scene:
         return self.folder / name
 
 
-def left_behind(marker: str, patience_seconds: float = 3.0) -> list[str]:
-    """Processes that carry the marker, given a moment for those that are just ending."""
+def left_behind(marker: str, patience_seconds: float = 60.0) -> list[str]:
+    """Processes that carry the marker, given time, where the machine is busy, for those that are just ending."""
     deadline = time.monotonic() + patience_seconds
     while True:
         found = []
@@ -166,7 +166,7 @@ def make_cache(folder: Path) -> Path:
             "splits": [],
         }
 
-    calibration_of(probe_node(), folder, runner=rates)
+    calibration_of(replace(probe_node(), busy_fraction=0.0), folder, runner=rates)
     return folder
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -14,7 +15,7 @@ from coremill.config.load import load_config
 from end_to_end.scene import Scene, left_behind
 from terminal import Terminal
 
-MARK = "of-config-init"
+MARK = f"of-config-init-{uuid4().hex}"
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
@@ -45,6 +46,11 @@ def test_a_run_with_page_and_metrics_that_are_killed_and_visitors_that_take_noth
             assert line, said
             said += line
         port, metrics_port = int(found.group(1)), int(found.group(2))
+        while not (events := scene.path("paged/events/rank-00000.jsonl")).exists() or not events.stat().st_size:
+            assert running.process.poll() is None, said
+            time.sleep(0.05)
+        launcher = running.process.pid
+        os.kill(launcher, signal.SIGSTOP)  # the servers go after all others: they may need longer than the run
         served = {each.name: each.samples for each in scraped(metrics_port)}
         assert (
             served["coremill_steps_planned"][0].value == 8 and served["coremill_run_info"][0].labels["run"] == "paged"
@@ -54,11 +60,14 @@ def test_a_run_with_page_and_metrics_that_are_killed_and_visitors_that_take_noth
             page = ask(port, "/").read().decode()
             assert "paged" in page and f"coremill {' '.join(words)}" in page
             with socket.create_connection(("127.0.0.1", metrics_port)):
-                servers = ("page.server", "prometheus.server")
-                lines = [line for line in left_behind(running.marker, 0) if any(name in line for name in servers)]
-                assert len(lines) == 2
-                for line in lines:
-                    os.kill(int(line.split()[0]), signal.SIGKILL)
+                servers = servers_of(running.marker)
+                assert len(servers) == 2
+                for process in servers:
+                    process.kill()
+                for process in servers:
+                    while process.status() != psutil.STATUS_ZOMBIE:  # its parent stands still
+                        time.sleep(0.02)
+            os.kill(launcher, signal.SIGCONT)
             done = running.end()
     except BaseException:
         running.kill()
@@ -76,6 +85,13 @@ def test_a_run_with_page_and_metrics_that_are_killed_and_visitors_that_take_noth
     asked = set(re.findall(r"coremill_\w+", " ".join(query for panel in PANELS for query, _ in panel.queries)))
     others = ("cost_usd_total", "cost_planned_usd", "faults_total")
     assert asked - names == {f"coremill_{name}" for name in others}
+
+
+def servers_of(marker: str) -> list[psutil.Process]:
+    """Of the page and of the metrics."""
+    names = ("page.server", "prometheus.server")
+    lines = [line for line in left_behind(marker, 0) if any(name in line for name in names)]
+    return [psutil.Process(int(line.split()[0])) for line in lines]
 
 
 def scraped(port: int) -> list[Metric]:
@@ -114,8 +130,8 @@ def test_the_page_shows_the_last_state_and_ends_with_the_run(tmp_path: Path) -> 
         for rank in range(4):
             write_line(run, rank, "end", START + 100, seconds=100.0)
         page.end({})
-        parts = read_event(stream)
-        assert "finished" in parts["heading"]
+        while "finished" not in read_event(stream).get("heading", ""):
+            pass  # it may look between two of the lines
         assert b"event: end" in stream.read()
     assert process.returncode == 0
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     """What `make docs` runs, into another folder."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=280)
 
 
 class Page(html.parser.HTMLParser):

@@ -92,7 +92,7 @@ class Fleet:
                     found.append(command.replace(b"\0", b" ").decode(errors="replace"))
         return found
 
-    def assert_nothing_left(self, mark: str, within_seconds: float = 20) -> None:
+    def assert_nothing_left(self, mark: str, within_seconds: float = 120) -> None:
         """No process of a run is left, on any host."""
         deadline = time.monotonic() + within_seconds
         while (left := self.left_behind(mark)) and time.monotonic() < deadline:
@@ -217,10 +217,10 @@ def _start_sshd(namespace: str, hostname: str, folder: Path, cpus: str | None) -
 
 
 def _wait_for_sshd(fleet: Fleet, host: FakeHost) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         done = subprocess.run(
-            host.command(["bash", "-c", f"exec 3<>/dev/tcp/{host.address}/22"]), capture_output=True, timeout=20
+            host.command(["bash", "-c", f"exec 3<>/dev/tcp/{host.address}/22"]), capture_output=True, timeout=60
         )
         if done.returncode == 0:
             return

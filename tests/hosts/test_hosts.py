@@ -132,7 +132,7 @@ def test_a_launcher_that_ends_leaves_nothing_on_any_host(fleet: Fleet, how: sign
     entries = said("".join(process.stdout.readline() for _ in range(2)))
     assert {entry["host"] for entry in entries} == {"node2"}
     process.send_signal(how)  # nsenter became the launcher
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     fleet.assert_nothing_left(mark)
 
 

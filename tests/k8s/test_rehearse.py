@@ -227,7 +227,7 @@ def test_nothing_is_left_however_it_ends_and_no_token_is_seen(tmp_path: Path, nu
         if process.poll() is None:
             process.kill()
     assert process.returncode == (-9 if number == signal.SIGKILL else 130), text
-    assert wait_until(lambda: made.left() == {}, 25), made.left()
+    assert wait_until(lambda: made.left() == {}, 120), made.left()
     for path in folder.rglob("*"):
         assert not path.is_file() or TOKEN.encode() not in path.read_bytes(), path
     assert TOKEN not in text

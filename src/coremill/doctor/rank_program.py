@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from coremill.child import die_with_parent
 from coremill.config.schema import RunConfig
-from coremill.errors import CoremillError, Drifted
+from coremill.errors import Drifted, KnownEnding
 from coremill.hardware.probe import environment_snapshot
 from coremill.plan.stored import plan_from_json
 from coremill.world.group import World, join_world
@@ -63,7 +63,7 @@ def main() -> int:
         with join_world(identity, timeout_seconds=float(environ["COREMILL_SELF_TEST_SECONDS"])) as world:
             found = _all_reduce(world)
             engines = [_train(plan_from_json(each), folder, world) for each in _plans(folder)]
-    except CoremillError as error:
+    except KnownEnding as error:
         sys.stderr.write(f"{str(error).splitlines()[0]}\n")
         return error.exit_code
     result = {

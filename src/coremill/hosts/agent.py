@@ -118,7 +118,7 @@ def _wait_for_end(
             return
         if again_at is not None and time.monotonic() > again_at:
             process.send_signal(signal.SIGINT)
-            again_at = None
+            again_at = time.monotonic() + SIGINT_AGAIN_SECONDS  # it may have been late to the first
         if wait_for_end([process.pid], _POLL_SECONDS, or_input=stdin if is_open else None) == "input":
             heard = os.read(stdin, 4096)
             is_open = bool(heard)

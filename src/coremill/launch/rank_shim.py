@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from coremill.child import die_with_parent
-from coremill.errors import CoremillError, PeerLost, Stopped
+from coremill.errors import KnownEnding, PeerLost, Stopped
 from coremill.hardware.probe import affinity_mask, environment_snapshot, probe_node
 from coremill.hardware.topology import parse_cpu_list
 from coremill.launch.settings import (
@@ -208,7 +208,7 @@ def main() -> int:
         identity = identify(environ) or RankIdentity.alone()
         inherited = affinity_mask()
         start = start_of_rank(identity, environ, order, inherited=inherited, is_bound=is_bound_by_parent(inherited))
-    except CoremillError as error:
+    except KnownEnding as error:
         print(f"coremill: {error}", file=sys.stderr)
         return error.exit_code
     if order.announce and identity.local_rank == 0:

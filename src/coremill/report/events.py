@@ -7,6 +7,7 @@ line, the last one. Readers pass torn lines over.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -26,6 +27,7 @@ RUNS_NAMED = 8  # of a folder that holds many
 EVENTS_FOLDER = "events"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 WAITING_BYTES = 16 * 2**20  # some 40,000 steps
+HEAD_BYTES = 256  # with the time of the first event: what tells a file from another of its name
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,9 @@ class EventWriter:
     def close(self) -> None:
         """Close the file; further calls do nothing."""
         if self._descriptor >= 0:
+            if self._waiting:
+                with contextlib.suppress(StorageError):
+                    self._append("")  # there may be room by now
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -179,10 +184,11 @@ def read_events(run_folder: Path | str) -> list[Event]:
 
 @dataclass
 class _Position:
-    """How far one file has been read."""
+    """How far one file has been read, and what it begins with: a file made anew may get the inode of the former one."""
 
     inode: int
     offset: int = 0
+    head: bytes = b""
 
 
 @dataclass
@@ -207,22 +213,29 @@ class EventFollower:
         return sorted((event for event in events if event.time >= self.since), key=_by_time)
 
     def _read_new(self, path: Path) -> Iterator[Event]:
+        position = self._positions.get(path)
         try:
             status = path.stat()
-        except FileNotFoundError:
+            if position is not None and (status.st_ino, status.st_size) == (position.inode, position.offset):
+                return
+            with path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                is_same = position is not None and (
+                    status.st_ino == position.inode
+                    and status.st_size >= position.offset
+                    and file.read(len(position.head)) == position.head
+                )
+                if position is None or not is_same:
+                    self.begun_anew = self.begun_anew or position is not None
+                    position = self._positions[path] = _Position(status.st_ino)  # new, or a new attempt began
+                file.seek(position.offset)
+                data = file.read(-1 if self.most_bytes is None else self.most_bytes)
+                if b"\n" not in data:
+                    data += file.read()  # one line longer than that
+        except OSError:  # gone again, or its storage is away for a moment: the other files are read all the same
             return
-        position = self._positions.get(path)
-        if position is None or position.inode != status.st_ino or status.st_size < position.offset:
-            self.begun_anew = self.begun_anew or position is not None
-            position = self._positions[path] = _Position(status.st_ino)  # new, or a new attempt began
-        if status.st_size == position.offset:
-            return
-        with path.open("rb") as file:
-            file.seek(position.offset)
-            data = file.read(-1 if self.most_bytes is None else self.most_bytes)
-            if b"\n" not in data:
-                data += file.read()  # one line longer than that
         whole = data[: data.rfind(b"\n") + 1]  # a line still being written is left for the next look
+        position.head = position.head or whole[:HEAD_BYTES]
         position.offset += len(whole)
         for line in whole.splitlines():
             if (event := _parse(line)) is not None:

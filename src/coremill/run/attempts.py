@@ -38,6 +38,7 @@ from coremill.supervise.stuck import Limits
 from coremill.world.heartbeat import HeartbeatBoard
 from coremill.world.identity import NodeIdentity
 from coremill.world.run_lock import OWNED
+from coremill.world.stop import StopSignals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,11 @@ def watch_ranks(run: NodeRun, imports: EarlyImports) -> Ending:
         imports.for_ranks(plan, run.orders.model, log_file, run.readers.note) as fork_server,
     ):
         watched = _Watched(run, settings, fork_server, board)
-        with spot_notices(run.config.checkpoint.spot_notices, run.environ, watched.on_notice):
+        # Between two attempts too: a request ends a run as what it is, and is written down.
+        with (
+            watched.stop_signals,
+            spot_notices(run.config.checkpoint.spot_notices, run.environ, watched.on_notice),
+        ):
             outcome = supervise(watched, budget, run.committed_step, watched.on_fault)
         watched.show_events()
     return Ending(outcome, watched.since)
@@ -181,6 +186,7 @@ class _Watched:
         self._first_rank = run.node_rank * board.ranks
         self._report_before = run.folder.report_stamp()
         self._hang_detector = self._new_hang_detector()
+        self.stop_signals = StopSignals()
         self.since = time.time()
 
     def _new_hang_detector(self) -> HangDetector:
@@ -230,6 +236,7 @@ class _Watched:
             ends_at_once=is_worth_a_restart,
             append_logs=number > 0,
             fork_server=self._fork_server,
+            stop_signals=self.stop_signals,
         )
         self._tick()
         return self._with_memory(outcome)

@@ -151,5 +151,8 @@ def explain_failure(outcome: Outcome, folder: RunFolder, *, since: float, consol
         at_once = outcome.exit_code == Interrupted.exit_code
         show_error(outcome.message + ("; the same command goes on from the last checkpoint" if at_once else ""))
         return
-    error = errors_of(outcome.failed_rank, folder.path, since)[0]
-    show_error(error.get("message"), outcome.failed_rank, error.get("traceback"))
+    error = next(iter(errors_of(outcome.failed_rank, folder.path, since)), None)
+    if error is None:  # a full disk kept it from being written
+        show_error(outcome.message, outcome.failed_rank)
+    else:
+        show_error(error.get("message"), outcome.failed_rank, error.get("traceback"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from coremill.config.load import LoadedConfig
-from coremill.errors import CoremillError, InputError, Interrupted, Stopped
+from coremill.errors import InputError, Interrupted, KnownEnding, Stopped
 from coremill.hardware.probe import affinity_mask, environment_snapshot
 from coremill.report.events import EventFollower, EventWriter
 from coremill.report.readers.base import Readers
@@ -43,12 +43,12 @@ def failures_as_events(events: EventWriter) -> Iterator[None]:
         yield
     except BaseException as error:
         failure = as_peer_lost(error) or error
-        known = isinstance(failure, CoremillError)
+        known = isinstance(failure, KnownEnding)
         events.write(
             "error",
             message=str(failure) if known else f"{type(failure).__name__}: {failure}",
             traceback=None if isinstance(failure, InputError | Stopped | Interrupted) else traceback.format_exc(),
-            exit_code=failure.exit_code if isinstance(failure, CoremillError) else 1,
+            exit_code=failure.exit_code if isinstance(failure, KnownEnding) else 1,
         )
         raise
 

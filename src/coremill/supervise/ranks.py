@@ -7,6 +7,7 @@ hang detector a rank that is stuck counts as one that failed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -36,8 +37,9 @@ from coremill.world.sockets import listen_on_loopback
 from coremill.world.stop import StopSignals
 
 GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
-# A rank that lost its peers may be gone before the rank that failed: unwinding torch takes up to a second or two.
-BLAME_SECONDS = 3.0
+# A rank that lost its peers may be gone before the rank that failed: unwinding torch takes up to a second or two, and
+# longer where the machine is busy.
+BLAME_SECONDS = 15.0
 GROWN_GRACE_SECONDS = 120.0  # from the last byte that was saved
 TICK_SECONDS = 0.2
 TOGETHER_SECONDS = 0.1  # ranks that fail alike, with the same exit code, do so within a moment
@@ -85,6 +87,7 @@ def run_local_ranks(
     ends_at_once: Callable[[int], bool] = lambda exit_code: False,
     append_logs: bool = False,
     fork_server: ForkServer | None = None,
+    stop_signals: StopSignals | None = None,
 ) -> Outcome:
     """Run `argv` as `plan.ranks_per_node` ranks until all have ended; no process is left whichever way this returns.
 
@@ -97,16 +100,16 @@ def run_local_ranks(
     `settings` replaces what a training run's ranks share. With `serves_store` false rank 0 opens MASTER_PORT itself, as
     programs other than coremill do. `hang_detector` says which rank is stuck. After a failure with an exit code (128 +
     n: by signal n) that `ends_at_once`, the other ranks get no grace: they only wait for the one that is gone. With a
-    `fork_server` for `argv` ranks are forked by it.
+    `fork_server` for `argv` ranks are forked by it. `stop_signals` are those of a caller that listens already.
     """
     kills_before = memory_kills()
     ranks: list[RankProcess] = []
     log_folder.mkdir(parents=True, exist_ok=True)
-    with StopSignals() as stop:
+    with StopSignals() if stop_signals is None else contextlib.nullcontext(stop_signals) as stop:
         if fork_server is not None:  # it is no stray: it outlives the attempt
             fork_server.wait(lambda: stop.first is not None, on_tick)
-            if stop.first is not None:
-                return _outcome(ranks, None, stop, settings or (), 0)
+        if stop.first is not None:
+            return _outcome(ranks, None, stop, settings or (), 0)
         with without_strays() as sessions:
             try:
                 # Rank 0 inherits a socket that already listens: no port is chosen first and lost to somebody else

@@ -110,16 +110,16 @@ class SpotWatch:
         self._done.set()
 
     def _watch(self) -> None:
-        silences = 0
+        silences, has_answered = 0, False
         while not self._done.is_set():
             asked = time.monotonic()
             try:
                 notice = self._metadata.spot_action()
-                silences = 0
+                has_answered = True
             except (OSError, ValueError):
                 notice = None
                 silences += 1
-                if silences >= SILENCES_TO_GIVE_UP and not self._insists:
+                if silences >= SILENCES_TO_GIVE_UP and not has_answered and not self._insists:
                     return
             if notice is not None and not self._done.is_set():
                 self._on_notice(notice)
@@ -139,8 +139,10 @@ def spot_notices(
         return
 
     def pass_on(text: str) -> None:
-        on_notice(text)
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            on_notice(text)
+        finally:  # what cannot be written down is heeded all the same
+            os.kill(os.getpid(), signal.SIGTERM)
 
     watch = SpotWatch(Metadata(endpoint or DEFAULT_ENDPOINT), pass_on, insists=wanted == "on")
     watch.start()

@@ -49,7 +49,7 @@ DEFAULT_TIMEOUT_SECONDS = 300.0
 # gloo's own limit is put out of the way: it knows nothing of the work that is waited for.
 GLOO_TIMEOUT = timedelta(days=7)
 HEARTBEAT_SECONDS = 2.0
-HEARING_SECONDS = 3.0  # a failing rank waits this long for the others to hear why
+HEARING_SECONDS = 15.0  # a failing rank waits this long for the others to hear why
 FOLLOWING_SECONDS = 2.0  # torchrun and mpirun name the rank that ends first: let it be the one that failed
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_templates import FAMILIES, Family, make_chat_tokenizer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coremill.config.schema import RunConfig
@@ -94,6 +94,7 @@ def learned_ids(data: PackedData, split: Any = "train") -> list[tuple[int, ...]]
     return sorted(each for each in found if each)
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 50), max_size=60))
 def test_whole_ones_into_as_few_rows_as_will_hold_them(lengths: list[int]) -> None:
     rows = rows_of(lengths, 50)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coremill.errors import CoremillError
+from coremill.errors import CoremillError, Stopped
 from coremill.hardware import calibrate
 from coremill.hardware.calibrate import (
     BUSY_EXPIRES_SECONDS,
@@ -163,6 +163,20 @@ def test_an_expired_entry_serves_where_measuring_fails(tmp_path: Path) -> None:
     said: list[str] = []
     assert calibration_of(node_of(), tmp_path, runner=runner, clock=lambda: 1e6, progress=said.append) == busy
     assert "earlier measurement" in said[-1]
+
+
+@pytest.mark.parametrize("name", ["rates", "splits"])
+def test_a_request_to_stop_is_no_failure_of_a_part(tmp_path: Path, name: str) -> None:
+    answer = FakeRunner()
+
+    def runner(part: Part) -> Mapping[str, Any]:
+        if part.name == name:
+            raise Stopped("SIGTERM")
+        return answer(part)
+
+    calibration_of(node_of(busy_fraction=0.5), tmp_path, runner=answer, clock=lambda: 0.0)  # expired: could serve
+    with pytest.raises(Stopped):
+        calibration_of(node_of(), tmp_path, runner=runner, clock=lambda: 1e6)
 
 
 def test_without_an_entry_the_failure_is_raised(tmp_path: Path) -> None:

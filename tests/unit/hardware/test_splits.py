@@ -54,9 +54,9 @@ def test_one_process_beside_two_with_real_parts_of_a_step() -> None:
 
 
 def as_long_as(slow: float, quick: float, folder: Path, width: int, tokens: int, dtype: Any) -> step_parts.Work:
-    """Work that takes one process of two threads 0.3 s, of two processes of one thread the first so long, the other so
+    """Work that takes one process of two threads 0.9 s, of two processes of one thread the first so long, the other so
     long."""
-    seconds = 0.3
+    seconds = 0.9
     if torch.get_num_threads() == 1:
         try:
             (folder / "the first one").touch(exist_ok=False)
@@ -71,9 +71,9 @@ def in_no_time(width: int, tokens: int, dtype: Any) -> step_parts.Work:
 
 
 def test_for_the_same_work_of_the_machine_all_wait_for_the_slowest(tmp_path: Path) -> None:
-    """Two processes do twice the work in 0.57 s: 0.95 of 0.3 for each. Not 1.05, 1.9, or 0.75 by the quicker one."""
+    """Two processes do twice the work in 1.71 s: 0.95 of 0.9 for each. Not 1.05, 1.9, or 0.75 by the quicker one."""
     others = dict.fromkeys(("between", "attention", "update"), in_no_time)
-    (_, two), _ = in_a_process(**others, products=partial(as_long_as, 0.57, 0.45, tmp_path))
+    (_, two), _ = in_a_process(**others, products=partial(as_long_as, 1.71, 1.35, tmp_path))
     assert two["products"][0] == pytest.approx(0.95, abs=0.045)
 
 

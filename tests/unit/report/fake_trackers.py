@@ -47,6 +47,22 @@ class Rewinding(Good):
         self._write("forget", step, None)
 
 
+class FailsWhileTheRunGoesOn(Good):
+    """Away when the first numbers come, and back when the run, of which more was written meanwhile, has ended."""
+
+    has_failed = False
+
+    def log(self, points: Sequence[Point]) -> None:
+        if not self.has_failed:
+            self.has_failed = True
+            events = self._file.parents[2] / "events" / "rank-00000.jsonl"
+            step = {"kind": "step", "time": points[-1].time + 1, "rank": 0, "step": points[-1].step + 1, "loss": 0.5}
+            with events.open("a") as file:
+                file.write(json.dumps(step | {"tokens": 10, "seconds": 1.0}) + "\n")
+            raise ConnectionError("away")
+        super().log(points)
+
+
 class FailsAtFirst(Good):
     """A server that is away for a moment."""
 

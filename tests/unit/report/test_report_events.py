@@ -80,6 +80,31 @@ def test_follower_sees_new_lines_new_ranks_and_new_attempts(tmp_path: Path) -> N
     assert [event.kind for event in follower.poll()] == ["again"]
 
 
+def test_a_file_made_anew_under_the_inode_of_the_former_one_is_read_from_its_start(tmp_path: Path) -> None:
+    follower = EventFollower(tmp_path)
+    with EventWriter(tmp_path, 0) as events:
+        events.write("start", pid=1)
+        assert len(follower.poll()) == 1 and follower.poll() == []
+    path = event_file(tmp_path, 0)
+    with path.open("r+b") as file:  # the kernel gives inodes back; this one is the same for sure
+        file.truncate()
+        later = [{"kind": kind, "time": 7.0 + step, "rank": 0} for step, kind in enumerate(("start", "step", "step"))]
+        file.write("".join(json.dumps(one | {"pid": 2}) + "\n" for one in later).encode())
+    assert [event.kind for event in follower.poll()] == ["start", "step", "step"] and follower.begun_anew
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_costs_no_event(tmp_path: Path) -> None:
+    follower = EventFollower(tmp_path)
+    with EventWriter(tmp_path, 0) as zero:
+        zero.write("start")
+        event_file(tmp_path, 1).mkdir()  # cannot be opened as a file
+        assert [event.rank for event in follower.poll()] == [0]
+        event_file(tmp_path, 1).rmdir()
+    with EventWriter(tmp_path, 1) as one:
+        one.write("start")
+    assert [event.rank for event in follower.poll()] == [1]
+
+
 def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "events").write_text("a file in the way")
     with pytest.raises(StorageError, match="cannot write the events"):

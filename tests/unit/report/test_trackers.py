@@ -132,6 +132,14 @@ def test_what_a_stopped_run_did_not_send_is_sent_by_its_continuation(run: Path) 
     assert logged(run, "good", "train/loss") == of_events(run, "step", "loss")
 
 
+def test_a_tracker_that_was_away_gets_what_was_done_meanwhile(run: Path) -> None:
+    Screen(run, "FailsWhileTheRunGoesOn").follow(until=lambda: len(of_events(run, "step", "loss")) > STEPS)
+    losses = of_events(run, "step", "loss")
+    assert losses[-1] == (STEPS + 1, 0.5)  # said while it was away
+    assert logged(run, "failswhiletherungoeson", "train/loss") == losses
+    assert told(run, "failswhiletherungoeson")[-1] == ["close", "finished", 0]
+
+
 def test_a_tracker_that_is_away_for_a_moment_gets_everything_and_no_secret_is_said(run: Path) -> None:
     screen = Screen(run, "FailsAtFirst")
     screen.follow(until=lambda: len(logged(run, "failsatfirst", "train/loss")) == STEPS)
@@ -143,7 +151,7 @@ def test_a_tracker_that_is_away_for_a_moment_gets_everything_and_no_secret_is_sa
 def test_trackers_that_raise_hang_or_die_are_ended_said_once_and_leave_nothing(run: Path) -> None:
     def all_have_failed() -> bool:
         told_of_hang = [words for words in told(run, "hangs") if words[0] == "helper"]
-        has_all = len(logged(run, "good", "train/loss")) == STEPS
+        has_all = any(one.name == "good" and one.delivered_step == STEPS for one in screen.reader._processes)
         return bool(told_of_hang) and has_all and "raises failed" in screen.said and "dies has ended" in screen.said
 
     screen = Screen(run, "Raises", "Hangs", "Dies", "Good", seconds=1.0)
@@ -253,6 +261,7 @@ def test_a_fresh_run_forgets_what_trackers_know_and_a_continuation_keeps_it(tmp_
 def test_a_run_that_breaks_off_leaves_no_tracker(
     run: Path, monkeypatch: pytest.MonkeyPatch, error: CoremillError, state: str
 ) -> None:
+    monkeypatch.setattr("coremill.report.readers.trackers.reader.AT_ONCE_SECONDS", 60.0)  # it ends sooner by itself
     hooks: list[Any] = []
     monkeypatch.setattr(atexit, "register", lambda hook, *_: hooks.append(hook))
     monkeypatch.setattr(atexit, "unregister", hooks.remove)

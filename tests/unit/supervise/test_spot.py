@@ -42,6 +42,21 @@ def test_an_automatic_watch_gives_up_where_nobody_answers():
     assert not watch._thread.is_alive()
 
 
+def test_an_automatic_watch_goes_on_where_somebody_has_answered():
+    told: list[str] = []
+    with serve_metadata() as service:
+        watch = SpotWatch(Metadata(service.address), told.append, insists=False, poll_seconds=0.01)
+        watch.start()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for status, questions in ((200, 2), (503, 8)):  # there, then overloaded
+            service.status, enough = status, len(service.asked) + questions
+            while len(service.asked) < enough and time.monotonic() < deadline:
+                time.sleep(0.01)
+        service.notice, service.status = NOTICE, 200
+        watch._thread.join(PATIENCE_SECONDS)
+    assert len(told) == 1
+
+
 def test_one_that_insists_goes_on_through_failures_until_there_is_a_notice():
     told: list[str] = []
     with serve_metadata() as service:
@@ -71,6 +86,26 @@ def test_a_notice_is_told_and_becomes_a_sigterm(monkeypatch: pytest.MonkeyPatch,
     finally:
         signal.signal(signal.SIGTERM, before)
     assert signalled.is_set() and len(told) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_notice_that_cannot_be_written_down_is_heeded(tmp_path: Path):
+    signalled = threading.Event()
+
+    def fail(_: str) -> None:
+        raise OSError("read-only")
+
+    before = signal.signal(signal.SIGTERM, lambda *_: signalled.set())
+    try:
+        with serve_metadata() as service:
+            service.notice = NOTICE
+            with spot_notices("auto", {ENDPOINT_VARIABLE: service.address}, fail, dmi=tmp_path):
+                deadline = time.monotonic() + PATIENCE_SECONDS
+                while not signalled.is_set() and time.monotonic() < deadline:
+                    time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert signalled.is_set()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coremill.config.schema import TrainSection
@@ -49,6 +49,7 @@ def test_stable_then_a_linear_decay_over_the_last_share():
     assert phases_of(100, section(schedule="warmup-stable-decay")).decay_after == 80  # a fifth where nothing is said
 
 
+@settings(deadline=None)
 @given(
     steps=st.integers(1, 5000),
     schedule=st.sampled_from(["linear", "cosine", "constant", "warmup-stable-decay"]),

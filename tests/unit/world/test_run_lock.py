@@ -142,6 +142,7 @@ def test_another_hosts_lease_counts_while_it_changes(
 
     with monkeypatch.context() as patched:
         patched.setattr(folder_lock, "_read", renewed_meanwhile)
+        patched.setattr(folder_lock, "STALE_SECONDS", 60.0)
         with pytest.raises(InputError, match="host node9, process 4711"):
             take(owned, tmp_path)
     said = take(owned, tmp_path)  # nobody renews it any more

@@ -28,7 +28,7 @@ from coremill.world.group import World
 from coremill.world.heartbeat import HEARTBEAT
 from coremill.world.sockets import SAME_HOST_PREFIX
 
-MEETING_SECONDS = 10.0
+MEETING_SECONDS = 60.0
 # Virtual: the file has holes wherever nobody wrote.
 FILE_BYTES = 2**42
 

@@ -31,10 +31,12 @@ from coremill.report.page.live_run import LiveRun
 from coremill.report.page.run_page import render_page, render_parts
 
 LOOK_EVERY_SECONDS = 0.5
+POLL_SECONDS = 0.1
 SHARE_OF_TIME = 20  # a look that took a second is followed by so many without one,
 MOST_PAUSE_SECONDS = 30.0  # but not by more than this
 STATE_EVERY_SECONDS = 5.0  # a run that was killed says nothing: its processes are looked for
 KEEP_ALIVE_SECONDS = 15.0
+FOLLOWS_WITHIN_SECONDS = 3.0  # a browser that was given the page asks for its stream, and asks again after 2 s
 
 
 def listen(port: int) -> socket.socket:
@@ -86,7 +88,7 @@ class Changes:
                 return
             self._is_behind = self._run.look() or self._is_behind
             stale = self._summary.get("state") == "running" and began - self._summed_at > STATE_EVERY_SECONDS
-            if self._is_behind or stale or not self._summary:
+            if self._is_behind or stale or at_once or not self._summary:
                 self._take(self._run.summary())
                 self._summed_at, self._is_behind = began, False
             is_first, self._looked_at = self._looked_at == float("-inf"), time.monotonic()
@@ -114,7 +116,9 @@ class Changes:
 
     def end(self) -> None:
         """Nothing will change any more: visitors are told."""
-        if self._version:  # somebody has looked; else nobody waits for the last state
+        with self._looking:  # the first look at a long run may be under way
+            is_watched = self._version > 0
+        if is_watched:  # else nobody waits for the last state
             with contextlib.suppress(Exception):  # the run folder may be gone
                 self.look(at_once=True)
         with self._changed:
@@ -129,6 +133,7 @@ class PageServer(BoundedServer):
         super().__init__(listener, _Handler)
         self.changes = Changes(LiveRun(run))
         self._streams = 0
+        self._last_page_time = float("-inf")
         self._waiting = threading.Condition()
         threading.Thread(target=self._follow, daemon=True, name="coremill-follow").start()
 
@@ -145,11 +150,19 @@ class PageServer(BoundedServer):
                 self._streams -= 1
                 self._waiting.notify_all()
 
+    def gave_page(self) -> None:
+        """Whoever has the page will ask for its stream."""
+        self._last_page_time = time.monotonic()
+
     def finish(self) -> None:
         """Show the last state, and tell visitors that there will be no other."""
         self.changes.end()
-        with self._waiting:
-            self._waiting.wait_for(lambda: not self._streams, timeout=SLOW_SECONDS)
+        deadline = time.monotonic() + SLOW_SECONDS
+        while (now := time.monotonic()) < deadline:
+            with self._waiting:
+                if not self._streams and now - self._last_page_time > FOLLOWS_WITHIN_SECONDS:
+                    return
+                self._waiting.wait(POLL_SECONDS)
 
     def _follow(self) -> None:
         while not self.changes.has_ended:
@@ -182,6 +195,7 @@ class _Handler(ReadOnlyHandler):
         except (CoremillError, OSError) as error:  # the run folder was removed meanwhile
             self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
             return
+        self.server.gave_page()
         self.begin(HTTPStatus.OK, "text/html; charset=utf-8", len(page))
         self.wfile.write(page)
 

@@ -73,7 +73,7 @@ class Delivery:
         self._follower = EventFollower(run_folder)
         self._points: list[Point] = []  # read and not yet taken
         self._newest_step: Point | None = None  # of training, that was taken
-        self._is_open = False
+        self._is_open = self._is_behind = False
         self._noted: list[str] = []
         self._troubles: set[str] = set()
 
@@ -87,7 +87,10 @@ class Delivery:
         summary, pause = None, POLL_SECONDS
         while summary is None:
             summary = wait(pause)
-            pause = POLL_SECONDS if self._attempt(self._advance) else min(2 * pause, LONGEST_WAIT_SECONDS)
+            is_well = self._attempt(self._advance)
+            pause = POLL_SECONDS if is_well else min(2 * pause, LONGEST_WAIT_SECONDS)
+        if is_well and self._is_behind:
+            self._attempt(self._advance)
         if not self._points and self._is_open and self._attempt(lambda: self._tracker.close(summary)):
             self._tell("done", step=self.step)
 
@@ -106,7 +109,8 @@ class Delivery:
     def _advance(self) -> None:
         if not self._is_open:
             self._open()
-        if not self._points:
+        self._is_behind = bool(self._points)  # from a failure: what came since waits in the files
+        if not self._is_behind:
             points = [point for event in self._follower.poll() if (point := self._numbers.take(event)) is not None]
             self._points = [point for point in points if point.time > self._since]
             self._remember([point for point in points if point.time <= self._since])
