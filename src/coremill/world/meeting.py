@@ -196,12 +196,16 @@ def _is_called(store: Store, rank: int) -> bool:
 
 def _is_abandoned(store: Store, rank: int) -> bool:
     """Whether the process that took this rank's place waits there no longer: it was lost before the others came."""
+    if rank == 0:
+        return False
     before, until = store.add(beats_of(rank), 0), time.monotonic() + ABANDONED_SECONDS
-    while rank != 0 and time.monotonic() < until:
+    while True:
+        is_late = time.monotonic() >= until  # asked before the look: who stood still for so long looks once more
         if store.check(["roll"]) or store.add(beats_of(rank), 0) != before:
             return False
+        if is_late:
+            return True
         time.sleep(POLL_SECONDS)
-    return rank != 0
 
 
 def all_heard(store: Store, nodes: int) -> bool:
@@ -262,7 +266,8 @@ def _collect(store: Store, size: int, deadline: float) -> dict[str, Any]:
     entries: dict[int, dict[str, Any]] = {}
     pause = POLL_SECONDS / 10
     waiting = _Waiting(store, size)
-    while (len(entries) < size or waiting.gone()) and time.monotonic() < deadline:
+    gone: list[int] = []  # asked once: a rank that is late only now counts as there
+    while (len(entries) < size or (gone := waiting.gone())) and time.monotonic() < deadline:
         for rank in range(size):
             if rank not in entries and store.check([f"entries/{rank}"]):
                 entries[rank] = json.loads(store.get(f"entries/{rank}"))
@@ -275,7 +280,7 @@ def _collect(store: Store, size: int, deadline: float) -> dict[str, Any]:
     missing = [rank for rank in range(size) if rank not in entries]
     if not missing:  # by then one may have come in the place of another
         entries = {rank: json.loads(store.get(f"entries/{rank}")) for rank in range(size)}
-        missing = [] if any(entry["size"] != size for entry in entries.values()) else waiting.gone()
+        missing = [] if any(entry["size"] != size for entry in entries.values()) else gone
     return {
         "size": size,
         "missing": missing,
