@@ -39,6 +39,10 @@ PRELOADED = (
     "transformers.models.llama.modeling_llama",
     "coremill.world.group",
     "coremill.checkpoint.saver",  # and with it model, parallel and train: 2 s in every rank otherwise
+    "coremill.engines.replicate.engine",
+    "coremill.tasks.causal_lm.training",
+    "coremill.tasks.encoder.training",
+    "coremill.train.loop",
 )
 PEER_LOST = 69
 

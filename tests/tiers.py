@@ -31,4 +31,9 @@ def long_test(reason: str) -> pytest.MarkDecorator:
 
 def some_long(values: Iterable[Any], first_tier: Collection[Any], reason: str) -> list[Any]:
     """Parameters of a test, of which only some are in the first tier."""
-    return [value if value in first_tier else pytest.param(value, marks=long_test(reason)) for value in values]
+    return [value if value in first_tier else _long_param(value, reason) for value in values]
+
+
+def _long_param(value: Any, reason: str) -> Any:
+    values = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*values, marks=long_test(reason))

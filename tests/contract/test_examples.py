@@ -188,6 +188,7 @@ def test_questions_on_four_ranks(workshop: Scene, encoder: list[str]):
     assert report["best"]["step"] == report["export"]["step"]
 
 
+@long_test("test_readme_files.py trains a classifier, test_encoder_runs.py loads one")
 def test_pairs_of_sentences(workshop: Scene, encoder: list[str]):
     shorter = ("train.warmup_steps=2", "train.epochs=1", "evaluation.every_steps=5")
     report = run(workshop, *header(MRPC), *of_files(encoder, "mrpc", *shorter))

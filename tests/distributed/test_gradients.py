@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import ranks  # noqa: E402
 from coremill.config.schema import TrainSection  # noqa: E402
 from coremill.engines.optimizers import optimizer_of  # noqa: E402
+from tiers import some_long  # noqa: E402
 
 WIDTH, LENGTH, PASSES = 12, 5, 4
 OPTIMIZER = optimizer_of(TrainSection(steps=3, learning_rate=0.05, weight_decay=0.5))
@@ -184,13 +185,13 @@ def frozen_and_unused(world: Any, update: str = "after") -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", some_long([1, 2, 4], [4], "of three numbers of ranks the largest"))
 def test_frozen_and_unused_parameters_are_as_in_one_process(world_size: int) -> None:
     for wrong in ranks.run_ranks(frozen_and_unused, world_size):
         assert wrong == []
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", some_long([1, 2], [2], "of two numbers of ranks the larger"))
 def test_so_they_are_where_weights_move_inside_of_backward(world_size: int) -> None:
     """What a rank had no use for, or only in an earlier pass, moves if any rank had one."""
     for wrong in ranks.run_ranks(frozen_and_unused, world_size, update="inside"):

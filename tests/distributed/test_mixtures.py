@@ -10,6 +10,7 @@ import pytest
 
 import ranks
 from saved_training import train_saved
+from tiers import some_long
 from tiny_models import VOCABULARY, make_model
 from training import make_packed, train_here
 
@@ -141,8 +142,14 @@ def test_a_run_with_an_fp32_router_goes_on_from_its_checkpoint(inputs, tmp_path:
         assert again[0]["losses"] == pytest.approx(expected, rel=2e-3)
 
 
-@pytest.mark.parametrize("model", ["head", "tied head"])
-@pytest.mark.parametrize("way", ["replicate", "memory", "wire"])
+@pytest.mark.parametrize(
+    ("way", "model"),
+    some_long(
+        [(way, model) for way in ("replicate", "memory", "wire") for model in ("head", "tied head")],
+        [("replicate", "head"), ("memory", "tied head"), ("wire", "head")],
+        "each way with one of two heads",
+    ),
+)
 def test_a_head_that_a_model_wants_in_fp32(inputs, model, way):
     """In fp32 unless it is the lookup's table too: transformers loads that in bf16."""
     results = run(inputs, train_and_look, model, 2, micro_batch_rows=4, dtype="bf16", **WAYS[way])

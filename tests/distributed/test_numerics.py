@@ -11,6 +11,7 @@ import pytest
 import ranks
 from coremill.checkpoint.manifest import survey
 from saved_training import train_saved
+from tiers import some_long
 from tiny_models import make_model
 from training import make_packed
 
@@ -47,7 +48,14 @@ def test_stop_names_step_rank_and_rows_and_leaves_the_weights(inputs, tmp_path, 
     assert [each.step for each in survey(tmp_path / "fault" / "checkpoints").sound] == [4]
 
 
-@pytest.mark.parametrize(("engine", "dtype", "fault"), [("shard", "fp32", "loss"), ("replicate", "bf16", "gradient")])
+@pytest.mark.parametrize(
+    ("engine", "dtype", "fault"),
+    some_long(
+        [("shard", "fp32", "loss"), ("replicate", "bf16", "gradient")],
+        [("shard", "fp32", "loss")],
+        "one of two engines; what stops a run is tried with both",
+    ),
+)
 def test_skip_leaves_steps_out_and_goes_on_with_the_same_bits_after_a_kill(inputs, tmp_path, engine, dtype, fault):
     settings = {"engine": engine, "dtype": dtype, "on_non_finite": "skip", f"bad_{fault}_at": (3, 6, 11)}
     whole = run(inputs, tmp_path / "whole", **settings)

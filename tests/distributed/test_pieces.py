@@ -11,6 +11,7 @@ import ranks
 from coremill.engines.replicate import cost as replicate_cost
 from coremill.engines.replicate import engine as replicate
 from coremill.engines.wire import collectives
+from tiers import some_long
 from tiny_models import make_config_folder
 from training import make_packed, train_here
 
@@ -29,7 +30,7 @@ def losses_whole_and_in_pieces(world: Any, cases: list[dict[str, Any]]) -> list[
     return found
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", some_long([2, 3], [3], "one of two numbers of ranks"))
 def test_sums_in_pieces_are_the_same_sums(world_size: int, tmp_path: Path) -> None:
     data = make_packed(tmp_path / "data", rows=24, length=16, vocabulary=500).to_json()
     cases = []
@@ -76,7 +77,7 @@ def losses_in_one_bucket_and_in_many(world: Any, cases: list[dict[str, Any]]) ->
     return found
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", some_long([2, 3], [3], "one of two numbers of ranks"))
 def test_sums_in_buckets_are_the_same_sums(world_size: int, tmp_path: Path) -> None:
     data = make_packed(tmp_path / "data", rows=24, length=16, vocabulary=500).to_json()
     make_config_folder(tmp_path / "llama", "llama", **{**SHAPE, "vocab_size": 8192, "hidden_size": 128})
