@@ -153,8 +153,9 @@ def train(
 
     Returns how it ended, also where ranks failed. Raises InputError (a CoremillError) for bad input, and
     TrainingInterrupted (a KeyboardInterrupt) when Ctrl-C stopped it: it has saved by then; a second Ctrl-C ends it at
-    once. Called from another thread than the main one it hears no Ctrl-C: `coremill stop RUN` stops it. One process
-    trains one run at a time. Under torchrun or mpirun every rank makes the same call.
+    once. A SIGTERM before ranks have started, or to one that is a rank itself, is raised as `coremill.errors.Stopped`,
+    which `except Exception` lets through. Called from another thread than the main one it hears no Ctrl-C: `coremill
+    stop RUN` stops it. One process trains one run at a time. Under torchrun or mpirun every rank makes the same call.
     """
     from coremill.redaction import know
     from coremill.world.stop import REQUESTS, signals_lent
