@@ -94,6 +94,15 @@ READERS: dict[str, Callable[[Path], Series]] = {
 }
 
 
+def series_of(name: str, run: Path) -> Series:
+    """Up to the last step of the run: W&B writes in a process of its own, which ends later."""
+    last = [event for event in read_events(run) if event.kind == "step" and event.rank == 0][-1].get("step")
+    deadline = time.monotonic() + 120
+    while (series := READERS[name](run)).get("train/loss", [(0, 0.0)])[-1][0] != last and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return series
+
+
 def write_step(run: Path, time: float, step: int, loss: float, rate: float) -> None:
     numbers = {"loss": loss, "learning_rate": rate, "gradient_norm": 0.5, "tokens": 8176, "seconds": 2.0}
     write_line(run, 0, "step", time, step=step, **numbers, rss_bytes=5e8)
@@ -124,7 +133,7 @@ def tracked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def test_numbers_are_those_of_the_events(tracked: Any) -> None:
     name, run, _, first = tracked
-    series = READERS[name](run)
+    series = series_of(name, run)
     # What TensorBoard is told again replaces what it had; the others keep what they had.
     last_of_first = 49 if name == "tensorboard" else 51
     for kind, field in {"loss": "loss", "learning_rate": "learning_rate", "grad_norm": "gradient_norm"}.items():
@@ -183,7 +192,7 @@ def test_another_way_from_an_earlier_step_takes_nothing_back_and_is_told_apart(
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     run = tmp_path / "run"
     shutil.copytree(begun, run)
-    before = READERS[name](run)["train/loss"]
+    before = series_of(name, run)["train/loss"]
     time.sleep(1.1)  # W&B and TensorBoard name their files by the second
     if why == "--from":
         write_line(run, 0, "set_aside", START + 2e6, after_step=51, steps=[53], folder="aside")
