@@ -19,6 +19,7 @@ class StandIn:
     address: str = ""
     notice: dict[str, str] | None = None
     status: int = 200  # of everything but the token
+    is_garbled: bool = False
     asked: list[str] = field(default_factory=list)
 
 
@@ -38,7 +39,9 @@ def serve_metadata() -> Iterator[StandIn]:
 
         def do_GET(self) -> None:
             state.asked.append(f"GET {self.path}")
-            if self.headers.get("X-aws-ec2-metadata-token") != SESSION:
+            if state.is_garbled:
+                self.wfile.write(b"no HTTP at all\r\n\r\n")
+            elif self.headers.get("X-aws-ec2-metadata-token") != SESSION:
                 self._answer(401, "")
             elif state.status != 200:
                 self._answer(state.status, "")

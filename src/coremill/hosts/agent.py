@@ -104,10 +104,8 @@ def _wait_for_end(
     def end_at_once() -> None:
         nonlocal deadline, again_at, ends_itself
         process.send_signal(signal.SIGINT)
-        now = time.monotonic()
-        if now < asked_at + SIGINT_AGAIN_SECONDS:
-            again_at = now = asked_at + SIGINT_AGAIN_SECONDS
-        deadline, ends_itself = min(deadline, now + AT_ONCE_SECONDS), False
+        again_at = time.monotonic() + SIGINT_AGAIN_SECONDS  # it may be late to both, and then counts them as one
+        deadline, ends_itself = min(deadline, again_at + AT_ONCE_SECONDS), False
 
     if at_once:
         end_at_once()
@@ -118,7 +116,7 @@ def _wait_for_end(
             return
         if again_at is not None and time.monotonic() > again_at:
             process.send_signal(signal.SIGINT)
-            again_at = time.monotonic() + SIGINT_AGAIN_SECONDS  # it may have been late to the first
+            again_at = time.monotonic() + SIGINT_AGAIN_SECONDS
         if wait_for_end([process.pid], _POLL_SECONDS, or_input=stdin if is_open else None) == "input":
             heard = os.read(stdin, 4096)
             is_open = bool(heard)

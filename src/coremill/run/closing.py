@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -41,7 +42,14 @@ def leave_report(
         environ, code_sha256 = environment_snapshot(), orders.model.code_sha256
         if config.sample.prompt is not None:
             readers.note("the exported model is loaded with transformers and asked for a sample")
-        sample = make_task(config).sample(folder.export, orders.data, environ, code_sha256=code_sha256)
+        sample: Mapping[str, str] | None
+        try:
+            sample = make_task(config).sample(folder.export, orders.data, environ, code_sha256=code_sha256)
+        except (Stopped, Interrupted):  # the run is over and exported: only this is given up
+            assert config.sample.prompt is not None
+            problem = "the exported model was not waited for: Ctrl-C or SIGTERM came"
+            sample = {"prompt": config.sample.prompt, "problem": problem}
+        REQUESTS.leave()
         if sample is not None:
             with EventWriter(folder.path, 0) as events:
                 events.write("sample", **sample)

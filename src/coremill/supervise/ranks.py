@@ -37,9 +37,9 @@ from coremill.world.sockets import listen_on_loopback
 from coremill.world.stop import StopSignals
 
 GRACE_SECONDS = 5.0  # from SIGTERM to SIGKILL
-# A rank that lost its peers may be gone before the rank that failed: unwinding torch takes up to a second or two, and
-# longer where the machine is busy.
-BLAME_SECONDS = 15.0
+# A rank that lost its peers may be gone before the rank that failed, which waits for the others to hear why
+# (HEARING_SECONDS of world/group.py) and then unwinds torch: up to a second or two, longer on a busy machine.
+BLAME_SECONDS = 20.0
 GROWN_GRACE_SECONDS = 120.0  # from the last byte that was saved
 TICK_SECONDS = 0.2
 TOGETHER_SECONDS = 0.1  # ranks that fail alike, with the same exit code, do so within a moment

@@ -10,6 +10,7 @@ The session token of IMDSv2 goes with every question. Only a machine that is an 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -116,7 +117,7 @@ class SpotWatch:
             try:
                 notice = self._metadata.spot_action()
                 has_answered = True
-            except (OSError, ValueError):
+            except (OSError, ValueError, http.client.HTTPException):
                 notice = None
                 silences += 1
                 if silences >= SILENCES_TO_GIVE_UP and not has_answered and not self._insists:

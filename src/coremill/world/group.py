@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from coremill.errors import CoremillError, PeerLost, Stopped
+from coremill.errors import CoremillError, Interrupted, PeerLost, Stopped
 from coremill.world.heartbeat import HEARTBEAT
 from coremill.world.identity import INTERFACE, RankIdentity
 from coremill.world.lost_peers import as_peer_lost, follower_line, peer_errors
@@ -50,6 +50,7 @@ DEFAULT_TIMEOUT_SECONDS = 300.0
 GLOO_TIMEOUT = timedelta(days=7)
 HEARTBEAT_SECONDS = 2.0
 HEARING_SECONDS = 15.0  # a failing rank waits this long for the others to hear why
+HEARING_STOP_SECONDS = 3.0  # and one that was asked to stop: most often all were, and leave without a word
 FOLLOWING_SECONDS = 2.0  # torchrun and mpirun name the rank that ends first: let it be the one that failed
 
 
@@ -193,16 +194,25 @@ class World:
         return result
 
     def _tell_failure(self, prefix: str, error: BaseException) -> None:
-        """Tell the others why, and give them a moment to hear it: when rank 0 leaves, the store goes with it."""
-        text = json.dumps({"error": str(error), "rank": self.rank, "exit_code": getattr(error, "exit_code", 1)})
-        with contextlib.suppress(RuntimeError):  # the others are gone already: the error itself is what counts
+        """Tell the others why, and give them a moment to hear it: when rank 0 leaves, the store goes with it.
+
+        Where they are gone already, or who started them ends this one with them, the error itself is what counts.
+        """
+        seconds = HEARING_STOP_SECONDS if isinstance(error, Stopped | Interrupted) else HEARING_SECONDS
+        exit_code = getattr(error, "exit_code", 1)
+        failure = {"error": str(error), "rank": self.rank, "exit_code": exit_code, "hearing_seconds": seconds}
+        with contextlib.suppress(RuntimeError, Stopped):
             if self.store.add(f"{prefix}/failures", 1) == 1:
-                self.store.set(f"{prefix}/failed", text)
-            deadline = time.monotonic() + HEARING_SECONDS
-            while time.monotonic() < deadline:
-                if self.store.add(f"{prefix}/heard", 0) + self.store.add(f"{prefix}/failures", 0) >= self.size:
-                    return
-                time.sleep(POLL_SECONDS)
+                self.store.set(f"{prefix}/failed", json.dumps(failure))
+            self._wait_for_hearers(prefix, seconds)
+
+    def _wait_for_hearers(self, prefix: str, seconds: float) -> None:
+        """Until every rank has heard of the failure, or failed as well."""
+        deadline = time.monotonic() + seconds
+        while self.store.add(f"{prefix}/heard", 0) + self.store.add(f"{prefix}/failures", 0) < self.size:
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(POLL_SECONDS)
 
     def _wait_for_nodes(self, prefix: str) -> Any:
         """Poll until every host is done or one failed; give up when no heartbeat came for the timeout."""
@@ -212,7 +222,7 @@ class World:
             if self.store.check([f"{prefix}/failed"]):
                 failure = json.loads(self.store.get(f"{prefix}/failed"))
                 self.store.add(f"{prefix}/heard", 1)
-                self._follow(failure["rank"])
+                self._follow(prefix, failure["rank"], failure["hearing_seconds"])
                 raise PeerFailed(failure["error"], failed_rank=failure["rank"], exit_code=failure["exit_code"])
             if self.store.add(f"{prefix}/done", 0) >= self.nodes:
                 return json.loads(self.store.get(f"{prefix}/node/{self.node_rank}"))["value"]
@@ -227,12 +237,14 @@ class World:
             time.sleep(pause)
             pause = min(pause * 1.5, SLOWEST_POLL_SECONDS)
 
-    def _follow(self, failed_rank: int) -> None:
-        """Under coremill's launcher standard error is this rank's log: say there why it ends. Others get a moment."""
+    def _follow(self, prefix: str, failed_rank: int, hearing_seconds: float) -> None:
+        """Under coremill's launcher standard error is this rank's log: say there why it ends. Others blame the rank
+        that ends first and end the rest with SIGTERM: it is to be the one that failed."""
         if self.identity.launcher == "coremill":
             print(follower_line(self.rank, failed_rank), file=sys.stderr, flush=True)
         else:
-            with contextlib.suppress(Stopped):  # they end the others with SIGTERM: there is nothing to add to that
+            with contextlib.suppress(RuntimeError, Stopped):  # the store went with the rank that failed
+                self._wait_for_hearers(prefix, hearing_seconds)
                 time.sleep(FOLLOWING_SECONDS)
 
     def close(self) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,3 +51,27 @@ def test_a_rank_that_hangs_up_while_ranks_meet_is_a_reason_and_no_crash() -> Non
     world: Any = SimpleNamespace()
     with listener, pytest.raises(OSError, match="a rank hung up"):
         shared_memory._connect(world, 0, listener, ["this one", "the caller"])
+
+
+def test_a_first_rank_that_can_make_no_memory_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reason is everybody's, long before the others' time is over."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EFBIG, "too large")
+
+    monkeypatch.setattr(os, "ftruncate", fail)
+    ranks = 3
+    everyone, said = threading.Barrier(ranks, timeout=shared_memory.MEETING_SECONDS / 2), [None] * ranks
+
+    def world(rank: int) -> Any:
+        def gather(value: Any) -> list[Any]:
+            everyone.wait()
+            said[rank] = value
+            everyone.wait()
+            return list(said)
+
+        return SimpleNamespace(rank=rank, nodes=1, hostnames=("h",) * ranks, gather=gather)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        met = list(pool.map(lambda rank: shared_memory.meet_host_peers(world(rank)), range(ranks)))
+    assert met == ["rank 0 cannot share memory with the others: [Errno 27] too large"] * ranks

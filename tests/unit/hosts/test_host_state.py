@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +18,7 @@ import pytest
 from coremill.errors import InputError
 from coremill.hosts import preflight
 from coremill.hosts.across_hosts import outcome_of
-from coremill.hosts.agent import AT_ONCE_WORD, STOP_WORD
+from coremill.hosts.agent import AT_ONCE_WORD, SIGINT_AGAIN_SECONDS, STOP_WORD, _wait_for_end
 from coremill.hosts.host_restarts import (
     BEAT_SECONDS,
     LONGEST_PAUSE_SECONDS,
@@ -176,6 +179,39 @@ raise SystemExit(stop.exit_code)
             agent.stdin.flush()
             assert word is not words[0] or agent.stdout.readline() == b"asked\n"
         assert agent.wait(timeout=120) == 130, "it ended by itself, and had the time to say how"
+
+
+def test_a_launcher_that_hears_both_requests_at_once_has_its_time_to_say_how_it_ended() -> None:
+    """It was late to the first, the second came well after that, and the kernel hands both over together."""
+    late = """
+import os, signal, time
+from coremill.world.stop import StopSignals
+with StopSignals() as stop:
+    print(os.getpid(), flush=True)
+    while not stop.at_once:
+        time.sleep(0.02)
+raise SystemExit(stop.exit_code)
+"""
+    process = subprocess.Popen([sys.executable, "-c", late], stdout=subprocess.PIPE)
+    reader, writer = os.pipe()
+    with process, os.fdopen(reader, "rb"), os.fdopen(writer, "wb", buffering=0) as words:
+        assert process.stdout is not None and int(process.stdout.readline()) == process.pid
+        process.send_signal(signal.SIGSTOP)
+
+        def goes_on() -> None:
+            time.sleep(SIGINT_AGAIN_SECONDS + 0.3)
+            words.write(AT_ONCE_WORD + b"\n")
+            time.sleep(0.4)
+            process.send_signal(signal.SIGCONT)
+
+        thread = threading.Thread(target=goes_on)
+        thread.start()
+        process.terminate()
+        _wait_for_end(process, reader, 600.0, False, at_once=False)
+        thread.join()
+        code = process.poll()
+        process.kill()
+    assert code == 130
 
 
 SAVES = """

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from coremill.errors import StorageError
 from coremill.report.events import Event, read_events
 from coremill.report.readers.base import Reader, Readers
+from coremill.world.stop import signals_lent
 from unit.report.fake_run import fake_plan, make_fake_run
 
 
@@ -40,3 +45,25 @@ def test_a_reader_follows_a_run_to_its_summary(tmp_path: Path) -> None:
     summary = readers.sum_up(exit_code=0)
     assert tracker.told == ["begin", "step 1", "step 2", "step 3", "ranks ended", "finished"]
     assert summary["exit_code"] == 0
+
+
+class Waits(Reader):
+    """What it brings away takes long, and somebody presses Ctrl-C."""
+
+    def close(self, exit_code: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+class Closed(Reader):
+    with_code: int | None = None
+
+    def close(self, exit_code: int) -> None:
+        self.with_code = exit_code
+
+
+def test_a_request_while_a_reader_is_closed_leaves_none_open_and_the_error_as_it_was(tmp_path: Path) -> None:
+    last = Closed()
+    with signals_lent(), pytest.raises(StorageError):
+        with Readers(tmp_path, [Waits(), last]).closed_after():
+            raise StorageError("the disk is gone")
+    assert last.with_code == StorageError.exit_code

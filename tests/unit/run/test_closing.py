@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -80,3 +81,25 @@ def test_a_reader_that_fails_at_the_end_is_said_and_changes_nothing(tmp_path: Pa
 def test_a_run_without_its_report_has_failed(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         close(tmp_path, JsonReader(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_while_the_sample_is_made_gives_up_the_sample_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """What is trained and exported is a finished run: its report is written, and `train` does not begin again."""
+
+    class Slow:
+        def sample(self, *_: object, **__: object) -> dict[str, str]:
+            signal.raise_signal(number)
+            raise AssertionError("the request was not heard")
+
+    monkeypatch.setattr("coremill.run.closing.make_task", lambda config: Slow())
+    make_fake_run(tmp_path, steps=3, total_steps=3)
+    config = load_config(None, {"sample.prompt": "Once"}).config
+    orders = cast(Orders, SimpleNamespace(model=SimpleNamespace(code_sha256=None), data=None))
+    with signals_lent():
+        summary = leave_report(config, orders, RunFolder(tmp_path), Readers(tmp_path, [JsonReader(tmp_path)]), 0)
+    assert (summary["state"], summary["exit_code"]) == ("finished", 0)
+    assert summary["findings"][0].startswith("no sample: ") and "Ctrl-C or SIGTERM" in summary["findings"][0]
+    assert RunFolder(tmp_path).is_finished()

@@ -48,11 +48,11 @@ def test_an_automatic_watch_goes_on_where_somebody_has_answered():
         watch = SpotWatch(Metadata(service.address), told.append, insists=False, poll_seconds=0.01)
         watch.start()
         deadline = time.monotonic() + PATIENCE_SECONDS
-        for status, questions in ((200, 2), (503, 8)):  # there, then overloaded
-            service.status, enough = status, len(service.asked) + questions
+        for status, is_garbled, questions in ((200, False, 2), (503, False, 8), (200, True, 4)):  # there, then not well
+            service.status, service.is_garbled, enough = status, is_garbled, len(service.asked) + questions
             while len(service.asked) < enough and time.monotonic() < deadline:
                 time.sleep(0.01)
-        service.notice, service.status = NOTICE, 200
+        service.notice, service.status, service.is_garbled = NOTICE, 200, False
         watch._thread.join(PATIENCE_SECONDS)
     assert len(told) == 1
 

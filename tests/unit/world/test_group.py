@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from typing import Any
 
 import pytest
 
-from coremill.errors import CoremillError, PeerLost
+from coremill.errors import CoremillError, InputError, PeerLost, Stopped
 from coremill.hosts.ssh import Host
 from coremill.launch.node_command import node_commands
 from coremill.launch.request import Request
 from coremill.world import group as world
 from coremill.world.group import PeerFailed
-from coremill.world.identity import INTERFACE, identify
+from coremill.world.identity import INTERFACE, RankIdentity, identify
 from coremill.world.lost_peers import as_peer_lost
+from coremill.world.stop import signals_lent
 
 
 class DistError(RuntimeError):
@@ -69,6 +75,95 @@ def test_a_peer_that_failed_is_silent_and_has_its_code() -> None:
     error = PeerFailed("no such column", failed_rank=2, exit_code=78)
     assert isinstance(error, CoremillError)
     assert (error.silent, error.exit_code, error.failed_rank, str(error)) == (True, 78, 2, "no such column")
+
+
+class Store:
+    """What ranks tell each other with, in one process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def add(self, key: str, amount: int) -> int:
+        with self._lock:
+            self.values[key] = int(self.values.get(key, 0)) + amount
+            return int(self.values[key])
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> str:
+        return str(self.values[key])
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+def world_of(store: Store, rank: int, size: int) -> world.World:
+    identity = RankIdentity(
+        rank=rank,
+        size=size,
+        local_rank=rank,
+        local_size=size,
+        node_rank=0,
+        master_address="127.0.0.1",
+        master_port=1,
+        launcher="torchrun",
+    )
+    hosts = {"nodes": 1, "node_of_rank": (0,) * size, "hostnames": ("h",) * size, "node_rank": 0}
+    return world.World(identity=identity, store=store, timeout_seconds=300, progress=None, **hosts)  # type: ignore[arg-type]
+
+
+def refuse() -> None:
+    raise InputError("no such column: text")
+
+
+def test_a_rank_that_failed_says_why_though_its_launcher_ends_it_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "HEARING_SECONDS", 60.0)
+    store = Store()
+
+    def end_when_told() -> None:
+        while not store.check(["once/1/failed"]):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)  # some other rank's end; the last one has not heard yet
+
+    with signals_lent(), pytest.raises(InputError, match="no such column"):
+        thread = threading.Thread(target=end_when_told)
+        thread.start()
+        world_of(store, 0, 2).once_per_node(refuse)
+    thread.join()
+
+
+def test_ranks_that_heard_wait_for_those_that_have_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun and mpirun end all others with the first: were it one of these, nobody would say why."""
+    monkeypatch.setattr(world, "FOLLOWING_SECONDS", 0.0)
+    store, ended = Store(), []
+
+    def run(rank: int) -> None:
+        try:
+            world_of(store, rank, 3).once_per_node(refuse)
+        except CoremillError as error:
+            ended.append((rank, type(error)))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    while store.add("once/1/heard", 0) < 1:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    assert ended == []
+    run(2)
+    for thread in threads:
+        thread.join()
+    assert sorted(ended) == [(0, InputError), (1, PeerFailed), (2, PeerFailed)]
+
+
+def test_a_request_to_stop_is_not_told_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks of torchrun have it, and leave without hearing anything: its grace is for saving."""
+    monkeypatch.setattr(world, "HEARING_SECONDS", 600.0)
+    monkeypatch.setattr(world, "HEARING_STOP_SECONDS", 0.1)
+    with signals_lent(), pytest.raises(Stopped):
+        world_of(Store(), 0, 2).once_per_node(lambda: signal.raise_signal(signal.SIGTERM))
 
 
 def test_the_module_imports_no_torch() -> None:

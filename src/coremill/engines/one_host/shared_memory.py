@@ -288,6 +288,12 @@ def _connect(world: World, rank: int, listener: socket.socket, names: list[str])
             connection.settimeout(MEETING_SECONDS)
             connection.connect(names[peer].encode("latin-1"))
             connection.send(_HELLO.pack(rank))
+        if rank != 0:  # before those after it are heard: they do not come where the first one failed
+            _, files, _, _ = socket.recv_fds(connections[0], 16, 1)
+            if not files:
+                raise OSError("the first rank sent no file")
+            file = files[0]
+            os.set_inheritable(file, False)
         while len(connections) < len(names) - 1:
             listener.settimeout(max(0.001, deadline - time.monotonic()))
             connection, _ = listener.accept()
@@ -305,17 +311,12 @@ def _connect(world: World, rank: int, listener: socket.socket, names: list[str])
             connections[peer] = connection
             if rank == 0:
                 socket.send_fds(connection, [b"memory"], [file])
-        if rank != 0:
-            _, files, _, _ = socket.recv_fds(connections[0], 16, 1)
-            if not files:
-                raise OSError("the first rank sent no file")
-            file = files[0]
-            os.set_inheritable(file, False)
         with mmap.mmap(file, mmap.PAGESIZE, offset=FILE_BYTES - mmap.PAGESIZE):
             pass  # allowed here
         connections = dict(sorted(connections.items()))
         return HostPeers(rank, connections, file, world.timeout_seconds, world.progress.standing_seconds)
     except BaseException:
+        listener.close()  # who called and was not heard yet is told at once
         for connection in connections.values():
             connection.close()
         if file >= 0:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coremill.errors import Interrupted, Stopped
 from coremill.report.events import Event
 from coremill.report.summary import summarise
 from coremill.report.tally import RunTally
@@ -111,7 +112,8 @@ class Readers(Reader):
 
     def close(self, exit_code: int) -> None:
         for reader in self._readers:
-            with contextlib.suppress(Exception):  # what is on its way is worth more
+            # What is on its way is worth more, and so are the readers after this one: a Ctrl-C ends the wait for one.
+            with contextlib.suppress(Exception, Stopped, Interrupted):
                 reader.close(exit_code)
 
     def note_failure(self, what: str, error: Exception) -> None:
