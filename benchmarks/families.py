@@ -130,7 +130,12 @@ def page(rows: Sequence[Row]) -> str:
         "",
         "Two ranks: sharded over two on one host, through memory. Two hosts: the same through gloo, as between hosts."
         " Documents: whether `data.attention_across_documents: false` keeps the documents of a row apart, seen by"
-        " changing a neighbour; where it does not, the setting is refused.",
+        " changing a neighbour; where it does not, the setting is refused. Layers: *fused* where norms and MLPs are"
+        " replaced by forms that keep less for backward. Loss: *chunked* where the logits are never held whole.",
+        "",
+        "Encoders (bert, roberta, electra, xlm and their like) are tried as decoders here (`is_decoder: true` or what"
+        " stands for it). As the hub has them they are refused as causal language models (78): [BERT](guide/bert.md)"
+        " has their tasks.",
         "",
         "| family | one rank | two ranks | two hosts | layers | loss | documents | reason |",
         "|---|---|---|---|---|---|---|---|",

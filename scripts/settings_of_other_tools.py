@@ -22,7 +22,8 @@ HEAD = """\
 
 What each becomes here, or why it is gone: first commands and files of tutorials, then every setting, option and variable
 that `coremill config import`, refusals in a run file and the notes of `coremill launch` know.
-[Coming from another tool](guide/coming-from.md) tells how to use it.
+[Coming from another tool](guide/coming-from.md) tells how to use it. *Dropped*, or nothing in the column *here*: not
+needed. *Retired*: gone where it came from, too. `N` stands for the value you had.
 
 This page is made by `python scripts/settings_of_other_tools.py > docs/settings-of-other-tools.md` from the table
 (`config/other_tools.toml`) and from what is in `tests/golden/brought`.

@@ -21,12 +21,12 @@ from coremill.config.other_tools import table
 from coremill.config.translate import DTYPES, Translate, by_words, same, switch, words
 
 RENAMED = "the same setting has another name here"
-_COMPILE = "compilation comes in a later release; this one runs the model as it is"
-_TASKS = "this task comes in a later release"
+_COMPILE = "nothing is compiled here; forms of the layers that suit CPUs are on by default (model.fused)"
+_TASKS = "there are causal-lm, sequence-classification and question-answering"
 
 LATER_KEYS = {
     "compile": _COMPILE,
-    "parallel.deepspeed": "this engine comes in a later release; engine: shard keeps 1/N of the model on each rank too",
+    "parallel.deepspeed": "DeepSpeed itself is not run; engine: shard keeps 1/N of the model on each rank too",
 }
 
 _SHARD = "parallel.engine: shard, which keeps 1/N of the model on each rank too"
@@ -49,14 +49,14 @@ _OPTIMIZERS_INSIDE = (
     "adamw-8bit and train.update: inside",
 )
 LATER_VALUES = {
-    **{("device", name): ("GPUs come in a later release; this one computes on CPUs", "device: cpu")
+    **{("device", name): ("coremill computes on CPUs", "device: cpu")
        for name in ("cuda", "cuda:0", "gpu", "mps", "xpu", "tpu", "npu", "rocm")},
     **{("task", name): (_TASKS, "task: causal-lm")
        for name in ("token-classification", "ner", "masked-lm", "mlm", "seq2seq", "summarization", "translation",
                     "dpo", "kto", "orpo", "ppo", "rm", "reward", "rlhf", "grpo")},
     **{("task", name): ("it is causal-lm on conversations, which are known by their columns", "task: causal-lm")
        for name in ("sft", "chat", "instruct", "instruction", "instruction-tuning", "conversational")},
-    ("parallel.engine", "deepspeed"): ("this engine comes in a later release", _SHARD),
+    ("parallel.engine", "deepspeed"): ("DeepSpeed itself is not run", _SHARD),
     **{("train.optimizer", name): (why, f"train.optimizer: {ours}")
        for names, why, ours in (_OTHER_OPTIMIZERS, _LEAN_OPTIMIZERS, _OPTIMIZERS_INSIDE) for name in names.split()},
     **{("parallel.dtype", name): ("fp16 is not offered: CPUs have bf16 units, and its range needs no loss scaling",
@@ -131,7 +131,7 @@ class Foreign:
     do: str
     targets: tuple[str, ...] = ()
     translate: Translate | None = None
-    later: bool = False  # a feature of a later release, under whatever name
+    later: bool = False  # a feature that is not in this release, under whatever name
     retired: bool = False  # gone where it came from, too
     today: str | None = None  # the argument of a script that does the same today; empty: there is none
     in_launch: str | None = None  # what `coremill launch` says of it among a script's arguments

@@ -72,8 +72,12 @@ class Key:
     def _range(self) -> str:
         words = {"exclusiveMinimum": "above", "minimum": "of at least"}
         words |= {"exclusiveMaximum": "below", "maximum": "of at most"}
-        said = [f"{word} {self.bounds[name]:g}" for name, word in words.items() if name in self.bounds]
+        said = [f"{word} {_exactly(self.bounds[name])}" for name, word in words.items() if name in self.bounds]
         return f" {' and '.join(said)}" if said else ""
+
+
+def _exactly(bound: float) -> str:
+    return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
 
 
 @functools.cache

@@ -83,7 +83,7 @@ def distributed_type(value: Any, given: Given) -> Cure | None:
 def _by_stage(given: Given) -> Cure:
     """accelerate's file has the stage, or names a DeepSpeed file that does."""
     stage = given.get("zero_stage", given.get("stage"))
-    why = "the deepspeed engine comes in a later release; shard keeps 1/N of the model on each rank too"
+    why = "DeepSpeed itself is not run; shard keeps 1/N of the model on each rank too"
     return Cure({"parallel.engine": _engine(sharded=whole_number(stage) != 0)}, why=why)
 
 

@@ -1,6 +1,6 @@
 """Keys that are not in the schema: what was probably meant.
 
-In this order: the key exists in another section; it belongs to a later release; it is another tool's name for one of
+In this order: the key exists in another section; it is not in this release; it is another tool's name for one of
 ours, with our value where it can be told; it is close to a key here, or elsewhere. A key that nobody reads would train
 with the default in silence, so all are refused.
 """
@@ -52,7 +52,7 @@ def explain_unknown_key(
     return (
         _joined_by_a_dot(section, dotted, word)
         or _at_home_elsewhere(section, dotted, word, value)
-        or _of_a_later_release(section, dotted, word)
+        or _not_in_this_release(section, dotted, word)
         or _of_another_tool(dotted, word, value, given or {word: value})
         or _misspelt(section, dotted, word)
     )
@@ -137,7 +137,7 @@ def _at_home_elsewhere(section: str, dotted: str, word: str, value: Any) -> Unkn
     return UnknownKey(what, why, do, (home.dotted,), settings, is_single=True)
 
 
-def _of_a_later_release(section: str, dotted: str, word: str) -> UnknownKey | None:
+def _not_in_this_release(section: str, dotted: str, word: str) -> UnknownKey | None:
     why = LATER_KEYS.get(f"{section}.{word}" if section else word)
     return UnknownKey(f"{dotted} is not in this release", why, "remove it") if why else None
 

@@ -20,7 +20,7 @@ def choose_dtype(asked: str, node: NodeFacts, calibration: Calibration) -> Choic
     """bf16 only where the CPU has units for it and the measured product beats fp32."""
     if asked == "fp32":
         return Choice("fp32", "set by you")
-    slower = calibration.fp32_matmul_flops_per_second / bf16_flops_per_second(calibration)
+    slower = _times_slower_in_bf16(calibration)
     verb = "measured" if calibration.source == "measured" else "assumed"
     if asked == "bf16":
         if node.has_bf16_units:
@@ -42,6 +42,21 @@ def choose_dtype(asked: str, node: NodeFacts, calibration: Calibration) -> Choic
     if factor > 1:
         return Choice("bf16", f"bf16 products are {factor:.1f} times faster than fp32 ({verb}: {speeds})")
     return Choice("fp32", f"bf16 products are not faster than fp32 on this CPU, factor {factor:.2f} ({verb}: {speeds})")
+
+
+def words_of_emulated_bf16(dtype: Choice[Dtype], node: NodeFacts, calibration: Calibration) -> str | None:
+    """A warning where bf16 was asked for, in a run file brought from GPUs perhaps, and this CPU only imitates it."""
+    slower = _times_slower_in_bf16(calibration)
+    if dtype.value != "bf16" or node.has_bf16_units or slower < 1:
+        return None
+    return (
+        f"warning: parallel.dtype bf16 makes products {slower:.0f} times slower than fp32: this CPU has no bf16 units;"
+        " leave parallel.dtype out, and it is what is quickest here"
+    )
+
+
+def _times_slower_in_bf16(calibration: Calibration) -> float:
+    return calibration.fp32_matmul_flops_per_second / bf16_flops_per_second(calibration)
 
 
 def bf16_flops_per_second(calibration: Calibration) -> float:

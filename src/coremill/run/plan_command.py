@@ -18,6 +18,7 @@ from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 from coremill.plan.card import ModelCard
 from coremill.plan.compare import compare_fleets, usd_per_million_tokens
+from coremill.plan.dtype import words_of_emulated_bf16
 from coremill.plan.known_length import arrangement_of
 from coremill.plan.learn import observe, without_learning
 from coremill.plan.planner import make_plan, step_counts
@@ -53,6 +54,8 @@ def plan_and_card(loaded: LoadedConfig, fleet: str | None, *, live: bool = False
         machines = find_fleet(config, fleet, card, live=live)
     rows = count_rows(config, card, Console(stderr=True))
     plan = make_plan(config, machines, card, rows=rows)
+    if (warning := words_of_emulated_bf16(plan.dtype, machines.node, machines.calibration)) is not None:
+        print_line(Console(stderr=True), warning)
     if (busy := busy_with_others(machines.node)) is not None:
         print_line(Console(stderr=True), str(busy))
     return plan, card

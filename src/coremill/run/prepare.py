@@ -41,6 +41,7 @@ from coremill.model.tokenizer_fit import require_fitting_tokenizer
 from coremill.plan.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from coremill.plan.adapters import words_of_wide_adapters
 from coremill.plan.card import ModelCard
+from coremill.plan.dtype import words_of_emulated_bf16
 from coremill.plan.headers import weight_files
 from coremill.plan.known_length import with_steps
 from coremill.plan.length import steps_of_epochs
@@ -168,9 +169,7 @@ def prepare_run(
         if (busy := busy_with_others(fleet.node)) is not None:
             say(console, str(busy))
         plan = replace(make_plan(config, fleet, card, ranks_before=before.world_size), steps_done=before.steps)
-        render_plan_short(plan.to_json(), console)
-        if (cost_of_crowding := oversubscription_note(plan)) is not None:
-            say(console, cost_of_crowding)
+        _show_plan(plan, fleet, console)
         refuse_what_does_not_fit(plan, force=force)
         if on_plan is not None:
             on_plan(plan, model)
@@ -213,6 +212,13 @@ def prepare_run(
         base=base,
         start_from=start_from,
     )
+
+
+def _show_plan(plan: Plan, fleet: Fleet, console: Console) -> None:
+    render_plan_short(plan.to_json(), console)
+    slow = words_of_emulated_bf16(plan.dtype, fleet.node, fleet.calibration)
+    for warning in filter(None, (slow, oversubscription_note(plan))):
+        say(console, warning)
 
 
 def spoken_of(task: Task[Any], config: RunConfig, data: Rows, plan: Plan, steps: int) -> list[str]:

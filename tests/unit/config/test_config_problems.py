@@ -78,16 +78,16 @@ FILES = [
     ("train: {steps: 1}\nparallel: {engine: sharded}", "parallel.engine must be one of auto, replicate, shard, not the text 'sharded'", "2 (", "1/N", "did you mean shard?"),
     ("train: {steps: 1}\nparallel: {dtype: int8}", "parallel.dtype must be one of auto, fp32, bf16", "2 (", "", "give one of auto, fp32, bf16"),
     ("train:\n  steps: 1\n  micro_batch_rows: atuo", "train.micro_batch_rows must be auto or a whole number", "3 (", "", "did you mean auto?"),
-    # later releases
+    # not in this release
     ("train: {steps: 1}\nlora: {alpha: 8}", "lora.alpha is given without lora.rank", "2 (lora.alpha)", "all weights", "16"),
     ("train: {steps: 1}\nlora: {rank: 0}", "lora.rank", "2 (lora.rank)", "", "above 0"),
-    ("train: {steps: 1}\ncompile: true", "compile is not in this release", "2 (", "later release", "remove it"),
+    ("train: {steps: 1}\ncompile: true", "compile is not in this release", "2 (", "nothing is compiled", "remove it"),
     ("train: {steps: 1}\ncheckpoint: {every: 10 minutes}", "checkpoint.every must be a time (30s, 10m, 1h)", "2 (", "save", "write a time"),
     ("train: {steps: 1, save_steps: 100}", "unknown key train.save_steps", "1 (", "another name", "checkpoint.every"),
     ("train: {steps: 1}\nparallel: {deepspeed: z.json}", "parallel.deepspeed is not in this release", "2 (", "shard", "remove it"),
-    ("train: {steps: 1}\nparallel: {engine: deepspeed}", "parallel.engine: deepspeed is not in this release", "2 (", "later", "shard"),
+    ("train: {steps: 1}\nparallel: {engine: deepspeed}", "parallel.engine: deepspeed is not in this release", "2 (", "DeepSpeed itself is not run", "shard"),
     ("train: {steps: 1}\ndevice: cuda", "device: cuda is not in this release", "2 (device)", "CPUs", "device: cpu"),
-    ("train: {steps: 1}\ntask: token-classification", "task: token-classification is not in this release", "2 (task)", "later", "causal-lm"),
+    ("train: {steps: 1}\ntask: token-classification", "task: token-classification is not in this release", "2 (task)", "there are causal-lm", "causal-lm"),
     # the text itself
     ("train:\n  steps: 1\n  steps: 2", "train.steps is given twice", "3 (train.steps)", "line 2", "keep one"),
     ("train: {steps: 1}\ntrain: {steps: 2}", "train is given twice", "2 (train)", "line 1", "keep one"),

@@ -42,7 +42,7 @@ def choices() -> str:
         if shape.engine == "replicate" or shape.micro_batch_rows not in (1, 4, 8):
             continue
         words = [
-            f"{shape.micro_batch_rows} rows at a time",
+            "1 row at a time" if shape.micro_batch_rows == 1 else f"{shape.micro_batch_rows} rows at a time",
             "activations recomputed" if shape.activation_checkpointing else "activations kept",
             "weights kept gathered" if shape.keep_gathered else "weights given back",
         ]

@@ -12,7 +12,7 @@ from coremill.hardware.facts import Fleet
 from coremill.hardware.instances import fleet_of
 from coremill.plan.card import read_card
 from coremill.plan.compare import compare_fleets, usd_per_million_tokens
-from coremill.plan.dtype import choose_dtype
+from coremill.plan.dtype import choose_dtype, words_of_emulated_bf16
 from coremill.plan.engine_cost import cost_of
 from coremill.plan.planner import candidates_of, make_plan
 from coremill.plan.stored import plan_from_json
@@ -111,7 +111,12 @@ def test_dtype_follows_units_and_measurement() -> None:
     assert choose_dtype("auto", amx, calibration()).value == "fp32"
     without = choose_dtype("auto", machine(), calibration())
     assert without.value == "fp32" and "300 times slower" in without.reason
-    assert choose_dtype("bf16", machine(), calibration()).value == "bf16"
+    asked = choose_dtype("bf16", machine(), calibration())
+    assert asked.value == "bf16"
+    warning = words_of_emulated_bf16(asked, machine(), calibration())
+    assert warning is not None and "300 times slower" in warning
+    assert words_of_emulated_bf16(without, machine(), calibration()) is None
+    assert words_of_emulated_bf16(asked, amx, calibration(fp32=1.4e12, bf16=1.2e12)) is None
 
 
 def test_a_measured_slowdown_is_quoted() -> None:
