@@ -6,11 +6,13 @@ first tier stay, for nothing else there holds what they do:
     end_to_end  test_chaos (whole runs under faults), test_resume (stopped, killed and damaged: the same bits),
                 test_guests (engines and tasks of other packages), test_encoder_runs and test_lora_export (as users load
                 them), test_keep (exported while it runs, pushed), test_lean (updates inside backward, both ways),
-                test_api, test_chat, test_plan_limits (the kernel's own kill), test_readme_files
+                test_api, test_chat, test_plan_limits (the kernel's own kill), test_readme_files,
+                test_safety (pinned code), test_one_owner (two runs, one folder), test_train (anew in an old folder)
     contract    test_examples (the smallest; the others are of the second tier)
-    distributed test_model_load (every family, one pool of ranks), test_plan_wire (bytes as counted), test_launch
+    distributed test_model_load (every family, one pool of ranks), test_plan_wire (bytes as counted), test_launch,
+                test_adapters (beside peft)
     hosts       test_reform (lost hosts), test_hosts (a real mpirun), test_peer_scripts (scripts of others)
-    unit        data/test_data_hub (a hub that answers)
+    unit        data/test_data_hub (a hub that answers), config/test_config_show (any value, by hypothesis)
 """
 
 from __future__ import annotations

@@ -219,6 +219,9 @@ def test_the_choices_of_this_machine_have_reasons() -> None:
     assert choices["dtype"][0] == "bf16"
     assert choices["threads per rank"][0] == "4"
     assert all(reason for _, reason in choices.values())
+    sizes = {name: value for name, (value, _) in choices.items() if name.startswith("ranks, ")}
+    assert list(sizes) == ["ranks, 60 M", "ranks, 350 M", "ranks, 1.2 B"]
+    assert set(sizes.values()) <= {"1", "2", "4"}, "even splits of four cores"
 
 
 def test_a_machine_that_cannot_be_measured_is_still_shown(

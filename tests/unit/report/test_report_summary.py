@@ -14,7 +14,7 @@ from coremill.report import summary as summary_module
 from coremill.report.events import EventWriter
 from coremill.report.page.run_page import render_page
 from coremill.report.summary import summarise
-from coremill.report.summary_screen import render_summary
+from coremill.report.summary_screen import parts_line, render_summary
 from coremill.report.terminal import format_bytes, format_seconds
 from coremill.report.timeline import outcome_of
 from unit.report.fake_run import START, fake_plan, make_fake_run, write_line, write_report
@@ -60,6 +60,8 @@ def by_hand(folder: Path) -> Path:
             use = {"bytes": 60 + rank, "seconds": float(step), "exposed_seconds": 0.2 + rank * 0.2}
             numbers["collectives"] = {"gather": use} if rank == 0 else {"gather": use, "agreement": {"bytes": 8}}
             peaks = {"peak_rss_bytes": 600 + 100 * rank + step, "rss_bytes": 400}
+            if step == 2:
+                numbers["watched_seconds"] = {"products": 0.2 + rank * 0.2, "attention": 0.1}
             write_line(
                 folder,
                 rank,
@@ -98,6 +100,12 @@ def test_numbers_by_hand(tmp_path: Path) -> None:
     split = measured["step_seconds"]
     expected = {"total": 2.0, "data": 0.1, "compute": 1.0, "communication": 0.3, "optimizer": 0.1, "other": 0.5}
     assert split == pytest.approx(expected)
+    # A step computes for 1 s; of the 0.5 s of step 2 on either rank products took 0.2 and 0.4, attention 0.1.
+    parts = {"products": 0.3, "attention": 0.1, "between": 0.6, "update": 0.1, "waiting": 0.3}
+    assert measured["step_parts"] == pytest.approx(parts)
+    assert parts_line(summary) == (
+        "by part: matmul 21 %, attention 7.1 %, norms and elementwise 43 %, optimizer 7.1 %, waiting 21 %"
+    )
     gather, agreement = measured["collectives"]["gather"], measured["collectives"]["agreement"]
     # Steps 2 and 3, both ranks.
     assert gather == pytest.approx({"bytes": 60.5, "shared_bytes": 0, "seconds": 2.5, "exposed_seconds": 0.3})
