@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for ranks in counts:
             for engine in options.engines.split(",") if ranks > 1 else ("replicate",):
-                ways.append(start(case, ranks, engine, out))
+                for policy in options.wait_policies.split(","):
+                    ways.append(start(case, ranks, engine, out, policy))
         turns.take_turns([way.contender for way in ways], options.seconds, options.turn)
         for way in ways:
             way.rates = way.contender.tokens_per_second_by_turn(options.tokens_per_step)
@@ -84,14 +85,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def start(case: Case, ranks: int, engine: str, out: Path) -> Way:
+def start(case: Case, ranks: int, engine: str, out: Path, wait_policy: str = "default") -> Way:
     name = f"{ranks} x {engine}" if ranks > 1 else "1 rank"
-    folder = out / f"{engine}-{ranks}"
+    folder = out / f"{engine}-{ranks}-{wait_policy}"
+    environment = ""
+    if wait_policy != "default":
+        name, environment = f"{name}, {wait_policy}", f"env OMP_WAIT_POLICY={shlex.quote(wait_policy)} "
     folder.mkdir()
     run_file = folder / "run.yaml"
     run_file.write_text(replace(case, ranks=ranks, engine=engine).run_file(folder / "run", turns.ENDLESS_STEPS))
-    program = shlex.join(coremill_run.train_command(run_file)) + f" > {shlex.quote(str(folder / 'log.txt'))} 2>&1"
-    return Way(name, folder / "run", turns.start(name, f"exec {program}", folder, ranks=ranks, cache=FOLDER))
+    command = environment + shlex.join(coremill_run.train_command(run_file))
+    program = f"exec {command} > {shlex.quote(str(folder / 'log.txt'))} 2>&1"
+    return Way(name, folder / "run", turns.start(name, program, folder, ranks=ranks, cache=FOLDER))
 
 
 def planned_by_auto(case: Case, out: Path) -> dict[str, Any]:
@@ -138,6 +143,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", choices=tuple(SHAPES), default="60M")
     parser.add_argument("--ranks", default="", help="numbers of ranks, with commas (default: those the plan looks at)")
     parser.add_argument("--engines", default=",".join(ENGINES), help="of several ranks (default both)")
+    parser.add_argument("--wait-policies", default="default", help="of OpenMP's threads: default,passive,active")
     parser.add_argument("--tokens-per-step", type=int, default=TOKENS_PER_STEP)
     parser.add_argument("--seconds", type=float, default=180, help="of turns, after all have started (default 180)")
     parser.add_argument("--turn", type=float, default=6.0, help="seconds of a turn (default 6)")
