@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -191,9 +192,10 @@ def test_frozen_and_unused_parameters_are_as_in_one_process(world_size: int) -> 
         assert wrong == []
 
 
-@pytest.mark.parametrize("world_size", some_long([1, 2], [2], "of two numbers of ranks the larger"))
+@pytest.mark.parametrize("world_size", some_long([1, 2, 4], [4], "of three numbers of ranks the largest"))
 def test_so_they_are_where_weights_move_inside_of_backward(world_size: int) -> None:
-    """What a rank had no use for, or only in an earlier pass, moves if any rank had one."""
+    """What a rank had no use for, or only in an earlier pass, moves if any rank had one. Of five positions the last of
+    four ranks holds none."""
     for wrong in ranks.run_ranks(frozen_and_unused, world_size, update="inside"):
         assert wrong == []
 
@@ -252,6 +254,31 @@ def without_zeros_for_the_unused(world: Any) -> list[str]:
         except InputError as error:
             said.append(str(error))
     return said
+
+
+def most_left_under_way(world: Any) -> int:
+    """Of exchanges that have arrived before the next one starts, how many still hold their gradients behind it."""
+    import coremill.engines.replicate.engine as replicate
+
+    replicate.bucket_mib = lambda _: 0  # type: ignore[assignment]  # a bucket for each parameter
+    engine = started(world, filled(), passes=1, update="inside", engine="replicate", through_memory=False)
+    send_next, found = engine._send_next, []
+
+    def once_all_has_arrived() -> None:
+        while not all(exchange._flight.has_arrived for exchange, _ in engine._under_way):
+            time.sleep(0.001)
+        send_next()
+        found.append(len(engine._under_way))
+
+    engine._send_next = once_all_has_arrived
+    engine.begin_step(OPTIMIZER.learning_rate, 1.0)
+    engine.forward_backward(lambda model: model(tokens_of(0, world.rank), 0), is_last=True)
+    assert len(found) > 20
+    return max(found)
+
+
+def test_inside_what_has_arrived_moves_at_once_and_holds_no_gradient() -> None:
+    assert ranks.run_ranks(most_left_under_way, 2) == [1, 1]
 
 
 def test_where_torch_cannot_fill_in_zeros_ranks_that_use_other_parts_are_refused() -> None:

@@ -16,7 +16,16 @@ from coremill.engines.optimizers import (  # noqa: E402
     optimizer_of,
     place_bits,
 )
-from coremill.engines.optimizers.moments_8bit import FIRST, SECOND, STATE_NAMES, Moments8bit, RowLayout  # noqa: E402
+from coremill.engines.optimizers.moments_8bit import (  # noqa: E402
+    FIRST,
+    FIRST_LEVELS,
+    SECOND,
+    SECOND_LEVELS,
+    STATE_NAMES,
+    Moments8bit,
+    RowLayout,
+    _levels,
+)
 from coremill.engines.optimizers.place_bits import PlaceBits  # noqa: E402
 from coremill.errors import InputError  # noqa: E402
 from coremill.model.slices import RowSlice  # noqa: E402
@@ -110,6 +119,8 @@ def test_levels_are_near_what_they_stand_for_and_zeros_stay_zeros() -> None:
         assert bool((read * meant >= 0).all())
     assert bool((read_second[:2, :600] > 0).all()), "an update would be divided by nothing"
     assert bool((read_first[2:] == 0).all()) and float(read_second[2:].max()) == 0
+    for levels in (FIRST_LEVELS**2, SECOND_LEVELS):  # what becomes no level must not be not a number either
+        assert bool(_levels(torch.zeros(2, 256), levels, torch.empty(2)).isfinite().all())
 
 
 def test_rounding_by_chance_loses_nothing_in_the_mean() -> None:

@@ -191,7 +191,11 @@ class OneHostEngine(OptimizerUpdate):
 
     def _move_rows(self, weight: HostWeight) -> None:
         """All ranks have made their gradients of it: none computes with it any more in this step."""
-        if weight.local.grad is not None and self._move(weight.local, weight.local.grad, is_used=weight in self._used):
+        gradient = weight.local.grad
+        if gradient is None:
+            return
+        # The optimizer knows no weight of which this rank has no rows.
+        if not gradient.numel() or self._move(weight.local, gradient, is_used=weight in self._used):
             weight.local.grad = None
 
     def reduce(self, loss: float, votes: Sequence[float] = ()) -> StepTotals:

@@ -26,8 +26,8 @@ CONVERTED_AT_ONCE_NUMEL = 2**20
 # What the largest element of a block becomes; a little less, so that no chance rounds it up past the last level.
 FIRST_LEVELS, SECOND_LEVELS = 127, 255
 JUST_BELOW = 1 - 2.0**-18
-# Below that a block is as good as zeros: there are no finite levels for it.
-LEAST = 1e-35
+# Below that a block is as good as zeros: there are no finite levels for it (127**2 over it must be a number in fp32).
+LEAST = 1e-34
 # A gradient may be finite and its square not: it becomes the last level of a block this large.
 MOST = 1e37
 

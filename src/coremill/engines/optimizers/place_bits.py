@@ -42,6 +42,8 @@ class PlaceBits:
         """One table at a time, for all parameters of a step."""
         if step == self._step:
             return
+        # The step's before first: drawing takes as much again.
+        self._bits, self._uniform = torch.empty(0, dtype=torch.int32), torch.empty(0)
         words = np.random.Philox(key=_hash(f"{self._seed}/{step}", 16)).random_raw(-(-self._numel // 4))
         drawn = torch.from_numpy(words.view(np.uint16)[: self._numel].astype(np.int32))
         self._step, self._bits, self._uniform = step, drawn, drawn.flip(0).float().mul_(2.0**-16)

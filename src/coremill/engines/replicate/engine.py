@@ -254,6 +254,8 @@ class ReplicateEngine(OptimizerUpdate):
             started = AllReduce(gradients, group, wire, self._pool, self._codec)
         for earlier, _ in self._under_way:
             earlier.advance(waits=False)
+        while self.moves_inside and self._under_way and self._under_way[0][0].is_done:
+            self._finish_first()
         self._under_way.append((started, weights))
 
     def _make_room(self) -> None:

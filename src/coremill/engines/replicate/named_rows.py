@@ -72,6 +72,10 @@ class AllReduceOfRows:
         self._sum: AllReduce | None = None
 
     @property
+    def is_done(self) -> bool:
+        return self._sum is not None and self._sum.is_done
+
+    @property
     def held_bytes(self) -> int:
         return self._sum.held_bytes if self._sum else 0
 

@@ -349,6 +349,10 @@ class AllReduce:
         self._pool.give(self._receive)
 
     @property
+    def is_done(self) -> bool:
+        return not self._stages
+
+    @property
     def held_bytes(self) -> int:
         return self._send.nbytes + self._receive.nbytes if self._stages else 0
 
@@ -356,7 +360,7 @@ class AllReduce:
         """One stage on; True once the sums are in place. Unless it `waits`, not to the last one before all is there."""
         if len(self._stages) > 1 or (self._stages and (waits or self._flight.has_arrived)):
             self._stages.pop(0)()
-        return not self._stages
+        return self.is_done
 
     def finish(self) -> None:
         while not self.advance():
