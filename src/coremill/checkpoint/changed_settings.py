@@ -13,6 +13,7 @@ from typing import Any
 from coremill.config.continuing import SCHEDULE_KEYS, may_change, words_of_what_may_change
 from coremill.config.schema import RunConfig, TrainSection
 from coremill.config.show import scalar_text
+from coremill.data.hub_datasets import PREFIX
 from coremill.data.packed import is_without_special_tokens
 from coremill.errors import InputError
 from coremill.registry import find
@@ -56,9 +57,21 @@ def changes_of(earlier: Mapping[str, Any], config: RunConfig) -> list[Change]:
     for each in (had, has):
         if each["evaluation"]["rows"] is None:  # what that means is for the task to say
             each["evaluation"] = {**each["evaluation"], "rows": find("coremill.tasks", config.task).evaluated_rows}
+    for each in (had, has):
+        each["data"] = _without_commits(each["data"])
     if is_without_special_tokens(dict(earlier)):
         had["data"] = {**had["data"], "special_tokens": config.data.special_tokens}
     return list(_differing(had, has))
+
+
+def _without_commits(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The same data by another name of its commit; whether it is the same is told by its key."""
+
+    def bare(source: Any) -> Any:
+        return source.partition("@")[0] if isinstance(source, str) and source.startswith(PREFIX) else source
+
+    listed = [{**one, "source": bare(one.get("source"))} for one in section.get("sources") or ()]
+    return {**section, "source": bare(section.get("source")), **({"sources": listed} if listed else {})}
 
 
 def fixed_keys(earlier: Mapping[str, Any], config: RunConfig) -> list[str]:

@@ -15,6 +15,7 @@ from coremill.checkpoint.store import Store
 from coremill.config.layers import DEFAULT
 from coremill.config.load import LoadedConfig
 from coremill.config.schema import RunConfig
+from coremill.data.hub_datasets import PREFIX
 from coremill.errors import InputError
 from coremill.model.lora_base import Base
 from coremill.tasks.base import Rows, deciding_metric, evaluated_rows, make_task
@@ -93,6 +94,9 @@ def refuse_other_data(config: RunConfig, checkpoint: Checkpoint, data: Rows) -> 
         return
     what = f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: its data has changed"
     anew = "start anew with --fresh, or set run.folder to a new folder"
+    named = [config.data.source, *(one.source for one in config.data.sources or ())]
+    if any(str(source).startswith(PREFIX) for source in named):
+        anew = f"where the hub has a newer commit of it, name that of then behind the source, @COMMIT; or {anew}"
     raise data.explain_change(config, earlier, what=what, anew=anew)
 
 

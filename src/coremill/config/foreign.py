@@ -147,7 +147,7 @@ _TRANSLATIONS: Mapping[str, Translate] = {
         *(translate.held_out, adapters.lora_targets, translate.minimum_rate, translate.prompt_column),
         *(translate.roles_learned, translate.save_interval, translate.scheduler_kwargs, datasets.shares),
         *(translate.steps_or_none, translate.tokens_per_step, translate.trackers, translate.warmup_ratio),
-        *(datasets.evaluation_source, translate.decay_share),
+        *(datasets.evaluation_source, translate.clip_norm, translate.decay_share, translate.load_best),
         *(starts.ranks_of_all, starts.distributed_type, starts.sharding, starts.zero_stage),
         *(
             starts.betas,

@@ -175,8 +175,17 @@ def _devices(given: Given) -> int | None:
     return _number(given, ALL_DEVICES) or (of_a_machine * machines if of_a_machine else None)
 
 
+def unwarmed(given: Given) -> str | None:
+    """Why a warm-up is none there, where it is none."""
+    schedule = next((given[name] for name in ("lr_scheduler_type", "lr_scheduler") if name in given), None)
+    named = str(schedule).lower() == "constant"
+    return "transformers' schedule constant has no warm-up, whatever is set" if named else None
+
+
 def warmup_ratio(value: Any, given: Given) -> Cure | None:
     """0 is no warm-up, which is the default."""
+    if (why := unwarmed(given)) is not None:
+        return Cure(why=why)
     return Cure() if value == 0 and not isinstance(value, bool) else same("train.warmup_share")(value, given)
 
 
@@ -205,8 +214,24 @@ def decay_share(value: Any, _: Given) -> Cure | None:
     return Cure({"train.schedule": "warmup-stable-decay", "train.decay_share": value})
 
 
-def deciding_metric(value: Any, _: Given) -> Cure | None:
+def clip_norm(value: Any, given: Given) -> Cure | None:
+    """0 is off there."""
+    off = not isinstance(value, bool) and value == 0
+    return Cure({"train.clip_norm": None}, "; 0 is off there") if off else same("train.clip_norm")(value, given)
+
+
+def load_best(value: Any, given: Given) -> Cure | None:
+    """By the loss, unless metric_for_best_model is given too."""
+    if value is True:
+        by_metric = given.get("metric_for_best_model") is not None
+        return Cure(why="metric_for_best_model says by what") if by_metric else Cure({"evaluation.keep_best": "loss"})
+    return Cure() if value is False else None
+
+
+def deciding_metric(value: Any, given: Given) -> Cure | None:
     """eval_loss of other tools is loss here."""
+    if given.get("load_best_model_at_end") is False:
+        return Cure(why="load_best_model_at_end is false, and then the best is not kept there either")
     return Cure({"evaluation.keep_best": value.removeprefix("eval_")}) if isinstance(value, str) else None
 
 

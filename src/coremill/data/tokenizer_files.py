@@ -90,6 +90,11 @@ def tokenizer_identity(folder: Path) -> str:
     for name in found:
         digest.update(repr(name).encode())
         digest.update((folder / name).read_bytes())
+    # Vocabularies of rarer names; templates are the business of whoever renders conversations.
+    for path in files_of_tokenizer(folder):
+        if path.name not in (*TOKENIZER_FILES, "chat_template.json") and path.suffix != ".jinja":
+            digest.update(repr(path.name).encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

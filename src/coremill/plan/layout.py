@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coremill.errors import InputError
@@ -40,17 +42,26 @@ def lay_out(node: NodeFacts, *, ranks: int | None, threads: int | None, any_thre
             why="threads of one product wait for each other; more of them than hardware threads only wait longer",
             do=f"leave it out, or set at most {logical}",
         )
-    numa_nodes = sorted({core.numa_node for core in cores})
-    count = len(numa_nodes) if ranks is None else ranks
+    by_node = Counter(core.numa_node for core in cores)
+    count = ranks if ranks is not None else 1 if _is_lopsided(by_node) else len(by_node)
     groups = split_cores(cores, count)
     return Layout(
-        ranks_per_node=_ranks_choice(ranks, count, len(numa_nodes), len(cores)),
+        ranks_per_node=_ranks_choice(ranks, count, by_node),
         threads_per_rank=_threads_choice(threads, groups, count, len(cores)),
         cpus_of_rank=tuple(tuple(core.cpus[0] for core in group) for group in groups),
     )
 
 
-def _ranks_choice(fixed: int | None, count: int, numa_nodes: int, cores: int) -> Choice[int]:
+def _is_lopsided(by_node: Mapping[int, int]) -> bool:
+    """Whether ranks of one size, one for each NUMA node, would leave most cores idle (`taskset -c 0-17` of 2 x 16)."""
+    return 2 * len(by_node) * min(by_node.values()) < sum(by_node.values())
+
+
+def _ranks_choice(fixed: int | None, count: int, by_node: Mapping[int, int]) -> Choice[int]:
+    numa_nodes, cores = len(by_node), sum(by_node.values())
+    if fixed is None and count < numa_nodes:
+        sizes = " and ".join(map(str, by_node.values()))
+        return Choice(count, f"NUMA nodes of {sizes} cores: ranks as small as the smallest would leave most cores idle")
     if fixed is None:
         place = "one NUMA node" if numa_nodes == 1 else f"{numa_nodes} NUMA nodes"
         return Choice(count, f"{place}: one rank each, so that no thread waits for another node's memory")

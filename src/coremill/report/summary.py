@@ -133,7 +133,9 @@ def _sources(tally: RunTally) -> list[dict[str, Any]]:
     last = tally.steps.get(tally.last_step)
     if not sources or last is None:
         return source_figures(sources, 0)
-    rows_per_step = round(last.tokens * sources[0]["rows"] / sources[0]["tokens"])
+    # Rows of conversations hold more or less: only the plan knows how many there are in a step.
+    planned = (tally.plan or {}).get("rows_per_step")
+    rows_per_step = planned or round(last.tokens * sources[0]["rows"] / sources[0]["tokens"])
     return source_figures(sources, tally.last_step * rows_per_step)
 
 

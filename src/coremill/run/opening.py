@@ -195,7 +195,16 @@ def already_finished(
     scores = None if checkpoint is None else scores_of(config, checkpoint)
     is_longer = checkpoint is not None and asks_for_more(config, checkpoint)
     why_over = None if scores is None else scores.why_over()
-    goes_on = is_longer or (checkpoint is not None and folder.is_ended_early())
+    asked = [change for change in changes if change.key not in NOT_WORTH_SAYING]
+    of_the_end = [change for change in asked if change.key in KEYS_OF_THE_END]
+    # Of the end itself there may be no checkpoint: what is newest says nothing of whether the run came to it.
+    steps, ended_with = config.train.steps, folder.last_step() or 0
+    is_more = is_longer and bool(of_the_end) and (steps is None or steps > ended_with)
+    goes_on = checkpoint is not None and (is_more or (bool(asked) and folder.is_ended_early()))
+    if finished and checkpoint is None and nodes == 1 and of_the_end and (steps is None or steps > ended_with):
+        raise another_config(
+            f"{folder.path} holds this run, finished", of_the_end, "no checkpoint is left to go on from"
+        )
     if finished and (not goes_on or why_over is not None):
         early = f": {why_over}, raise that to go on" if why_over is not None and is_longer else ""
         if of_the_rate := [change for change in changes if change.key in SCHEDULE_KEYS - KEYS_OF_THE_END]:
@@ -203,7 +212,7 @@ def already_finished(
             why = early.removeprefix(": ") or f"nothing is left to learn at that without {what_is_missing}"
             raise another_config(f"{folder.path} holds this run, finished", of_the_rate, why)
         text = f"{folder.path} holds this run, finished{early}"
-        changed = ", ".join(change.key for change in changes if change.key not in NOT_WORTH_SAYING)
+        changed = ", ".join(change.key for change in asked)
         if changed and not early:
             text += f"; that {changed} changed has no effect without more train.steps or train.epochs"
         say(console, f"{text}; coremill report {folder.path} shows it, --fresh runs it anew")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from coremill.config.schema import RunConfig
 from coremill.errors import InputError
 from coremill.files import write_whole
 from coremill.report.events import EventWriter
+from coremill.run.folder import PREDICTION_FILES
 
 BEST = "best"
 
@@ -82,10 +84,19 @@ def set_later_aside(config: RunConfig, run_folder: Path, checkpoint: Checkpoint,
     store = Store(checkpoint_folder(config, run_folder), "set-aside")
     write_whole(store.folder / GO_ON_FROM, json.dumps({"step": checkpoint.step, "aside": name}) + "\n")
     steps = store.steps_after(checkpoint.step)
+    newest = next(iter(survey(store.folder).sound), checkpoint)
+    best_step = scores_of(config, newest).best_step
     with EventWriter(run_folder, 0) as events:  # before: what is moved is known to the report, whoever is killed
         events.write("set_aside", after_step=checkpoint.step, steps=steps, folder=str(store.folder / name))
     if not checkpoint.away:
         store.set_aside(checkpoint.step, name)
+    if (
+        best_step is not None and best_step > checkpoint.step
+    ):  # with what it answered, or that would pass for a later one's
+        (store.folder / name).mkdir(exist_ok=True)
+        for file in PREDICTION_FILES:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.move(run_folder / file, store.folder / name / file)
     if steps:
         listed = ", ".join(str(step) for step in steps)
         say(f"set aside: step{'s' if len(steps) > 1 else ''} {listed}, now in {store.folder / name}")

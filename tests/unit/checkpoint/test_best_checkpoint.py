@@ -101,6 +101,19 @@ def test_nothing_is_set_aside_for_a_step_that_cannot_be_used(tmp_path: Path) -> 
     assert said[0].startswith("set aside: step 30, now in ")
 
 
+@pytest.mark.parametrize(("best", "is_moved"), [(30, True), (10, False)])
+def test_answers_of_a_best_step_go_aside_with_it(tmp_path: Path, best: int, is_moved: bool) -> None:
+    store = make_store(tmp_path)
+    for step in (10, 20, 30):
+        losses = {f"s{each}": 1.0 if each == best else 2.0 for each in range(10, step + 1, 10)}
+        save(store, step, keep=9, **evaluated(**losses))
+    (tmp_path / "predictions.json").write_text(f"of step {best}")
+    set_later_aside(CONFIG, tmp_path, find_checkpoint(CONFIG, tmp_path, "10", "--from"), lambda text: None)
+    moved = list(store.folder.glob("set-aside-*/predictions.json"))
+    assert [file.read_text() for file in moved] == ([f"of step {best}"] if is_moved else [])
+    assert (tmp_path / "predictions.json").exists() is not is_moved
+
+
 def test_killed_while_it_sets_aside_the_newest_are_gone_and_the_report_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

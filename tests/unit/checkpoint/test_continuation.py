@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from small_checkpoints import make_store, save
 
-from coremill.checkpoint.changed_settings import describe_changes, fixed_keys
+from coremill.checkpoint.changed_settings import changes_of, describe_changes, fixed_keys
 from coremill.checkpoint.continuation import (
     asks_for_more,
     refuse_another_run,
@@ -193,6 +193,18 @@ def test_epochs_may_change_and_say_it_in_steps(tmp_path: Path) -> None:
     older = save(make_store(tmp_path / "older"), 4, config=earlier, loader={"key": "old"})
     (words,) = words_of_changes(longer, older, 20)
     assert words.endswith("the run ends with step 20; the learning rate in step 5 is 0.8")
+
+
+def test_the_commit_of_a_dataset_may_be_named_later() -> None:
+    def asked(**data: object) -> RunConfig:
+        return configured(train={"steps": 8}, data=data)
+
+    earlier = asked(source="hf://a/b:plain").model_dump(mode="json")
+    assert changes_of(earlier, asked(source="hf://a/b:plain@0123abc")) == []
+    assert [change.key for change in changes_of(earlier, asked(source="hf://a/c:plain"))] == ["data.source"]
+    listed = asked(sources=["hf://a/b", {"source": "at@home.csv"}]).model_dump(mode="json")
+    assert changes_of(listed, asked(sources=["hf://a/b@v1", {"source": "at@home.csv"}])) == []
+    assert changes_of(listed, asked(sources=["hf://a/b", {"source": "at@work.csv"}])) != []
 
 
 def test_what_may_not_change_says_the_value_it_had(tmp_path: Path) -> None:

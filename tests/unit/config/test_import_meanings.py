@@ -107,6 +107,54 @@ def test_a_deepspeed_file_that_an_accelerate_file_names(tmp_path):
     )
 
 
+# settings of TrainingArguments | what comes of them, None: nothing
+TRAINER = {
+    "the best by a metric": (
+        {"load_best_model_at_end": True, "metric_for_best_model": "f1", "task": "question-answering"},
+        {"evaluation.keep_best": "f1"},
+    ),
+    "the best by nothing else": ({"load_best_model_at_end": True}, {"evaluation.keep_best": "loss"}),
+    "the last": ({"load_best_model_at_end": False, "metric_for_best_model": "f1"}, {"evaluation.keep_best": None}),
+    "no warm-up": ({"lr_scheduler_type": "constant", "warmup_ratio": 0.03}, {"train.warmup_share": None}),
+    "no warm-up of steps": ({"lr_scheduler_type": "constant", "warmup_steps": 9}, {"train.warmup_steps": None}),
+    "a warm-up": (
+        {"lr_scheduler_type": "constant_with_warmup", "warmup_ratio": 0.03},
+        {"train.schedule": "constant", "train.warmup_share": 0.03},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TRAINER)
+def test_settings_of_the_trainer_that_change_each_other(tmp_path, kind):
+    text, expected = TRAINER[kind]
+    text = {"output_dir": "out", "eval_strategy": "steps", "eval_steps": 50, **text}
+    found = settings_of(of_text(tmp_path, json.dumps(text), "args.json"))
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_no_clipping_is_none(tmp_path):
+    found = of_text(tmp_path, json.dumps({"output_dir": "out", "max_grad_norm": 0}), "args.json")
+    assert settings_of(found)["train.clip_norm"] is None and "clip_norm: null" in found.text
+    assert loaded(tmp_path, found.text).config.train.clip_norm is None
+
+
+def test_axolotls_own_schedule(tmp_path):
+    text = "base_model: m\nsequence_len: 1024\nmicro_batch_size: 2\nadapter: lora\nlora_r: 8\n"
+    assert settings_of(of_text(tmp_path, text))["train.schedule"] == "cosine"
+    assert settings_of(of_text(tmp_path, f"{text}lr_scheduler: linear\n"))["train.schedule"] == "linear"
+
+
+def test_a_typed_length_counts_before_the_scripts_own_by_another_name():
+    line = "python sft.py --max_seq_length 2048 --per_device_train_batch_size 4"
+    assert settings_of(imported(line, is_command=True))["train.tokens_per_step"] == 4 * 2048
+
+
+def test_ranks_that_only_their_total_is_known_of():
+    line = "mpirun -np 16 --hostfile hosts python train.py --per_device_train_batch_size 4 --max_length 512"
+    found = imported(line, is_command=True)
+    assert settings_of(found)["train.tokens_per_step"] == 16 * 4 * 512 and "number of devices you had" not in found.text
+
+
 def test_arguments_of_an_unknown_script_are_its_own():
     words = "torchrun train.py --name exp1 --rank 1 --config c.yaml --image me --role x --zone y --steps 7"
     found = imported(words, is_command=True)

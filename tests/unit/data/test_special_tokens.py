@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -232,3 +233,17 @@ def test_a_sample_begins_as_a_document_does(folders: dict[str, Path], monkeypatc
     assert asked == [[BEGIN, *letter], [BEGIN, *letter], letter]
     assert complete(str(folder), "", 1, []) == ""
     assert asked[-1] == [END]  # a document may follow
+
+
+def test_a_vocabulary_of_any_name_is_part_of_what_a_tokenizer_is(tmp_path: Path) -> None:
+    """DeBERTa-v3 and mDeBERTa differ in spm.model alone; a template is none of it."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"words_file": "mine.bin"}))
+    for name in ("spm.model", "mine.bin"):
+        before = tokenizer_identity(tmp_path)
+        (tmp_path / name).write_bytes(b"one")
+        one = tokenizer_identity(tmp_path)
+        (tmp_path / name).write_bytes(b"two")
+        assert len({before, one, tokenizer_identity(tmp_path)}) == 3, name
+    two = tokenizer_identity(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert tokenizer_identity(tmp_path) == two

@@ -136,6 +136,16 @@ def test_one_rank_per_numa_node_with_its_own_cores() -> None:
     assert made.cpus_of_rank == ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
+def test_a_few_cores_of_another_numa_node_do_not_idle_the_others() -> None:
+    """`taskset -c 0-17` of 2 x 16 cores."""
+    node = machine(cores=32, numa_nodes=2)
+    made = plan(fleet(node=replace(node, cores=node.cores[:18])))
+    assert (made.ranks_per_node.value, made.threads_per_rank.value) == (1, 18)
+    assert "NUMA nodes of 16 and 2 cores" in made.ranks_per_node.reason
+    made = plan(fleet(node=replace(node, cores=node.cores[:28])))
+    assert (made.ranks_per_node.value, made.threads_per_rank.value) == (2, 12)
+
+
 def test_a_cpu_quota_takes_cores_evenly() -> None:
     node = replace(machine(cores=8, numa_nodes=2), cpu_quota=4.5)
     made = plan(fleet(node=node))

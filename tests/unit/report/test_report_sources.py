@@ -22,6 +22,20 @@ def test_figures_follow_the_rows_a_run_has_seen() -> None:
     assert source_figures([], 100) == []
 
 
+def test_rows_of_a_step_are_those_of_the_plan() -> None:
+    """Conversations fill their rows differently, and the last step's tokens are of one of all sources' rows."""
+    from types import SimpleNamespace
+
+    from coremill.report.summary import _sources
+
+    tally = SimpleNamespace(
+        data={"sources": SOURCES}, steps={5: SimpleNamespace(tokens=131)}, last_step=5, plan={"rows_per_step": 20}
+    )
+    assert [one["rows_seen"] for one in _sources(tally)] == [75, 25]  # type: ignore[arg-type]
+    tally.plan = {}  # of an older release
+    assert [one["rows_seen"] for one in _sources(tally)] == [60, 20]  # type: ignore[arg-type]
+
+
 def test_words_say_how_often_rows_are_seen() -> None:
     lines = words_of_data({"sources": SOURCES, "notes": ["a.csv is read so"]}, 100)
     assert lines[0] == "a.csv is read so"

@@ -77,6 +77,32 @@ def test_going_on_from_the_end_is_nothing_to_do_unless_something_is_asked_for(tm
     assert not is_over(loaded, "9")[0]  # the export is made again
 
 
+@pytest.mark.parametrize("early", [None, {"step": 9, "text": "none was better"}])
+def test_a_finished_run_whose_end_was_not_saved_is_not_trained_again(tmp_path: Path, early: object) -> None:
+    """`checkpoint.every: never`, stopped once at step 4, which saves: that checkpoint is the newest for good."""
+    loaded = loaded_in(tmp_path, "train.steps=9")
+    folder = finished_run(loaded, steps=9, early_stop=early)
+    save(make_store(folder.path), 4, config=loaded.config.model_dump(mode="json"))
+    console = Console(record=True, width=400)
+    assert already_finished(loaded.config, folder, Options(), console)
+    assert "holds this run, finished" in console.export_text()
+    if early is None:
+        other = loaded_in(tmp_path, "train.steps=9", "evaluation.rows=2")
+        assert already_finished(other.config, folder, Options(), console)
+    longer = loaded_in(tmp_path, "train.steps=12")
+    assert not already_finished(longer.config, folder, Options(), console)
+    assert "continuing from step 4" in console.export_text()
+
+
+def test_more_steps_where_no_checkpoint_is_left_are_refused(tmp_path: Path) -> None:
+    folder = finished_run(loaded_in(tmp_path), steps=100, early_stop=None)
+    longer = loaded_in(tmp_path, "train.steps=200")
+    with pytest.raises(InputError, match="holds this run, finished") as refused:
+        already_finished(longer.config, folder, Options(), Console())
+    assert "no checkpoint is left to go on from" in str(refused.value.why)
+    assert already_finished(loaded_in(tmp_path, "train.steps=50").config, folder, Options(), Console())
+
+
 def test_the_folder_of_checkpoints_is_the_same_wherever_the_config_of_a_run_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from coremill.config.imports.files import named_file, settings_of_deepspeed
 from coremill.config.imports.launchers import Option, Start
 from coremill.config.imports.run_file import Composed, compose
 from coremill.config.other_tools import Script, flags, launcher_word, lists, scripts, variable
+from coremill.config.translate import LENGTH
 from coremill.config.translate_starts import LEFT_OUT_RANKS
 from coremill.config.unknown_keys import plain_name
 
@@ -43,6 +44,7 @@ class Places:
     node_rank: str | None = None
     master: str | None = None
     threads: int | None = None
+    total: int | None = None  # ranks of all machines, where a command says that alone
 
     @property
     def on_hosts(self) -> bool:
@@ -97,10 +99,15 @@ def import_start(start: Start, default_accelerate_file: Path | None = None) -> I
     places = _places(start, accelerate)
     work = _Work()
     brought = [*arguments, *_deepspeed_file(arguments, work)]
-    devices = places.ranks_per_node * (places.nodes or 1) if places.ranks_per_node else None
+    devices = places.ranks_per_node * (places.nodes or 1) if places.ranks_per_node else places.total
     given = by_name(brought, **({} if devices is None else {"num_processes": devices}))
     if script is not None:
-        given = {**script.defaults, **given, "task": script.task}
+        # A length has many names: the script's own counts only where none was typed.
+        typed_length = any(name in given for name in LENGTH.split())
+        defaults = {
+            name: value for name, value in script.defaults.items() if not typed_length or name not in LENGTH.split()
+        }
+        given = {**defaults, **given, "task": script.task}
     _places_fates(start, places, accelerate, work)
     for name in start.variables:
         work.fates.append(_variable_fate(name, start, places, work))
@@ -185,9 +192,8 @@ def _places(start: Start, accelerate: AccelerateFile | None) -> Places:
     port = _text(start.fact("port")) or start.variables.get("MASTER_PORT") or (accelerate and accelerate.main_port)
     master = f"{address}:{port}" if address and port and ":" not in address else address
     threads = _count(start.fact("threads")) or _whole(start.variables.get("OMP_NUM_THREADS"))
-    return Places(
-        per_node, nodes, hostfile, hosts, _text(start.fact("node_rank")) or rank_of_file, master or None, threads
-    )
+    node_rank = _text(start.fact("node_rank")) or rank_of_file
+    return Places(per_node, nodes, hostfile, hosts, node_rank, master or None, threads, total)
 
 
 def _places_fates(start: Start, places: Places, accelerate: AccelerateFile | None, work: _Work) -> None:

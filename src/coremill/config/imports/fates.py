@@ -14,7 +14,7 @@ from typing import Any, Literal
 from coremill.config.foreign import FOREIGN_VALUES, LATER_VALUES, RENAMED, Foreign, find_foreign
 from coremill.config.keys import Key, keys
 from coremill.config.show import scalar_text
-from coremill.config.translate import accepts, beside_word
+from coremill.config.translate import accepts, beside_word, unwarmed
 from coremill.config.unknown_keys import plain_name
 
 Kind = Literal["mapped", "dropped", "retired", "unknown"]
@@ -119,7 +119,7 @@ def fate_of(brought: Brought, given: Mapping[str, Any]) -> Fate:
     if own is not None and own.dotted == "data.chat_template" and (row := find_foreign(_NAMED_TEMPLATE)) is not None:
         return _fate_by_row(brought, row, given)
     if own is not None:
-        return _fate_of_own(brought, own)
+        return _fate_of_own(brought, own, given)
     row = find_foreign(brought.path)
     if row is None:
         return Fate(brought, "unknown", "no such setting is known here: look at what it did")
@@ -164,9 +164,11 @@ def _own_key(path: tuple[str, ...]) -> Key | None:
     return next((key for key in keys().values() if key.name == path[0] and key.section in _SHARED_SECTIONS), None)
 
 
-def _fate_of_own(brought: Brought, key: Key) -> Fate:
+def _fate_of_own(brought: Brought, key: Key, given: Mapping[str, Any]) -> Fate:
     """A name that is ours too: the same value, or our word for it."""
     value = brought.value
+    if key.dotted == "train.warmup_steps" and value and (why := unwarmed(given)) is not None:
+        return Fate(brought, "dropped", why)
     word = str(value).lower()
     ours = FOREIGN_VALUES.get(key.dotted, {}).get(word)
     if ours is not None and accepts(key.dotted, ours):

@@ -26,6 +26,8 @@ TOOLS = {
     "trl": "TRL's arguments",
     "peft": "peft's adapter config",
 }
+# What is left out of a file means something else there than here.
+DEFAULTS = {"axolotl": {"lr_scheduler": "cosine"}}
 # Files that are often beside those, by keys that tell them.
 _OTHERS = (
     (("architectures", "model_type"), "a model's config", "name its folder as the model: --set model=FOLDER"),
@@ -52,6 +54,8 @@ def import_settings(file: SettingsFile) -> ImportedFile:
     of_deepspeed, notes = settings_of_deepspeed(brought, file.path.parent)
     brought += of_deepspeed
     given = by_name(brought)
+    unsaid = {name: value for name, value in DEFAULTS.get(tool, {}).items() if given.get(name) is None}
+    brought += [Brought(f"default of {TOOLS[tool]}, {name}", (name,), value, tool) for name, value in unsaid.items()]
     if accelerate is not None:
         if accelerate.mended:
             which = " and ".join(accelerate.mended)
