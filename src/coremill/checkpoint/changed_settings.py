@@ -57,21 +57,26 @@ def changes_of(earlier: Mapping[str, Any], config: RunConfig) -> list[Change]:
     for each in (had, has):
         if each["evaluation"]["rows"] is None:  # what that means is for the task to say
             each["evaluation"] = {**each["evaluation"], "rows": find("coremill.tasks", config.task).evaluated_rows}
-    for each in (had, has):
-        each["data"] = _without_commits(each["data"])
+    has["data"] = _with_earlier_names(had["data"], has["data"])
     if is_without_special_tokens(dict(earlier)):
         had["data"] = {**had["data"], "special_tokens": config.data.special_tokens}
     return list(_differing(had, has))
 
 
-def _without_commits(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The same data by another name of its commit; whether it is the same is told by its key."""
+def _with_earlier_names(had: Mapping[str, Any], has: Mapping[str, Any]) -> dict[str, Any]:
+    """A dataset of the hub whose commit is named only now is the same setting; whether it is the same data, its key
+    tells."""
 
-    def bare(source: Any) -> Any:
-        return source.partition("@")[0] if isinstance(source, str) and source.startswith(PREFIX) else source
+    def renamed(earlier: Any, now: Any) -> Any:
+        is_named_now = isinstance(now, str) and now.startswith(PREFIX) and now.partition("@")[0] == earlier
+        return earlier if is_named_now else now
 
-    listed = [{**one, "source": bare(one.get("source"))} for one in section.get("sources") or ()]
-    return {**section, "source": bare(section.get("source")), **({"sources": listed} if listed else {})}
+    section = {**has, **{name: renamed(had.get(name), has.get(name)) for name in ("source", "evaluation_source")}}
+    listed, before = has.get("sources") or (), had.get("sources") or ()
+    if listed and len(listed) == len(before):
+        pairs = zip(before, listed, strict=True)
+        section["sources"] = [{**now, "source": renamed(old.get("source"), now.get("source"))} for old, now in pairs]
+    return section
 
 
 def fixed_keys(earlier: Mapping[str, Any], config: RunConfig) -> list[str]:

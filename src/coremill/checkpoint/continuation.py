@@ -94,9 +94,12 @@ def refuse_other_data(config: RunConfig, checkpoint: Checkpoint, data: Rows) -> 
         return
     what = f"the run in {checkpoint.folder.parent} cannot go on from step {checkpoint.step}: its data has changed"
     anew = "start anew with --fresh, or set run.folder to a new folder"
-    named = [config.data.source, *(one.source for one in config.data.sources or ())]
-    if any(str(source).startswith(PREFIX) for source in named):
-        anew = f"where the hub has a newer commit of it, name that of then behind the source, @COMMIT; or {anew}"
+    section = config.data
+    named = [section.source, section.evaluation_source, *(one.source for one in section.sources or ())]
+    for source in map(str, named):
+        if source.startswith(PREFIX) and "@" not in source:
+            anew = f"if the dataset has a newer commit, name the one this run began with: {source}@COMMIT; or {anew}"
+            break
     raise data.explain_change(config, earlier, what=what, anew=anew)
 
 

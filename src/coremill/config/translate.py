@@ -223,7 +223,7 @@ def clip_norm(value: Any, given: Given) -> Cure | None:
 def load_best(value: Any, given: Given) -> Cure | None:
     """By the loss, unless metric_for_best_model is given too."""
     if value is True:
-        by_metric = given.get("metric_for_best_model") is not None
+        by_metric = bool(given.get("metric_for_best_model"))
         return Cure(why="metric_for_best_model says by what") if by_metric else Cure({"evaluation.keep_best": "loss"})
     return Cure() if value is False else None
 

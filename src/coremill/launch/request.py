@@ -14,6 +14,7 @@ from coremill.hardware.hostfile import read_hostfile
 from coremill.hosts.host_restarts import HostRestarts
 from coremill.hosts.ssh import Host, is_this_host
 from coremill.launch.settings import Allocator
+from coremill.plan.layout import lay_out
 from coremill.world.identity import DEFAULT_PORT, DERIVED_PORTS, LOOPBACK, NodeIdentity, is_loopback
 from coremill.world.sockets import own_address_towards
 
@@ -117,10 +118,15 @@ def master_of(text: str) -> tuple[str, int | None]:
     return address.strip("[]"), int(port)
 
 
+def ranks_of(node: NodeFacts) -> int:
+    """As many as a machine has where nobody says a number."""
+    return lay_out(node, ranks=None, threads=None).ranks_per_node.value
+
+
 def hosts_of(request: Request, node: NodeFacts) -> tuple[Host, ...]:
     """The hosts of a hostfile with their ranks; this machine alone without one."""
     if request.hostfile is None:
-        return (Host(name="localhost", ranks=request.nproc or len(node.numa_nodes), is_here=True),)
+        return (Host(name="localhost", ranks=request.nproc or ranks_of(node), is_here=True),)
     slots = read_hostfile(request.hostfile)
     if request.nnodes is not None:
         if request.nnodes > len(slots):
@@ -136,7 +142,7 @@ def hosts_of(request: Request, node: NodeFacts) -> tuple[Host, ...]:
         raise InputError("\n".join(few))
     hosts = tuple(
         # Hosts of a fleet are alike: where nothing is said, as many ranks as this one would take.
-        Host(name=name, ranks=request.ppn or count or len(node.numa_nodes), is_here=is_this_host(name))
+        Host(name=name, ranks=request.ppn or count or ranks_of(node), is_here=is_this_host(name))
         for name, count in slots.items()
     )
     if request.via == "local" and not _is_one_here(hosts):

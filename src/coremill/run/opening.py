@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coremill.checkpoint.changed_settings import NOT_WORTH_SAYING, another_config, changes_of
+from coremill.checkpoint.changed_settings import NOT_WORTH_SAYING, Change, another_config, changes_of
 from coremill.checkpoint.continuation import (
     asks_for_more,
     checkpoint_folder,
@@ -197,11 +197,12 @@ def already_finished(
     why_over = None if scores is None else scores.why_over()
     asked = [change for change in changes if change.key not in NOT_WORTH_SAYING]
     of_the_end = [change for change in asked if change.key in KEYS_OF_THE_END]
-    # Of the end itself there may be no checkpoint: what is newest says nothing of whether the run came to it.
-    steps, ended_with = config.train.steps, folder.last_step() or 0
-    is_more = is_longer and bool(of_the_end) and (steps is None or steps > ended_with)
-    goes_on = checkpoint is not None and (is_more or (bool(asked) and folder.is_ended_early()))
-    if finished and checkpoint is None and nodes == 1 and of_the_end and (steps is None or steps > ended_with):
+    # Of the end itself there may be no checkpoint: what is newest says nothing of whether the run came to it. And where
+    # hosts share the folder, another one may have written its config already: steps are compared with those done.
+    by_steps = config.train.steps is not None and not folder.is_ended_early()
+    is_more = (config.train.steps or 0) > (folder.last_step() or 0) if by_steps else any(map(_is_later, of_the_end))
+    goes_on = checkpoint is not None and ((is_longer and is_more) or (bool(asked) and folder.is_ended_early()))
+    if finished and checkpoint is None and nodes == 1 and of_the_end and is_more:
         raise another_config(
             f"{folder.path} holds this run, finished", of_the_end, "no checkpoint is left to go on from"
         )
@@ -229,6 +230,11 @@ def already_finished(
     elif folder.config.is_file():
         say(console, f"{folder.path} holds an unfinished run without a whole checkpoint: it starts anew")
     return False
+
+
+def _is_later(change: Change) -> bool:
+    """Whether an end is after the one that it takes the place of; steps in place of epochs may be."""
+    return change.new is not None and (change.old is None or change.new > change.old)
 
 
 def _say_changed_base(folder: RunFolder, console: Console) -> None:

@@ -88,15 +88,13 @@ def set_later_aside(config: RunConfig, run_folder: Path, checkpoint: Checkpoint,
     best_step = scores_of(config, newest).best_step
     with EventWriter(run_folder, 0) as events:  # before: what is moved is known to the report, whoever is killed
         events.write("set_aside", after_step=checkpoint.step, steps=steps, folder=str(store.folder / name))
-    if not checkpoint.away:
-        store.set_aside(checkpoint.step, name)
-    if (
-        best_step is not None and best_step > checkpoint.step
-    ):  # with what it answered, or that would pass for a later one's
+    if best_step is not None and best_step > checkpoint.step:  # what it answered would pass for a later one's
         (store.folder / name).mkdir(exist_ok=True)
         for file in PREDICTION_FILES:
             with contextlib.suppress(FileNotFoundError):
                 shutil.move(run_folder / file, store.folder / name / file)
+    if not checkpoint.away:
+        store.set_aside(checkpoint.step, name)
     if steps:
         listed = ", ".join(str(step) for step in steps)
         say(f"set aside: step{'s' if len(steps) > 1 else ''} {listed}, now in {store.folder / name}")

@@ -202,6 +202,10 @@ def test_the_commit_of_a_dataset_may_be_named_later() -> None:
     earlier = asked(source="hf://a/b:plain").model_dump(mode="json")
     assert changes_of(earlier, asked(source="hf://a/b:plain@0123abc")) == []
     assert [change.key for change in changes_of(earlier, asked(source="hf://a/c:plain"))] == ["data.source"]
+    pinned = asked(source="hf://a/b@v1").model_dump(mode="json")
+    assert [change.key for change in changes_of(pinned, asked(source="hf://a/b@v2"))] == ["data.source"]
+    beside = asked(source="a.txt", evaluation_source="hf://a/b").model_dump(mode="json")
+    assert changes_of(beside, asked(source="a.txt", evaluation_source="hf://a/b@0123abc")) == []
     listed = asked(sources=["hf://a/b", {"source": "at@home.csv"}]).model_dump(mode="json")
     assert changes_of(listed, asked(sources=["hf://a/b@v1", {"source": "at@home.csv"}])) == []
     assert changes_of(listed, asked(sources=["hf://a/b", {"source": "at@work.csv"}])) != []

@@ -103,6 +103,24 @@ def test_more_steps_where_no_checkpoint_is_left_are_refused(tmp_path: Path) -> N
     assert already_finished(loaded_in(tmp_path, "train.steps=50").config, folder, Options(), Console())
 
 
+def test_another_host_may_have_written_its_config_first(tmp_path: Path) -> None:
+    folder = finished_run(loaded_in(tmp_path, "evaluation.stop_after=null"), steps=100, early_stop=None)
+    longer = loaded_in(tmp_path, "evaluation.stop_after=null", "train.steps=200")
+    save(make_store(folder.path), 100, config=loaded_in(tmp_path).config.model_dump(mode="json"))
+    folder.config.write_text(show(longer))
+    assert not already_finished(longer.config, folder, Options(), Console(), nodes=2)
+
+
+def test_fewer_epochs_are_none_more(tmp_path: Path) -> None:
+    def of_epochs(epochs: int) -> LoadedConfig:
+        return loaded_in(tmp_path, "train.steps=null", f"train.epochs={epochs}")
+
+    folder = finished_run(of_epochs(3), steps=30, early_stop=None)
+    assert already_finished(of_epochs(1).config, folder, Options(), Console())
+    with pytest.raises(InputError, match="holds this run, finished"):
+        already_finished(of_epochs(5).config, folder, Options(), Console())
+
+
 def test_the_folder_of_checkpoints_is_the_same_wherever_the_config_of_a_run_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
