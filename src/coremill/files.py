@@ -22,6 +22,11 @@ NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 LockState = Literal["got", "busy", "none"]  # none: the file system has no locks
 
 
+def at_home(name: str | Path) -> Path:
+    """`~` and `~user` as the shell has them; of a user whom this machine does not know, the name as it is."""
+    return Path(os.path.expanduser(name))
+
+
 def sync_file(stream: IO[Any]) -> None:
     """Until what was written to it is on the disk."""
     stream.flush()

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from coremill.errors import InputError
+from coremill.files import at_home
 
 PATH_ADVICE = "correct the path; relative ones are looked for in the current folder, then beside the run file"
 _CLOSE_ENOUGH = 0.7  # difflib's ratio: lets through `stepz`, `learning_rte`, `sequence_len`; not `foo` for `rows`
@@ -30,14 +31,14 @@ def nearest_path(path: str, wanted: Callable[[Path], bool] = Path.exists) -> str
 
     From the first part with a `*` or `?` on it is a pattern, and has to match something.
     """
-    whole = Path(path).expanduser()
+    whole = at_home(path)
     found = _search(Path(whole.anchor), whole.relative_to(whole.anchor).parts, wanted)
     return None if found is None or found == whole else str(found)
 
 
 def what_is_in(path: str) -> str:
     """What the nearest folder above a path that is not there holds, in words."""
-    folder = Path(path).expanduser().absolute()
+    folder = at_home(path).absolute()
     while not folder.is_dir():
         folder = folder.parent
     names = [name for name in _names(folder) if not name.startswith(".")]

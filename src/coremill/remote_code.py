@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import CoremillError, InputError
-from coremill.files import CACHE_ADVICE
+from coremill.files import CACHE_ADVICE, at_home
 
 # The files in which a model says what classes of its own it has.
 DOCUMENTS = ("config.json", "tokenizer_config.json")
@@ -49,7 +49,7 @@ class PinProblem:
 
 def is_folder(name: str) -> bool:
     """Whether a model's name means a folder: a path that exists, or one that can only be a path."""
-    path = Path(name).expanduser()
+    path = at_home(name)
     only_a_path = name.startswith(("/", ".", "~")) or name.endswith("/") or (name.count("/") > 1 and "://" not in name)
     return path.is_dir() or only_a_path or (path.suffix != "" and path.is_file())
 
@@ -85,7 +85,7 @@ def pin_problem(name: str, revision: str | None, sha256: str | None) -> PinProbl
             "a branch or tag can be moved to other code after you have read it",
             "read the code, then set model.revision to the 40 hexadecimal digits of its commit",
         )
-    folder = Path(name).expanduser()
+    folder = at_home(name)
     files = read_code(folder) if folder.is_dir() else {}
     if folder.is_dir() and not files:
         return PinProblem(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import subprocess
 import sys
 from subprocess import PIPE
@@ -25,6 +26,27 @@ def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_by_form(secret: str) -> None:
     assert redact(f"GET failed, token={secret}, sorry") == "GET failed, token=***, sorry"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "task-classification-bert",
+        "/data/mask-language-modelling/x",
+        "risk-assessment-model-v2",
+        "/models/hf_transformers/bert",
+        "highs_and_lows_of_2020",
+    ],
+)
+def test_a_name_is_no_secret(name: str) -> None:
+    assert redact(name) == name
+
+
+def test_a_terminal_that_is_not_utf_8_ends_nothing() -> None:
+    code = "from coremill.redaction import guard_output; guard_output({}); print('a \u2588 b')"
+    environ = {**os.environ, "PYTHONIOENCODING": "latin-1:strict"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"a \\u2588 b\n"), done.stderr.decode()
 
 
 def test_passwords_in_addresses_and_bearers() -> None:

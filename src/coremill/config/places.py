@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coremill.config.schema import BUILT_IN, RunConfig
+from coremill.files import at_home
 from coremill.nearby import is_pattern, nearest_path
 
 PATH_KEYS = (
@@ -126,7 +127,7 @@ def with_paths(config: RunConfig, paths: Mapping[str, str]) -> RunConfig:
 
 def is_there(key: str, path: str) -> bool:
     """Whether what a key wants lies at a path: a folder, or files."""
-    expanded = Path(path).expanduser()
+    expanded = at_home(path)
     if key in _FOLDER_KEYS:  # a file in it is refused later, by its name
         return expanded.is_dir() or (expanded.suffix != "" and expanded.is_file())
     return expanded.exists() or next(glob.iglob(str(expanded), recursive=True), None) is not None

@@ -92,7 +92,10 @@ class ChatTemplate:
                 earlier = len(self._render(messages[: answers[-1]], tools, marked=True)[1])
             if not marked[earlier:]:
                 raise _NotTold
-            return Written(text, tuple(marked[earlier:]))
+            start, end = marked[-1]
+            end = start + len(text[start:end].rstrip())
+            has_end_token = any(token.end() == end for token in self._token.finditer(text, start, end))
+            return Written(text, tuple(marked[earlier:]), None if has_end_token else "")
         spans, end_mark = [], None
         for place in answers[-1:] if learn == "last-answer" else answers:
             span, mark = self._answer(text, conversation, place)

@@ -16,6 +16,7 @@ from typing import Literal
 from coremill.data.compressed import COMPRESSIONS, UNREAD_COMPRESSIONS
 from coremill.data.hub_datasets import PREFIX
 from coremill.errors import InputError
+from coremill.files import at_home
 from coremill.nearby import PATH_ADVICE, nearest_path, what_is_in
 
 FileKind = Literal["txt", "jsonl", "json", "csv", "tsv", "parquet"]
@@ -43,7 +44,7 @@ def kind_of_name(name: str) -> FileKind | None:
 
 def find_files(pattern: str, setting: str) -> tuple[FileKind, tuple[str, ...]]:
     """The files that a path, a glob or a folder means, in order of their names, and the kind of all of them."""
-    expanded = str(Path(pattern).expanduser())
+    expanded = str(at_home(pattern))
     literal = Path(expanded)
     if literal.is_dir():
         return _of_folder(literal, pattern, setting)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from coremill.data.cache import build_once
 from coremill.errors import InputError
+from coremill.files import at_home
 from coremill.remote_code import checked_copy
 
 # Everything a tokenizer can be made of; weights and model configs beside it must not change the key.
@@ -152,7 +153,7 @@ def required_chat_template(folder: Path) -> str:
 def with_chat_template(folder: Path, file: str, cache: Path) -> Path:
     """A copy of a tokenizer with the template of a file, in the cache: it goes wherever the tokenizer goes."""
     try:
-        template = Path(file).expanduser().read_text(encoding="utf-8")
+        template = at_home(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             "the chat template cannot be read",

@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from coremill.files import at_home
 from coremill.hardware.cgroup import read_cgroup_limits
 from coremill.hardware.facts import Core, Interface, NodeFacts
 from coremill.hardware.topology import (
@@ -58,9 +59,9 @@ def replace_environment(environ: Mapping[str, str]) -> None:
 def cache_folder(environ: Mapping[str, str]) -> Path:
     """Where coremill keeps what it can make again: COREMILL_CACHE, else the user's cache folder."""
     if environ.get("COREMILL_CACHE"):
-        return Path(environ["COREMILL_CACHE"]).expanduser()
+        return at_home(environ["COREMILL_CACHE"])
     if environ.get("XDG_CACHE_HOME"):
-        return Path(environ["XDG_CACHE_HOME"]).expanduser() / "coremill"
+        return at_home(environ["XDG_CACHE_HOME"]) / "coremill"
     return Path(environ.get("HOME") or Path.home()) / ".cache" / "coremill"
 
 

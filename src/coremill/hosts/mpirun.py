@@ -103,7 +103,7 @@ def mpirun_environment(
         return {}
     # Intel MPI pins to logical cores by itself, and takes these names; MPICH takes the others.
     told = {"I_MPI_PIN": "0"}
-    if len(hosts) > 1 and tuple(ssh) != ("ssh",):
+    if not all(host.is_here for host in hosts) and tuple(ssh) != ("ssh",):
         program, extra = shutil.which(ssh[0]) or ssh[0], " ".join(ssh[1:])
         told |= {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": program, "HYDRA_LAUNCHER_EXTRA_ARGS": extra}
         told |= {"I_MPI_HYDRA_BOOTSTRAP_EXEC": program, "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": extra}

@@ -39,7 +39,8 @@ def write_objects(rendered: Rendered, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left_over in folder.glob("[0-9][0-9]-*.yaml"):  # of an earlier render: kubectl would apply it too
-            left_over.unlink()
+            if "app.kubernetes.io/managed-by: coremill" in left_over.read_text(encoding="utf-8", errors="replace"):
+                left_over.unlink()
         for name, text in file_texts(rendered):
             write_whole(folder / name, text)
     except OSError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
+from coremill.files import at_home
 from coremill.model.hub_models import download_files
 from coremill.model.lora_base import Base, base_of, digest_of_model
 from coremill.model.parameter_list import parameters_of
@@ -75,7 +76,7 @@ def refuse_unfit_adapter(
 def _refuse_another_base(folder: Path, named: str, base: Base, model: ModelFolder) -> None:
     """Where it can be told: two names on the hub, or a folder here whose weights are others."""
     if is_folder(named):
-        own = Path(named).expanduser()
+        own = at_home(named)
         if (own / "config.json").is_file() and base.digest is not None:
             config = read_config(own)
             if digest_of_model(replace(model, folder=own, config=config)) != base.digest:
@@ -87,7 +88,7 @@ def _refuse_another_base(folder: Path, named: str, base: Base, model: ModelFolde
 def _found(name: str) -> Path:
     if not is_folder(name):
         return download_files(name, FILES, setting=SETTING)
-    folder = Path(name).expanduser().absolute()
+    folder = at_home(name).absolute()
     if not folder.is_dir():
         raise missing_folder(folder, SETTING, f"no such adapter folder: {folder}")
     return folder

@@ -9,6 +9,7 @@ drawn before it, does not matter.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import inspect
 import math
@@ -52,7 +53,26 @@ class InitialOperation:
         return self.rows is not None and (self.function in RANDOM or self.function in ("constant_", *CONSTANTS))
 
 
+@dataclass(frozen=True)
+class MadeByModule:
+    """What a module's own initialisation computes where its parameter lies, or from what it has drawn (mamba2,
+    Qwen3-Next): on meta there are no values to copy."""
+
+    model: PreTrainedModel
+    module: nn.Module
+    parameter: str
+
+    def values(self, generator: torch.Generator) -> torch.Tensor:
+        """Of that module alone, in memory of its own."""
+        module = copy.deepcopy(self.module).to_empty(device="cpu")
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(generator.initial_seed())
+            self.model._init_weights(module)
+        return module.get_parameter(self.parameter).detach()
+
+
 Record = dict[str, list[InitialOperation]]
+_Place = tuple[PreTrainedModel, nn.Module]  # a module that is initialised just now, and the model whose it is
 _Drawn = tuple[int, int, torch.Tensor]  # rows [first, last) of a parameter, and what they are to be
 
 
@@ -61,10 +81,12 @@ def record_initialisation(blueprint: PreTrainedModel) -> Record:
     names = {parameter.untyped_storage()._cdata: (name, parameter) for name, parameter in blueprint.named_parameters()}
     record: Record = {}
 
-    def note(function: str, tensor: torch.Tensor, arguments: dict[str, Any]) -> None:
+    def note(function: str, tensor: torch.Tensor, arguments: dict[str, Any], place: _Place | None) -> None:
         name, parameter = names.get(tensor.untyped_storage()._cdata, (None, None))
         if name is None or parameter is None:
             return  # a buffer: it has its value from the constructor
+        if function == "copy_" and arguments["other"].is_meta and place is not None:
+            arguments = {"other": _made_by(*place, tensor)}
         function, arguments = _in_plain_terms(function, arguments, tensor)
         rows = _rows(tensor, parameter)
         operation = InitialOperation(
@@ -73,7 +95,9 @@ def record_initialisation(blueprint: PreTrainedModel) -> Record:
         whole = tensor.shape == parameter.shape
         record[name] = [operation] if whole else [*record.get(name, ()), operation]
 
-    with _recorders(note):
+    # Values that are drawn on the CPU meanwhile are copied as they are: the same by every rank and whenever asked.
+    with _recorders(note), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         blueprint.initialize_weights()
     return record
 
@@ -146,7 +170,8 @@ def _replay_whole(target: RowSlice, operations: list[InitialOperation], seed: in
 
 def _draw(tensor: torch.Tensor, operation: InitialOperation, generator: torch.Generator) -> None:
     if operation.function == "copy_":
-        tensor.copy_(operation.arguments["other"])
+        other = operation.arguments["other"]
+        tensor.copy_(other.values(generator) if isinstance(other, MadeByModule) else other)
         return
     function = initialization.TORCH_INIT_FUNCTIONS[operation.function]
     arguments = dict(operation.arguments)
@@ -169,6 +194,12 @@ def _rows(tensor: torch.Tensor, parameter: nn.Parameter) -> tuple[int, int] | No
     return offset // row_elements, (offset + count) // row_elements
 
 
+def _made_by(model: PreTrainedModel, module: nn.Module, tensor: torch.Tensor) -> MadeByModule:
+    storage = tensor.untyped_storage()._cdata
+    name = next(name for name, each in module.named_parameters() if each.untyped_storage()._cdata == storage)
+    return MadeByModule(model, module, name)
+
+
 def _in_plain_terms(function: str, arguments: dict[str, Any], tensor: torch.Tensor) -> tuple[str, dict[str, Any]]:
     """Scaled initialisations look at the whole shape: put them as a normal or uniform draw of known width."""
     if function in CONSTANTS:
@@ -189,7 +220,7 @@ def _in_plain_terms(function: str, arguments: dict[str, Any], tensor: torch.Tens
 
 
 @contextlib.contextmanager
-def _recorders(note: Callable[[str, torch.Tensor, dict[str, Any]], None]) -> Iterator[None]:
+def _recorders(note: Callable[[str, torch.Tensor, dict[str, Any], _Place | None], None]) -> Iterator[None]:
     """Replace transformers' initialisation functions by ones that only take notes.
 
     `initialize_weights` itself points torch's own functions at these for as long as it runs.
@@ -203,15 +234,26 @@ def _recorders(note: Callable[[str, torch.Tensor, dict[str, Any]], None]) -> Ite
             bound = signature.bind(*args, **kwargs).arguments
             tensor: torch.Tensor = bound.pop("tensor")
             bound.pop("generator", None)
-            note(name, tensor, dict(bound))
+            note(name, tensor, dict(bound), places[-1] if places else None)
             return tensor
 
         return record
 
+    def initialise_module(model: PreTrainedModel, module: nn.Module, *args: Any) -> None:
+        places.append((model, module))
+        try:
+            of_one_module(model, module, *args)
+        finally:
+            places.pop()
+
+    places: list[_Place] = []
+    of_one_module = PreTrainedModel._initialize_weights
+    PreTrainedModel._initialize_weights = initialise_module  # type: ignore[method-assign, assignment]
     try:
         for name in originals:
             setattr(initialization, name, recorder(name))
         yield
     finally:
+        PreTrainedModel._initialize_weights = of_one_module  # type: ignore[method-assign]
         for name, original in originals.items():
             setattr(initialization, name, original)

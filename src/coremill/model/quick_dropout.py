@@ -96,7 +96,9 @@ def _attention(
     scores = torch.matmul(query * (query.shape[-1] ** -0.5 if scaling is None else scaling), key.transpose(2, 3))
     if attention_mask is not None:
         if attention_mask.dtype == torch.bool:  # as numbers: to fill by it, autograd would keep it
-            attention_mask = scores.new_zeros(attention_mask.shape).masked_fill_(~attention_mask, float("-inf"))
+            # Not -inf: a query of padding may see no key at all (ModernBERT's windows), and would be no number for all.
+            hidden = torch.finfo(scores.dtype).min
+            attention_mask = scores.new_zeros(attention_mask.shape).masked_fill_(~attention_mask, hidden)
         scores = scores + attention_mask
     probabilities = dropped(torch.softmax(scores, -1), dropout)
     return torch.matmul(probabilities, value).transpose(1, 2).contiguous(), None

@@ -18,7 +18,7 @@ from coremill.data.built_in_tokenizer import built_in_tokenizer
 from coremill.data.packed import Progress
 from coremill.data.tokenizer_files import TOKENIZER_FILES, with_chat_template
 from coremill.errors import InputError
-from coremill.files import CACHE_ADVICE, write_atomically
+from coremill.files import CACHE_ADVICE, at_home, write_atomically
 from coremill.model.hub_models import download
 from coremill.nearby import missing_folder
 from coremill.plan.config_file import read_config
@@ -98,7 +98,7 @@ def require_pinned_code(section: ModelSection, folder: Path) -> str:
 
 def require_named_code(section: ModelSection) -> None:
     """The same for a folder that is here, before anything is looked at but its code."""
-    folder = Path(section.name).expanduser()
+    folder = at_home(section.name)
     if section.trust_remote_code and folder.is_dir():
         require_pinned_code(section, folder)
 
@@ -112,7 +112,7 @@ def _find_model(section: ModelSection, model_class: str, cache: Path, progress: 
         folder, weights = _write_config(BUILT_IN_CONFIG, cache, BUILT_IN), "random"
         description = "the built-in model"
     elif is_folder(section.name):
-        folder = Path(section.name).expanduser()
+        folder = at_home(section.name)
         description = str(folder)
     else:
         folder = download(
@@ -168,7 +168,7 @@ def _find_tokenizer(
         what, do = f"{model.description} has no tokenizer of its own", "set tokenizer: a hub id, a folder, or built-in"
         raise InputError(what, where=str(model.folder), do=do)
     if is_folder(name):
-        folder = Path(name).expanduser()
+        folder = at_home(name)
         if not folder.is_dir():
             raise missing_folder(folder, "tokenizer", f"no tokenizer in {folder}: there is no such folder")
         if not has_tokenizer(folder):

@@ -9,6 +9,7 @@ from typing import Any
 
 from coremill.config.schema import LoraSection
 from coremill.errors import InputError
+from coremill.files import at_home
 from coremill.plan.adapters import Adapted, alpha_of
 from coremill.plan.headers import TensorHeader, read_file_header
 
@@ -146,7 +147,7 @@ def another_adapter(
 def base_named_by(folder: Path, base: str) -> str | None:
     """The model that an adapter says it was made for, where that is another one than this; None: it is this one."""
     named = read_adapter_config(folder).get("base_model_name_or_path")
-    if not isinstance(named, str) or Path(named).expanduser().absolute() == Path(base).expanduser().absolute():
+    if not isinstance(named, str) or at_home(named).absolute() == at_home(base).absolute():
         return None
     return named
 

@@ -10,7 +10,7 @@ from coremill.plan.types import Plan, RowCount
 
 def steps_of_epochs(epochs: float, rows: int, rows_per_step: int) -> int:
     """Whole steps only, at least one; a step never takes a row twice."""
-    return max(1, int(epochs * rows / min(rows, rows_per_step)))
+    return max(1, int(epochs * rows / min(rows, rows_per_step) + 1e-9))  # 2.3 * 100 is 229.99999999999997
 
 
 def steps_known(config: RunConfig, rows: RowCount | None, *, row_tokens: int, rows_per_step: int) -> int | None:

@@ -48,7 +48,9 @@ def compare(summaries: Sequence[Values]) -> dict[str, Any]:
     runs = [_row(name, summary) for name, summary in zip(names, summaries, strict=True)]
     differences = config_differences([summary.get("config") for summary in summaries])
     best_by = "evaluation" if all(run["best"] for run in runs) else "training"
-    lowest = {run["name"]: run["best"]["loss"] if best_by == "evaluation" else run["loss_last"] for run in runs}
+    # The best step of a run may be that of another metric.
+    losses = {name: _lowest_loss(summary) for name, summary in zip(names, summaries, strict=True)}
+    lowest = losses if best_by == "evaluation" else {run["name"]: run["loss_last"] for run in runs}
     return {
         "runs": runs,
         "config_differences": differences,
@@ -223,6 +225,11 @@ def _total(value: Any) -> float | None:
 def _off(measured: float | None, planned: float | None) -> float | None:
     """How far the measured value is from the planned one, as a share of that; as on every other screen."""
     return measured / planned - 1 if measured is not None and planned else None
+
+
+def _lowest_loss(summary: Values) -> float | None:
+    """Of its evaluations."""
+    return min((one["loss"] for one in summary["evaluations"] if one["loss"] is not None), default=None)
 
 
 def _best(summary: Values) -> dict[str, Any] | None:

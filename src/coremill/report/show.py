@@ -71,5 +71,10 @@ def serve_report(
 
 
 def _write_page(file: Path, page: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{file} cannot be written: {error.strerror}", where="--html", do="name another file"
+        ) from None
     write_whole(file, page)

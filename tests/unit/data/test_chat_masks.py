@@ -232,6 +232,21 @@ def test_an_end_that_is_no_token_and_none_at_all_are_told(tmp_path: Path) -> Non
     assert [written.text[first:last] for first, last in written.learned] == ["1", "2"] and written.end_mark == ""
 
 
+@pytest.mark.parametrize(("inside", "end_mark"), [("", ""), ("<|im_end|>", None)])
+def test_marks_that_close_before_the_end_token_are_told(inside: str, end_mark: str | None) -> None:
+    behind = "" if inside else "<|im_end|>"
+    answer = "{% generation %}{{ m.content }}" + inside + "{% endgeneration %}" + behind
+    lines = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }} {% else %}"
+        + answer
+        + "{% endif %}{% endfor %}"
+    )
+    asked = conversation(("user", "one?"), ("assistant", "1"))
+    written = ChatTemplate(lines, {}, ["<|im_end|>"]).written(asked, "answers", "x:1")
+    assert written.end_mark == end_mark
+    assert [written.text[first:last] for first, last in written.learned] == ["1" + inside]
+
+
 def test_a_template_that_writes_earlier_turns_anew_is_refused() -> None:
     counting = "{% for m in messages %}[{{ messages | length }} {{ m.role }}]{{ m.content | upper }}</s>{% endfor %}"
     template = ChatTemplate(counting, {}, ["</s>"])

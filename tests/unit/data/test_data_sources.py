@@ -195,3 +195,9 @@ def test_truncated_parquet(tmp_path: Path) -> None:
     assert "not a whole parquet file" in message and "x.parquet" in message and "again" in message
     path.write_bytes(whole[:200] + bytes(len(whole) - 700) + whole[-500:])  # a whole footer, damaged pages
     assert "not a whole parquet file" in str(problem(path))
+
+
+def test_a_home_that_is_not_known_here_is_a_path_that_is_not_there() -> None:
+    for name in ("~nobody-of-that-name/notes.txt", "~notes.txt"):
+        with pytest.raises(InputError, match="notes"):
+            resolve_source(name, column="text", split="train")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from coremill.errors import InputError
-from coremill.k8s.cluster import connection, ending, log_following, seen
+from coremill.errors import CoremillError, InputError
+from coremill.k8s.cluster import commands, connection, ending, log_following, seen, submitting
 from coremill.k8s.cluster.kinds import KINDS
 from coremill.k8s.cluster.refusals import Asked, Unavailable, refusal_of
 from coremill.k8s.job import Job, make_job
+from coremill.k8s.render import render_objects
 from unit.k8s.clusters import loaded
 
 
@@ -101,6 +104,35 @@ def status(code: int, message: str) -> str:
 def test_refusals(code: int, words: str, told: str) -> None:
     error = refusal_of(code, status(code, words), asked())
     assert isinstance(error, InputError) and told in error.what and words in str(error.why)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "is_raised"),
+    [
+        (422, 'JobSet "run" is invalid: spec.x', False),
+        (403, 'admission webhook "vjobset.kb.io" denied the request: spec.replicatedJobs: field is immutable', False),
+        (403, 'jobsets "run" is forbidden: User "ana" cannot patch resource', True),
+    ],
+)
+def test_a_job_that_cannot_be_changed_is_another_job(tmp_path: Path, code: int, words: str, is_raised: bool) -> None:
+    """JobSet's CRD lets its pods be changed, its webhook does not: 403, as a rule of the cluster would say it."""
+    rendered = render_objects(loaded(tmp_path, {"karpenter": "none", "kind": "jobset"}))
+    live = {submitting.name_of(one): one for one in rendered.objects}
+    refusing = Cluster(iter([]))
+
+    def apply(one: dict[str, Any], *, dry_run: bool) -> dict[str, Any]:
+        raise refusal_of(code, status(code, words), asked(kind="JobSet"))
+
+    refusing.apply = apply  # type: ignore[attr-defined]
+    with pytest.raises(InputError) if is_raised else contextlib.nullcontext():
+        assert not submitting._is_same(refusing, rendered, live)  # type: ignore[arg-type]
+
+
+def test_a_job_that_is_deleted_meanwhile_is_not_waited_for(job: Job) -> None:
+    rendered = SimpleNamespace(job=job)
+    opened = SimpleNamespace(cluster=Cluster(iter([{}])), rendered=rendered)
+    with pytest.raises(CoremillError, match="was deleted while it was waited for"):
+        commands._wait_for_pods(opened, lambda text: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])

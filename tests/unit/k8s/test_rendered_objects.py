@@ -209,7 +209,9 @@ def test_the_same_bytes_every_time(tmp_path: Path) -> None:
     files = sorted((tmp_path / "out").iterdir())
     assert "---\n".join(path.read_text() for path in files) == first.to_yaml()
     assert files[0].name == "00-namespace.yaml" and files[-1].name.endswith("-trainjob.yaml")
+    (tmp_path / "out" / "10-secret.yaml").write_text("kind: Secret\n")
     write_objects(variant(tmp_path, "job", "none", False, "claim", "spot"), tmp_path / "out")
+    assert (tmp_path / "out" / "10-secret.yaml").exists(), "it is somebody else's"
     assert not list((tmp_path / "out").glob("*nodepool*"))  # kubectl would apply what is left there
 
 

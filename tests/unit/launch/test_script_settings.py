@@ -269,6 +269,9 @@ def test_words_for_each_mpirun() -> None:
     told = mpirun_environment(hydra, HOSTS, ssh, {"I_MPI_PIN": "1"})
     assert told["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-F config" and "I_MPI_PIN" not in told
     assert mpirun_environment(open_mpi, HOSTS, ssh, {}) == {}
+    remote, here = ([Host(name="n1", ranks=2, is_here=is_here)] for is_here in (False, True))
+    assert "HYDRA_LAUNCHER" in mpirun_environment(hydra, remote, ssh, {})
+    assert "HYDRA_LAUNCHER" not in mpirun_environment(hydra, here, ssh, {})
 
 
 def test_nothing_but_the_agent_is_on_the_command_line() -> None:

@@ -48,6 +48,45 @@ def test_distribution_is_the_models_own(tmp_path: Path, family: str) -> None:
             assert abs(float(drawn.mean())) < allowed * float(expected.std()), name
 
 
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+# Families that compute what they copy into a parameter where that lies, or of what was drawn for it.
+COMPUTED = {
+    "mamba2": {"num_heads": 64, "head_dim": 1, "n_groups": 1},
+    "qwen3_next": {"linear_num_value_heads": 64, "linear_num_key_heads": 2, "num_experts": 4, "head_dim": 8},
+    "nemotron_h": {"head_dim": 8, "mamba_num_heads": 64, "mamba_head_dim": 1, "n_groups": 1, "ssm_state_size": 8},
+}
+
+
+@pytest.mark.parametrize("family", COMPUTED)
+def test_values_that_a_module_computes_for_itself(tmp_path: Path, family: str) -> None:
+    AutoConfig.for_model(family, **{**SMALL, **COMPUTED[family]}).save_pretrained(tmp_path)
+    source = source_of(tmp_path)
+    blueprint = build_on_meta(source)
+    record = record_initialisation(blueprint)
+    torch.manual_seed(0)
+    expected = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source.folder), dtype=torch.float32)
+    shapes = {name: tuple(each.shape) for name, each in blueprint.named_parameters()}
+    copied = [name for name, operations in record.items() if any(one.function == "copy_" for one in operations)]
+    assert any(name.endswith("A_log") for name in copied)
+    for name in copied:
+        one = drawn(name, shapes[name], record, seed=1, size=1)
+        assert torch.equal(drawn(name, shapes[name], record, seed=1, size=3), one), name
+        own = expected.get_parameter(name).detach()
+        assert one.isfinite().all() and float(one.std()) == pytest.approx(float(own.std()), rel=0.6), name
+        assert float(one.mean()) == pytest.approx(float(own.mean()), abs=3 * float(own.std())), name
+    again = record_initialisation(build_on_meta(source))
+    for name in copied:
+        assert torch.equal(
+            drawn(name, shapes[name], again, seed=1, size=1), drawn(name, shapes[name], record, seed=1, size=1)
+        )
+
+
 def test_scaled_residual_projections(tmp_path: Path) -> None:
     record = record_initialisation(build_on_meta(source_of(make_config_folder(tmp_path, "gpt2", n_layer=8))))
     assert record["transformer.h.0.attn.c_proj.weight"][-1].arguments["std"] == pytest.approx(0.02 / 4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from coremill.model.quick_dropout import STRETCH, QuickDropout, dropped, quicken_dropout
+from coremill.model.quick_dropout import STRETCH, QuickDropout, _attention, dropped, quicken_dropout
 
 SIZE = 2 * STRETCH + 12345  # stretches that end where the mask ends too
 
@@ -93,3 +93,17 @@ def test_a_model_without_dropout_is_left_alone() -> None:
     )
     config.attention_probs_dropout_prob = 0.0
     assert quicken_dropout(BertForSequenceClassification(config)) is None
+
+
+def test_a_query_that_may_see_no_key_leaves_numbers() -> None:
+    """Of padding, where windows are narrow and rows differ in length (ModernBERT)."""
+    query, key, value = (torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3))
+    mask = torch.tensor([True, True, False, False]).expand(1, 1, 4, 4).clone()
+    mask[..., 3, :] = False
+    module = torch.nn.Module()
+    module.num_key_value_groups = 1  # type: ignore[assignment]
+    module.is_causal = False  # type: ignore[assignment]
+    attended, _ = _attention(module, query, key, value, mask, dropout=0.5)
+    assert attended.isfinite().all()
+    gradients = torch.autograd.grad(attended.square().sum(), (query, key, value))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)

@@ -14,6 +14,7 @@ from coremill.plan.card import read_card
 from coremill.plan.compare import compare_fleets, usd_per_million_tokens
 from coremill.plan.dtype import choose_dtype, words_of_emulated_bf16
 from coremill.plan.engine_cost import cost_of
+from coremill.plan.length import steps_of_epochs
 from coremill.plan.planner import candidates_of, make_plan
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Plan
@@ -314,3 +315,8 @@ def test_pieces_of_a_table_are_counted_where_they_stay_mapped() -> None:
     others_filled, pieces = 2 * 4 * layer // 2, 2 * 4 * table // 2
     for name in ("loss", "backward of the last layer"):
         assert points[name].shared == pool + read + others_filled + pieces
+
+
+@pytest.mark.parametrize(("epochs", "rows", "steps"), [(2.3, 100, 23), (4.1, 100, 41), (0.05, 100, 1), (1.99, 100, 19)])
+def test_steps_of_a_part_of_an_epoch(epochs: float, rows: int, steps: int) -> None:
+    assert steps_of_epochs(epochs, rows, 10) == steps

@@ -47,6 +47,15 @@ def test_what_is_compared(runs: list[Path]) -> None:
     assert document["fastest"]["planned"] == "one" and document["closest_plan"] == "two"
 
 
+def test_the_lowest_loss_may_be_of_another_step_than_the_best(runs: list[Path]) -> None:
+    """The best of a classifier is by accuracy."""
+    one, two = (summarise(run) for run in runs)
+    for summary, losses, best in ((one, (0.30, 0.45), 0.45), (two, (0.40,), 0.40)):
+        summary["evaluations"] = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+        summary["best"] = {"step": len(losses), "metrics": {"accuracy": 0.9, "loss": best}}
+    assert compare([one, two])["lowest_loss"] == {"run": "one", "of": "evaluation"}
+
+
 def test_the_comparison_on_the_screen_and_through_a_pipe(runs: list[Path]) -> None:
     document = compare([summarise(run) for run in runs])
     pipe, terminal = io.StringIO(), io.StringIO()

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from coremill.errors import InputError
 from coremill.report.page.charts import Curve, line_chart, nice_ticks, show_tick
 from coremill.report.page.document import show_cpus
 from coremill.report.page.run_page import render_page
+from coremill.report.show import _write_page
 from coremill.report.summary import summarise
 from unit.report.fake_run import fake_plan, make_fake_run, write_line, write_report
 
@@ -121,3 +123,9 @@ def test_what_other_parts_of_a_summary_say_is_shown(tmp_path: Path) -> None:
     check(page)
     assert "100, best" in page and "paused for 75.0 s" in page
     assert "a.jsonl" in page and "70 %" in page and "1.25" in page
+
+
+def test_a_page_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        _write_page(tmp_path / "file" / "page.html", "")

@@ -151,6 +151,8 @@ def _wait_for_pods(opened: Opened, say: Say) -> dict[str, Any]:
             raise _failed(document, [exit_code(pod) for pod in seen.pods])
         if document["state"] in ("running", "complete", "stopped"):
             return document
+        if document["state"] in ("deleting", "absent"):
+            raise CoremillError(f"{job.namespace}/{job.name} was deleted while it was waited for")
         cluster.wait_for_change(job.namespace, labels_of(job), LOOK_SECONDS)
 
 

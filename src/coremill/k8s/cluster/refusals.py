@@ -14,7 +14,7 @@ FORBIDDEN, NOT_FOUND, CONFLICT, INVALID = 403, 404, 409, 422
 _BAD_REQUEST, _UNAUTHORIZED, _FIRST_OF_SERVER = 400, 401, 500
 _TOO_MANY = 429
 # Admission webhooks (Trainer's among them) and admission policies say no as if it were a permission.
-_DENIED = re.compile(r"admission webhook .* denied the request|ValidatingAdmissionPolicy .* denied request")
+DENIED = re.compile(r"admission webhook .* denied the request|ValidatingAdmissionPolicy .* denied request")
 
 
 class Refused(InputError):
@@ -81,7 +81,7 @@ def _refused(status: int, words: str, document: dict[str, Any], asked: Asked) ->
             why=words,
             do="ask for less (fleet.nodes, kubernetes.cpus, kubernetes.memory_gib), or have the ResourceQuota raised",
         )
-    if _DENIED.search(words):
+    if DENIED.search(words):
         return Refused(
             f"a rule of the cluster refuses {asked.object}",
             where=where,

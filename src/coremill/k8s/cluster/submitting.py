@@ -16,7 +16,7 @@ from coremill.k8s.check.manifests import manifests_of
 from coremill.k8s.cluster.connection import Cluster
 from coremill.k8s.cluster.ending import delete_job, resume, wait_until_gone
 from coremill.k8s.cluster.kinds import VOLUME_KINDS, name_of
-from coremill.k8s.cluster.refusals import INVALID, Refused
+from coremill.k8s.cluster.refusals import DENIED, INVALID, Refused
 from coremill.k8s.cluster.releases import require_releases
 from coremill.k8s.cluster.seen import Object, Seen, look
 from coremill.k8s.cluster.status import OVER, state_of
@@ -117,7 +117,8 @@ def _is_same(cluster: Cluster, rendered: Rendered, live: dict[str, Object]) -> b
         try:
             after = cluster.apply(one, dry_run=True)
         except Refused as error:
-            if error.status != INVALID:  # most fields of a job cannot be changed
+            # Most fields of a job cannot be changed; JobSet has a webhook that says so.
+            if error.status != INVALID and not DENIED.search(error.said):
                 raise
             return False
         if after.get("spec") != before.get("spec"):

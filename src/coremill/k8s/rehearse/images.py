@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coremill.errors import CoremillError, InputError
-from coremill.files import write_whole
+from coremill.files import at_home, write_whole
 from coremill.k8s.check.lints.reading import at, mapping, texts
 from coremill.k8s.rehearse import unpack
 from coremill.nearby import nearest_path
@@ -88,7 +88,7 @@ class FoundImage:
 
 def find_image(name: str) -> FoundImage:
     """An image that is not there is bad input, before anything is made."""
-    path = Path(name).expanduser()
+    path = at_home(name)
     if (path / "oci-layout").is_file() or path.is_file():
         return FoundImage(name=name, key=_layout(path).digest, layout=path.resolve())
     root = path / "rootfs" if (path / "rootfs").is_dir() else path

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from coremill.config.schema import BUILT_IN
 from coremill.errors import InputError
+from coremill.files import at_home
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.k8s.check.lints.reading import listed, mapping
 from coremill.k8s.rehearse.pods import Container
@@ -62,7 +63,7 @@ def put_on_volume(provisions: Provisions, container: Container, volumes: Path) -
     """Copies what the hub would give to the caches of the pods, and says so."""
     cache = on_this_machine(container.environ.get("HF_HOME", "/"), container, volumes)
     environ = environment_snapshot()
-    own = Path(environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    own = at_home(environ.get("HF_HOME") or "~/.cache/huggingface")
     for name in provisions.hub:
         shown = name.partition("--")[2].replace("--", "/")
         if cache is None or not (own / "hub" / name).is_dir():
@@ -163,7 +164,7 @@ def _sources(run_file: PodRunFile) -> Iterator[tuple[str, str]]:
 
 def _here(value: str, beside: Path | None) -> Path | None:
     """The file or folder of this machine that a value means; of a pattern the folder above it."""
-    bare = Path(_without_pattern(value)).expanduser()
+    bare = at_home(_without_pattern(value))
     for folder in (Path.cwd(), beside):
         if folder is not None and str(bare) not in ("", ".") and (folder / bare).exists():
             return (folder / bare).resolve()
