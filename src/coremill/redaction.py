@@ -21,9 +21,9 @@ SECRET_NAME = re.compile(
 )
 # hf://name:config@revision is a dataset, not a user with a password.
 SECRET_VALUE = re.compile(
-    # Not within a word (task-classification-bert), nor the word that is as long as a token.
-    r"(?<![A-Za-z0-9])(?:hf_(?!transformers\b|transformers_)[A-Za-z0-9]{12,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}"
-    r"|github_pat_\w{16,}|AKIA[A-Z0-9]{12,})"
+    # Not the end of a word (task-classification-bert, highs_and_lows), nor the word that is as long as a token.
+    r"hf_(?!transformers\b|transformers_)[A-Za-z0-9]{12,}|(?<![aeiou])(?:sk-[\w-]{16,}|gh[pousr]_\w{16,})"
+    r"|github_pat_\w{16,}|AKIA[A-Z0-9]{12,}"
     r"|(?<=://)(?<!hf://)[^/\s:@]+:[^/\s@]+(?=@)|(?<=[Bb]earer )[\w.~+/-]{8,}=*"
 )
 # Shorter values are words (AUTH_MODE=disabled): blotting them out everywhere would garble what is printed.
@@ -100,7 +100,14 @@ def guard_output(environ: Mapping[str, str]) -> None:
     know(environ)
     if not isinstance(sys.stdout, RedactingStream):
         # A terminal that is not UTF-8 gets escapes for what it has no letter for, not an error after hours of work.
-        if getattr(sys.stdout, "errors", None) == "strict" and hasattr(sys.stdout, "reconfigure"):
+        if getattr(sys.stdout, "errors", None) in ("strict", "surrogateescape") and hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="backslashreplace")
         sys.stdout = RedactingStream(sys.stdout, outlives_reader=True)
         sys.stderr = RedactingStream(sys.stderr, outlives_reader=True)
+
+
+def print_for_programs(text: str) -> None:
+    """JSON and YAML, which are UTF-8 whatever the terminal is."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8", errors="strict")
+    print(text)

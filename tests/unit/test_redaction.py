@@ -26,6 +26,8 @@ def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_by_form(secret: str) -> None:
     assert redact(f"GET failed, token={secret}, sorry") == "GET failed, token=***, sorry"
+    for before in ("\x1b[33m", "%3D", "\\n", "\\u001b[0m", "token", "_"):  # colours, and what was escaped
+        assert redact(before + secret) == before + "***"
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,14 @@ def test_a_terminal_that_is_not_utf_8_ends_nothing() -> None:
     environ = {**os.environ, "PYTHONIOENCODING": "latin-1:strict"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"a \\u2588 b\n"), done.stderr.decode()
+
+
+def test_what_programs_read_is_utf_8() -> None:
+    code = "from coremill.redaction import guard_output, print_for_programs; guard_output({})"
+    code += "; print_for_programs('caf\u00e9 \u6a21')"
+    environ = {**os.environ, "PYTHONIOENCODING": "latin-1:strict"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, check=False)
+    assert (done.returncode, done.stdout.decode("utf-8")) == (0, "caf\u00e9 \u6a21\n"), done.stderr.decode()
 
 
 def test_passwords_in_addresses_and_bearers() -> None:

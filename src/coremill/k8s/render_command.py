@@ -10,6 +10,7 @@ from coremill.config.load import LoadedConfig
 from coremill.errors import InputError
 from coremill.files import write_whole
 from coremill.k8s.render import Rendered, render_objects, to_yaml
+from coremill.redaction import print_for_programs
 from coremill.report.terminal import format_bytes, format_usd, print_line
 
 
@@ -17,7 +18,7 @@ def render(loaded: LoadedConfig, folder: Path | None, messages: Console) -> None
     """All objects on stdout, or one file for each in `folder`, numbered in apply order."""
     rendered = render_objects(loaded)
     if folder is None:
-        print(rendered.to_yaml(), end="")
+        print_for_programs(rendered.to_yaml().removesuffix("\n"))
     else:
         write_objects(rendered, folder)
     for note in rendered.notes:

@@ -48,7 +48,7 @@ class BaseRows:
                 elif isinstance(tensors[name], torch.nn.Parameter):
                     self.drawn.add(name)
         self._first_name = {name: tied[0] for tied in aliases_of(tensors) for name in tied}
-        self._record = record_initialisation(self.blueprint) if self.drawn else {}
+        self._record = record_initialisation(self.blueprint, seed) if self.drawn else {}
         self._converted: tuple[str, dict[str, torch.Tensor]] = ("", {})  # the last conversion and what it made
 
     @property

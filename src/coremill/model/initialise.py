@@ -9,7 +9,6 @@ drawn before it, does not matter.
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import inspect
 import math
@@ -64,11 +63,10 @@ class MadeByModule:
 
     def values(self, generator: torch.Generator) -> torch.Tensor:
         """Of that module alone, in memory of its own."""
-        module = copy.deepcopy(self.module).to_empty(device="cpu")
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with _with_memory(self.module), torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(generator.initial_seed())
-            self.model._init_weights(module)
-        return module.get_parameter(self.parameter).detach()
+            self.model._init_weights(self.module)  # itself and no copy: xLSTM looks for it in the model
+            return self.module.get_parameter(self.parameter).detach()
 
 
 Record = dict[str, list[InitialOperation]]
@@ -76,7 +74,7 @@ _Place = tuple[PreTrainedModel, nn.Module]  # a module that is initialised just 
 _Drawn = tuple[int, int, torch.Tensor]  # rows [first, last) of a parameter, and what they are to be
 
 
-def record_initialisation(blueprint: PreTrainedModel) -> Record:
+def record_initialisation(blueprint: PreTrainedModel, seed: int = 0) -> Record:
     """What the model's own initialisation does to each parameter, in order; all on meta, so it needs no memory."""
     names = {parameter.untyped_storage()._cdata: (name, parameter) for name, parameter in blueprint.named_parameters()}
     record: Record = {}
@@ -97,7 +95,7 @@ def record_initialisation(blueprint: PreTrainedModel) -> Record:
 
     # Values that are drawn on the CPU meanwhile are copied as they are: the same by every rank and whenever asked.
     with _recorders(note), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         blueprint.initialize_weights()
     return record
 
@@ -192,6 +190,22 @@ def _rows(tensor: torch.Tensor, parameter: nn.Parameter) -> tuple[int, int] | No
     if not tensor.is_contiguous() or offset % row_elements or count % row_elements:
         return None
     return offset // row_elements, (offset + count) // row_elements
+
+
+@contextlib.contextmanager
+def _with_memory(module: nn.Module) -> Iterator[None]:
+    """Its parameters are on the CPU for as long as it lasts, one that has two names is one."""
+    on_meta = [
+        (each, name, old) for each in module.modules() for name, old in each._parameters.items() if old is not None
+    ]
+    made = {old: nn.Parameter(torch.empty_like(old, device="cpu"), requires_grad=False) for _, _, old in on_meta}
+    try:
+        for owner, name, old in on_meta:
+            owner._parameters[name] = made[old]
+        yield
+    finally:
+        for owner, name, old in on_meta:
+            owner._parameters[name] = old
 
 
 def _made_by(model: PreTrainedModel, module: nn.Module, tensor: torch.Tensor) -> MadeByModule:

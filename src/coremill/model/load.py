@@ -90,7 +90,7 @@ def fill_parameters(
     if source.weights == "pretrained":
         _check_missing(missing, aliases, blueprint, source)
     if missing:
-        record = record_initialisation(blueprint)
+        record = record_initialisation(blueprint, seed)
         with HEARTBEAT.work("making weights", sum(slices[name].bytes for name in missing)):
             for name in missing:
                 initialise(slices[name], record, seed)

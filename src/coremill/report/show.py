@@ -10,6 +10,7 @@ from rich.console import Console
 
 from coremill.errors import InputError
 from coremill.files import write_whole
+from coremill.redaction import print_for_programs
 from coremill.report.comparison import compare, names_of, render_comparison
 from coremill.report.page.comparison_page import render_comparison_page
 from coremill.report.page.run_page import render_page
@@ -28,7 +29,7 @@ def show_report(runs: Sequence[Path], *, as_json: bool, html: Path | None, conso
     if html is not None:
         _write_page(html, render_page(summary))
     if as_json:
-        print(summary_text(summary))
+        print_for_programs(summary_text(summary))
     else:
         render_summary(summary, console)
 
@@ -40,7 +41,7 @@ def _show_comparison(runs: Sequence[Path], *, as_json: bool, html: Path | None, 
     if html is not None:
         _write_page(html, render_comparison_page(summaries))
     if as_json:
-        print(json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False))
+        print_for_programs(json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False))
         return
     render_comparison(document, console, html)
 

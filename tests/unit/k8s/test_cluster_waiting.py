@@ -112,6 +112,7 @@ def test_refusals(code: int, words: str, told: str) -> None:
         (422, 'JobSet "run" is invalid: spec.x', False),
         (403, 'admission webhook "vjobset.kb.io" denied the request: spec.replicatedJobs: field is immutable', False),
         (403, 'jobsets "run" is forbidden: User "ana" cannot patch resource', True),
+        (403, 'admission webhook "x.gatekeeper.sh" denied the request: image is not allowed', True),
     ],
 )
 def test_a_job_that_cannot_be_changed_is_another_job(tmp_path: Path, code: int, words: str, is_raised: bool) -> None:

@@ -117,8 +117,8 @@ def _is_same(cluster: Cluster, rendered: Rendered, live: dict[str, Object]) -> b
         try:
             after = cluster.apply(one, dry_run=True)
         except Refused as error:
-            # Most fields of a job cannot be changed; JobSet has a webhook that says so.
-            if error.status != INVALID and not DENIED.search(error.said):
+            # Most fields of a job cannot be changed; JobSet has a webhook that says so, as other rules are said.
+            if error.status != INVALID and not (DENIED.search(error.said) and "immutable" in error.said):
                 raise
             return False
         if after.get("spec") != before.get("spec"):
