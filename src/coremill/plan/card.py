@@ -264,14 +264,17 @@ def read_card(
     model_class: str = LANGUAGE_MODEL,
     labels: int | None = None,
 ) -> ModelCard:
-    """The card of a folder (config.json, safetensors where pretrained), of a bare config, or of config and headers, as
-    this auto class of transformers makes it: with a head of so many `labels`, where that is for classification."""
+    """The card of a folder (config.json; safetensors where pretrained, or where the config does not tell the size), of
+    a bare config, or of config and headers, as this auto class of transformers makes it: with a head of so many
+    `labels`, where that is for classification."""
     if config is None:
         if folder is None:
             raise ValueError("read_card needs a folder or a config")
         config = read_config(Path(folder))
-    if headers is None and folder is not None and pretrained and any(Path(folder).glob("*.safetensors")):
-        headers = read_headers(Path(folder))
+    if headers is None and folder is not None and any(Path(folder).glob("*.safetensors")):
+        shape = text_config(config)
+        if pretrained or tensors_of(shape_of(shape, head_of(model_class, shape, labels))) is None:
+            headers = read_headers(Path(folder))
     label = name or (str(folder) if folder is not None else str(config.get("model_type", "config")))
     return card_of(config, headers, name=label, model_class=model_class, labels=labels)
 

@@ -16,6 +16,7 @@ from coremill.model.initialise import InitialOperation, initialise, record_initi
 from coremill.model.load import fill_parameters
 from coremill.model.slices import RowSlice, materialise, rows_of_rank
 from coremill.model.source import ModelFolder
+from coremill.plan.card import read_card
 from tiny_models import FAMILIES, MERGED_FAMILIES, make_config_folder
 
 WIDER = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 4}
@@ -73,6 +74,10 @@ def test_values_that_a_module_computes_for_itself(tmp_path: Path, family: str) -
     torch.manual_seed(0)
     expected = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source.folder), dtype=torch.float32)
     shapes = {name: tuple(each.shape) for name, each in blueprint.named_parameters()}
+    with pytest.raises(InputError, match="cannot be told from its config alone"):
+        read_card(tmp_path, pretrained=False)
+    expected.save_pretrained(tmp_path)  # the plan then counts the tensors, whatever is in them
+    assert read_card(tmp_path, pretrained=False).parameters == read_card(tmp_path).parameters
     copied = [name for name, operations in record.items() if any(one.function == "copy_" for one in operations)]
     assert any(name.endswith(("A_log", "igate_preact.bias")) for name in copied)
     for name in copied:
