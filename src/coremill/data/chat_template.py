@@ -94,8 +94,7 @@ class ChatTemplate:
                 raise _NotTold
             start, end = marked[-1]
             end = start + len(text[start:end].rstrip())
-            has_end_token = any(token.end() == end for token in self._token.finditer(text, start, end))
-            return Written(text, tuple(marked[earlier:]), None if has_end_token else "")
+            return Written(text, tuple(marked[earlier:]), self._mark_of_end(text, start, end))
         spans, end_mark = [], None
         for place in answers[-1:] if learn == "last-answer" else answers:
             span, mark = self._answer(text, conversation, place)
@@ -116,6 +115,10 @@ class ChatTemplate:
         )
         return texts[0], marks[0] if marked else []
 
+    def _mark_of_end(self, text: str, start: int, end: int) -> str | None:
+        """None where what is learned ends with a special token."""
+        return None if any(token.end() == end for token in self._token.finditer(text, start, end)) else ""
+
     def _answer(self, text: str, conversation: Conversation, place: int) -> tuple[Span, str | None]:
         """Where an answer begins, and where it ends with its end token; the end mark where that is no token."""
         start, words = self._start(text, conversation, place)
@@ -125,8 +128,7 @@ class ChatTemplate:
             end = known + len(rest)
             if not text.startswith(rest, known) or not self._token.sub("", text[start:end]).strip():
                 raise _NotTold  # the turn is written otherwise once the conversation goes on, or says nothing
-            has_end_token = any(token.end() == end for token in self._token.finditer(text, start, end))
-            return (start, end), None if has_end_token else ""
+            return (start, end), self._mark_of_end(text, start, end)
         token = self._end_token.match(behind)
         if token is not None and text.startswith(token.group(), known):
             return (words[0], known + token.end()), None

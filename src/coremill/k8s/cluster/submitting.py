@@ -117,7 +117,7 @@ def _is_same(cluster: Cluster, rendered: Rendered, live: dict[str, Object]) -> b
         try:
             after = cluster.apply(one, dry_run=True)
         except Refused as error:
-            # Most fields of a job cannot be changed; JobSet has a webhook that says so, as other rules are said.
+            # Most fields of a job cannot be changed: of a JobSet a webhook says so, by 403.
             if error.status != INVALID and not (DENIED.search(error.said) and "immutable" in error.said):
                 raise
             return False
