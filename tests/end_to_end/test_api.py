@@ -46,12 +46,13 @@ while thread.is_alive() and not Path("from-python/run.lock").exists():
     time.sleep(0.02)
 try:
     api.train("run.yaml")
-except api.CoremillError as refused:
-    print("refused:", refused.what)
+except api.CoremillError as error:
+    second = error.what  # printed when the thread is done: it prints too, also between the two writes of one print()
 own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 thread.join()
 assert own.poll() is None, "a process of the script was ended with the ranks"
 own.kill()
+print("refused:", second)
 (result,) = results
 assert (result.state, result.exit_code) == ("finished", 0), result
 assert result.summary["steps"] == stopped.summary["steps"] + 3
