@@ -1,8 +1,9 @@
 """How many ranks of a machine pay: `python -m benchmarks.ranks [--shape 60M] [--seconds N]`.
 
 One model with random weights on this machine, at every number of ranks that the plan would look at, under both engines.
-All runs start, then take turns of a few seconds (benchmarks/turns.py). Printed: tokens per second beside those planned,
-over one rank's; memory of all ranks together beside that planned; and what `auto` takes, beside the best.
+All runs start, then take turns of a few seconds (benchmarks/turns.py). Printed: tokens per second (of BERT-large:
+questions) beside those planned, over one rank's; memory of all ranks together beside that planned; and what `auto`
+takes, beside the best.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import coremill_run, peers, turns
+from benchmarks.encoder_cases import EncoderCase
 from benchmarks.plan_cases import B1, M10, M52, M60, M350, Case, Shape
 from coremill.hardware.cores import rank_counts
 from coremill.hardware.probe import probe_node
@@ -26,7 +30,9 @@ from coremill.hardware.process_memory import MAPPED_FILE_BYTES
 
 FOLDER = peers.ROOT / "runs" / "ranks"
 SHAPES: dict[str, Shape] = {"10M": M10, "50M": M52, "60M": M60, "350M": M350, "1.24B": B1}
+ENCODERS = {"BERT-large": "bert-large", "BERT-mini": "mini"}  # the last is to try the command
 TOKENS_PER_STEP = 4096
+SAMPLES_PER_STEP = 16
 ENGINES = ("replicate", "shard")
 
 
@@ -58,24 +64,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     out = FOLDER / f"{options.shape}-{time.strftime('%Y%m%d-%H%M%S')}"
     out.mkdir(parents=True)
-    case = Case(
-        name=options.shape, shape=SHAPES[options.shape], sequence_length=512, tokens_per_step=options.tokens_per_step
-    )
+    case = case_of(options)
+    case.prepare()
     counts = [int(count) for count in options.ranks.split(",")] if options.ranks else rank_counts(probe_node())
+    wanted = [
+        (ranks, engine, policy)
+        for ranks in counts
+        for engine in (options.engines.split(",") if ranks > 1 else ("replicate",))
+        for policy in options.wait_policies.split(",")
+    ]
     ways: list[Way] = []
+    signal.signal(signal.SIGTERM, peers.interrupt)
     try:
-        for ranks in counts:
-            for engine in options.engines.split(",") if ranks > 1 else ("replicate",):
-                for policy in options.wait_policies.split(","):
-                    ways.append(start(case, ranks, engine, out, policy))
-        turns.take_turns([way.contender for way in ways], options.seconds, options.turn)
+        for ranks, engine, policy in wanted:  # one at a time: on the same cores they would wait for each other
+            ways.append(start(case, ranks, engine, policy, out))
+        try:
+            turns.take_turns([way.contender for way in ways], options.seconds, options.turn)
+        except KeyboardInterrupt:
+            print("interrupted: what was measured so far", flush=True)
+        per_step = case.samples if isinstance(case, EncoderCase) else case.tokens_per_step
         for way in ways:
-            way.rates = way.contender.tokens_per_second_by_turn(options.tokens_per_step)
+            way.rates = way.contender.tokens_per_second_by_turn(per_step)
         memory = {way.name: way.memory_bytes() for way in ways}
     finally:
         for way in ways:
-            turns.end(way.contender)
-    print(table(ways, memory))
+            turns.end(way.contender, ask=False)  # what they would save nobody wants
+    print(table(ways, memory, "samples" if isinstance(case, EncoderCase) else "tokens"))
     auto = planned_by_auto(case, out)
     best = max(ways, key=lambda way: statistics.fmean(way.rates or (0.0,)))
     print(f"\nauto: {auto['value']}, for {auto['reason']}; the best was {best.name}")
@@ -85,7 +99,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def start(case: Case, ranks: int, engine: str, out: Path, wait_policy: str = "default") -> Way:
+def case_of(options: argparse.Namespace) -> Case | EncoderCase:
+    """What is trained, but for ranks and engine."""
+    if options.shape in ENCODERS:
+        return EncoderCase(name=options.shape, shape=ENCODERS[options.shape], samples=SAMPLES_PER_STEP)
+    return Case(
+        name=options.shape, shape=SHAPES[options.shape], sequence_length=512, tokens_per_step=options.tokens_per_step
+    )
+
+
+def start(case: Case | EncoderCase, ranks: int, engine: str, wait_policy: str, out: Path) -> Way:
     name = f"{ranks} x {engine}" if ranks > 1 else "1 rank"
     folder = out / f"{engine}-{ranks}-{wait_policy}"
     environment = ""
@@ -99,38 +122,34 @@ def start(case: Case, ranks: int, engine: str, out: Path, wait_policy: str = "de
     return Way(name, folder / "run", turns.start(name, program, folder, ranks=ranks, cache=FOLDER))
 
 
-def planned_by_auto(case: Case, out: Path) -> dict[str, Any]:
+def planned_by_auto(case: Case | EncoderCase, out: Path) -> dict[str, Any]:
     """`parallel.ranks_per_node: auto`, its value and its reason, for a run of many steps."""
-    import contextlib
-    import io
-
-    from coremill.cli import app
-
     document = json.loads(case.run_file(out / "auto", turns.ENDLESS_STEPS))
     document["parallel"] = {}
     run_file = out / "auto.yaml"
     run_file.write_text(json.dumps(document))
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        app(["plan", str(run_file), "--json"], standalone_mode=False)
-    choice: dict[str, Any] = json.loads(said.getvalue())["ranks_per_node"]
+    command = [sys.executable, "-m", "coremill", "plan", str(run_file), "--json"]
+    said = subprocess.run(command, env=peers.environment(FOLDER), cwd=peers.ROOT, stdout=subprocess.PIPE, check=True)
+    choice: dict[str, Any] = json.loads(said.stdout)["ranks_per_node"]
     return choice
 
 
-def table(ways: Sequence[Way], memory: dict[str, int]) -> str:
+def table(ways: Sequence[Way], memory: dict[str, int], unit: str) -> str:
+    digits = 0 if unit == "tokens" else 2
     lines = [
-        f"| | tokens/s | planned | over {ways[0].name} | planned | memory of all | planned |",
+        f"| | {unit}/s | planned | over {ways[0].name} | planned | memory of all | planned |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     alone = ways[0]
     for way in ways:
-        rate, planned = statistics.fmean(way.rates or (0.0,)), way.plan["tokens_per_second"]
+        rate, planned = statistics.fmean(way.rates or (0.0,)), way.plan[f"{unit}_per_second"]
         ranks = way.plan["ranks_per_node"]["value"]
         planned_memory = ranks * way.plan["memory_bytes_per_rank"]["total"]
         pairs = zip(way.rates, alone.rates, strict=False)
         beside = statistics.median([mine / other for mine, other in pairs] or [0.0])
-        over = planned / alone.plan["tokens_per_second"]
+        over = planned / alone.plan[f"{unit}_per_second"]
         lines.append(
-            f"| {way.name} | {rate:.0f} | {planned:.0f} | {beside:.2f} | {over:.2f}"
+            f"| {way.name} | {rate:.{digits}f} | {planned:.{digits}f} | {beside:.2f} | {over:.2f}"
             f" | {memory[way.name] / 1e9:.2f} GB | {planned_memory / 1e9:.2f} GB |"
         )
     return "\n".join(lines)
@@ -140,7 +159,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.ranks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="60M")
+    parser.add_argument("--shape", choices=(*SHAPES, *ENCODERS), default="60M")
     parser.add_argument("--ranks", default="", help="numbers of ranks, with commas (default: those the plan looks at)")
     parser.add_argument("--engines", default=",".join(ENGINES), help="of several ranks (default both)")
     parser.add_argument("--wait-policies", default="default", help="of OpenMP's threads: default,passive,active")

@@ -152,9 +152,9 @@ def take_turns(contenders: Sequence[Contender], seconds: float, turn_seconds: fl
         contender.read_clocks()
 
 
-def end(contender: Contender) -> None:
+def end(contender: Contender, *, ask: bool = True) -> None:
     """Ask, then make sure."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGTERM, signal.SIGKILL) if ask else (signal.SIGKILL,):
         pids = contender.pids()
         send(number, pids)
         send(signal.SIGCONT, pids)

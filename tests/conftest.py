@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 import ranks
 
@@ -19,6 +20,12 @@ def pytest_configure() -> None:
     """Started with Ctrl-C ignored (nohup, `&` in a script), so would be every command that a test then interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# In the first tier the same examples each time: what a change did not touch cannot fail it. The second tier looks on.
+settings.register_profile("first tier", derandomize=True)
+if not os.environ.get("COREMILL_LONG_TESTS"):
+    settings.load_profile("first tier")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

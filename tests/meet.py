@@ -33,10 +33,11 @@ def main(mode: str) -> int:
         print("no launcher")
         return 0
     try:
-        with join_world(identity, timeout_seconds=60) as world:
+        with join_world(identity, timeout_seconds=200) as world:
             # One write, so that lines of ranks that share a pipe stay whole.
             sys.stdout.write("MET " + json.dumps(meet(world)) + "\n")
             sys.stdout.flush()
+            world.barrier()  # whoever ends one for the other's failure finds both lines written
             if mode == "fail" and world.rank == world.size - 1:
                 raise ValueError("poisoned batch")
             if mode == "fail once" and world.rank == world.size - 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

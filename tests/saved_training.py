@@ -78,6 +78,8 @@ def train_saved(
     hang_at: int | None = None,  # the storage of rank `hang_rank` hangs for ever when this step is saved
     hang_rank: int = 0,
     deadline: str = "15m",
+    deadline_from: int = 0,  # saves of earlier steps have all the time they want, however busy the machine
+    settle_before: int = 0,  # the save under way ends before this step
     storage: dict[int, str] | None = None,  # by step: "hide" or "show" the folder, "fill" or "free" its disk
     poison_at: int | None = None,  # weights stop being numbers before this step
     drift_at: int | None = None,  # on the last rank one weight changes by one bit after this step
@@ -92,7 +94,7 @@ def train_saved(
     hang_in_commit_at: int | None = None,  # on the last rank the rename of this step hangs for ever
     export_to: str | None = None,
     frozen: tuple[str, ...] = (),  # parameters whose names begin like this
-    late_commit: tuple[int, float] | None = None,  # right before the rename of this step storage hangs for so long
+    late_commit_at: int | None = None,  # right before the rename of this step storage hangs until it is given up
     keep: int = 2,
     pause_seconds: float = 0.0,  # after each step
     hang_in_prune: bool = False,  # on rank 0 the storage does not return from removing old checkpoints
@@ -107,6 +109,7 @@ def train_saved(
     from coremill.checkpoint import in_flight, store
     from coremill.checkpoint import saver as saver_module
     from coremill.checkpoint.export import export_model
+    from coremill.checkpoint.in_flight import SaveDeadline, save_deadline_of
     from coremill.checkpoint.resume import find_resume_point
     from coremill.checkpoint.saver import Saver
     from coremill.checkpoint.snapshot import Training, files_needed, restore_parameters, restore_progress
@@ -167,8 +170,10 @@ def train_saved(
 
     def sync_late(path: Path) -> None:
         sync_folder(path)
-        if late_commit is not None and path.name.startswith(f".partial-step-{late_commit[0]:08d}"):
-            time.sleep(late_commit[1])
+        if late_commit_at is not None and path.name.startswith(f".partial-step-{late_commit_at:08d}"):
+            until = time.monotonic() + 60
+            while not saver._save.given_up and time.monotonic() < until:
+                time.sleep(0.05)
 
     def write_slowly(self: Any, data: memoryview) -> None:
         if last:
@@ -281,6 +286,8 @@ def train_saved(
     ended = "done"
     try:
         with Saver(config, Path(folder), origin, memory, steps, world, training, events, requests) as saver:
+            if deadline_from > 1:
+                saver._deadline = SaveDeadline(3600, "supervise.save_deadline")
             where = {"steps": steps, "first_step": origin.step + 1, "norms": training.norms}
             for result in train_steps(made, task, loader, settings, **where, agreement=saver, guard=guard):
                 if result.skipped:
@@ -290,6 +297,10 @@ def train_saved(
                 time.sleep(pause_seconds)
                 if result.step == 14:
                     healed.set()
+                if result.step == deadline_from - 1:
+                    saver._deadline = save_deadline_of(config)
+                if result.step == settle_before - 1 and saver._thread is not None:
+                    saver._thread.join(60)
                 if world.rank == 0 and storage and result.step in storage:
                     if saver._thread is not None:
                         saver._thread.join(60)

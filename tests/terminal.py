@@ -32,6 +32,7 @@ class Terminal:
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # makes it the controlling one
         )
         os.close(other)
+        self._raw = b""
         self.shown = ""  # without colours
         self._seen = 0
 
@@ -46,7 +47,7 @@ class Terminal:
         self.process.wait()
         os.close(self._end)
 
-    def expect(self, words: str, within_seconds: float = 60) -> None:
+    def expect(self, words: str, within_seconds: float = 240) -> None:
         """Until these words are shown."""
         deadline = time.monotonic() + within_seconds
         while words not in self.shown[self._seen :]:
@@ -60,7 +61,7 @@ class Terminal:
 
     def wait_until_it_reads(self) -> None:
         """A signal between Python's prompt and its read is kept until the next key: nobody is as quick, tests are."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         stat = Path(f"/proc/{self.process.pid}/stat")
         before = ""
         while time.monotonic() < deadline:
@@ -71,12 +72,12 @@ class Terminal:
             before = now
         raise AssertionError(f"it does not come to rest; what is shown:\n{self.shown}")
 
-    def ended(self, within_seconds: float = 60) -> int:
+    def ended(self, within_seconds: float = 240) -> int:
         """The exit code."""
         deadline = time.monotonic() + within_seconds
         while self._read(deadline):
             pass
-        return self.process.wait(timeout=10)
+        return self.process.wait(timeout=60)
 
     def _read(self, deadline: float) -> bool:
         ready, _, _ = select.select([self._end], [], [], max(0.0, deadline - time.monotonic()))
@@ -84,5 +85,6 @@ class Terminal:
             chunk = os.read(self._end, 65536) if ready else b""
         except OSError:  # how Linux says that nobody has the other end any more
             chunk = b""
-        self.shown += _COLOURS.sub("", chunk.decode(errors="replace"))
+        self._raw += chunk  # a sequence of colour or a letter may be cut in two
+        self.shown = _COLOURS.sub("", self._raw.decode(errors="replace"))
         return bool(chunk)

@@ -45,7 +45,7 @@ def test_machines_of_one_name_are_told_apart() -> None:
         assert result["node"] == (rank // 2, 2, (0, 0, 1, 1))
         assert result["hostnames"] == tuple(f"{name} (node {node})" for node in (0, 0, 1, 1))
         assert result["cpus"] == {10 * (rank // 2), 10 * (rank // 2) + 1}
-        assert result["link"] == results[0]["link"] > 1e6
+        assert result["link"] == results[0]["link"] > 0
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from coremill.supervise.fork_client import ForkServer
 from coremill.supervise.ranks import Outcome, run_local_ranks
 from coremill.world.sockets import own_address_towards
 from coremill.world.stop import REQUESTS, SAME_PRESS_SECONDS, StopSignals
+from free_port import free_port_for_all_addresses
 from rank_plans import rank_plan
 from tiers import some_long
 
@@ -415,8 +416,7 @@ def kubeflow(nodes: int) -> list[dict[str, str]]:
     address = own_address_towards("198.51.100.1", is_one_host=False)
     if address == "198.51.100.1":
         pytest.skip("this machine has no address but loopback")
-    with socket.create_server((address, 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port_for_all_addresses())
     shared = {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": address, "PET_MASTER_PORT": port}
     return [{**ENVIRON, **shared, "PET_NODE_RANK": str(node)} for node in range(nodes)]
 
@@ -455,7 +455,7 @@ def start_refusing(environ: dict[str, str], folder: Path) -> subprocess.Popen[st
 
 @pytest.mark.parametrize("refusing", some_long([0, 1, 2], [1], "one of three nodes"))
 def test_a_node_that_refuses_tells_the_others(tmp_path: Path, refusing: int) -> None:
-    """They end with 78 and its words; their ranks wait for a minute at most, and end with 69 if nobody tells them."""
+    """They end with 78 and its words; their ranks wait for minutes at most, and end with 69 if nobody tells them."""
     nodes = [
         start_refusing(environ, tmp_path) if node == refusing else start_node(environ, tmp_path / str(node))
         for node, environ in enumerate(kubeflow(3))

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from free_port import free_port_for_all_addresses
 from tiers import long_test
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -180,8 +180,7 @@ def test_two_nodes_by_hand() -> None:
     address = own_address_towards("198.51.100.1", is_one_host=False)
     if address == "198.51.100.1":
         pytest.skip("this machine has no address but loopback")
-    with socket.create_server((address, 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port_for_all_addresses()
     words = ("-q", "--nproc", "1", "--nnodes", "2", "--master", f"{address}:{port}", "--node-rank")
     nodes = [
         subprocess.Popen(

@@ -116,7 +116,7 @@ def test_a_host_that_cannot_rename_fails_the_save_on_all(inputs, reference, tmp_
 
 
 def test_a_host_whose_rename_hangs_is_given_up_and_the_others_take_theirs_back(inputs, reference, tmp_path):
-    for result in run(inputs, 2, tmp_path, disks=[0, 1], hang_in_commit_at=8, deadline="3s"):
+    for result in run(inputs, 2, tmp_path, disks=[0, 1], hang_in_commit_at=8, deadline="3s", deadline_from=8):
         saves = {event["step"]: event for event in told(result, "save")}
         assert saves[4]["saved"]
         assert saves[8]["reason"] == "the storage did not take it within 3 s (supervise.save_deadline)"

@@ -74,7 +74,7 @@ def test_a_folder_that_goes_away_ends_nothing(inputs, tmp_path):
 
 @pytest.mark.parametrize("hang_rank", [0, 1])
 def test_a_save_that_hangs_is_given_up_on_every_rank(inputs, tmp_path, hang_rank):
-    for result in run(inputs, tmp_path, hang_at=8, hang_rank=hang_rank, deadline="3s"):
+    for result in run(inputs, tmp_path, hang_at=8, hang_rank=hang_rank, deadline="3s", deadline_from=8):
         told = saves(result)
         assert told[4] == "saved"
         assert told[8] == "the storage did not take it within 3 s (supervise.save_deadline)"
@@ -88,7 +88,7 @@ def test_a_save_that_hangs_is_given_up_on_every_rank(inputs, tmp_path, hang_rank
 
 def test_a_save_that_was_given_up_never_commits(inputs, tmp_path):
     """All is written, rank 0 is about to rename, the storage hangs until the save was given up, and comes back."""
-    for result in run(inputs, tmp_path, late_commit=(16, 5.0), deadline="3s"):
+    for result in run(inputs, tmp_path, late_commit_at=16, deadline="3s", deadline_from=16):
         told = saves(result)
         assert [told[step] for step in (4, 8, 12)] == ["saved"] * 3
         assert told[16] == "the storage did not take it within 3 s (supervise.save_deadline)"
@@ -97,7 +97,7 @@ def test_a_save_that_was_given_up_never_commits(inputs, tmp_path):
 
 
 def test_what_is_renamed_is_saved_though_tidying_up_hangs(inputs, tmp_path):
-    for result in run(inputs, tmp_path, hang_in_prune=True, deadline="3s"):
+    for result in run(inputs, tmp_path, hang_in_prune=True, deadline="15s", settle_before=8):
         told = saves(result)
         assert told[4] == told[8] == "saved"
         assert result["ended"] == "done" and result["digest"] == inputs["digest"]
@@ -107,7 +107,7 @@ def test_what_is_renamed_is_saved_though_tidying_up_hangs(inputs, tmp_path):
 
 def test_saves_by_the_clock_say_that_tidying_up_still_hangs(inputs, tmp_path):
     """The first save is whole, removing what is older does not return: no later save is begun, and that is told."""
-    by_the_clock = {"every": "1s", "keep": 1, "pause_seconds": 0.3}
+    by_the_clock = {"every": "1s", "keep": 1, "pause_seconds": 0.5}
     for result in run(inputs, tmp_path, hang_in_prune=True, deadline="3s", **by_the_clock):
         first, *later = saves(result).values()
         assert first == "saved" and len(later) >= 2 and set(later) == {STILL_HANGS}
@@ -115,16 +115,16 @@ def test_saves_by_the_clock_say_that_tidying_up_still_hangs(inputs, tmp_path):
 
 
 def test_a_slow_save_that_gets_on_is_not_given_up_and_one_that_stands_is(inputs, tmp_path):
-    slowly = {"every": "never", "stop_at": 3, "deadline": "auto", "standing_seconds": 3.0}
-    for result in run(inputs, tmp_path / "slow", slow_pieces_seconds=0.15, **slowly):
+    stopped = {"every": "never", "stop_at": 3, "deadline": "auto"}
+    for result in run(inputs, tmp_path / "slow", slow_pieces_seconds=0.3, standing_seconds=10.0, **stopped):
         (save,) = [event for event in result["events"] if event["kind"] == "save"]
-        assert save["saved"] and save["seconds"] > 6.0
-    for result in run(inputs, tmp_path / "stands", hang_at=3, hang_rank=1, **slowly):
+        assert save["saved"] and save["seconds"] > 11.0
+    for result in run(inputs, tmp_path / "stands", hang_at=3, hang_rank=1, standing_seconds=3.0, **stopped):
         assert saves(result) == {3: "the storage took nothing of it for 3 s"}
 
 
 def test_a_stop_on_hanging_storage_says_that_it_could_not_save(inputs, tmp_path):
-    for result in run(inputs, tmp_path, hang_at=6, hang_rank=1, stop_at=6, deadline="3s"):
+    for result in run(inputs, tmp_path, hang_at=6, hang_rank=1, stop_at=6, deadline="3s", deadline_from=6):
         assert "stopped on request after step 6, which could not be saved" in result["ended"]
         assert "did not take it within 3 s" in result["ended"] and "after step 4" in result["ended"]
 

@@ -8,10 +8,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from coremill.errors import InputError, PeerLost
+from coremill.world import group
 from coremill.world.group import PeerFailed, World, join_world
 from coremill.world.identity import RankIdentity
 from ranks import RankError, run_ranks
@@ -111,7 +113,10 @@ def test_once_per_node_runs_on_one_rank() -> None:
 
 def outcome_of_once(world: World, fail: str) -> tuple[str, int, bool, str]:
     try:
-        prepare_once(world, fail)
+        with mock.patch.object(
+            group, "HEARING_SECONDS", 1.0
+        ):  # who follows waits for the end of rank 0: here none comes
+            prepare_once(world, fail)
     except BaseException as error:
         return type(error).__name__, getattr(error, "exit_code", 1), getattr(error, "silent", False), str(error)
     raise AssertionError("nothing was raised")
@@ -130,7 +135,7 @@ def test_once_per_node_fails_on_all_ranks_and_speaks_on_one(fail: str, kind: str
 
 def slow_once(world: World) -> str:
     """Longer than a collective may take."""
-    return world.once_per_node(lambda: (time.sleep(4), "done")[1])
+    return world.once_per_node(lambda: (time.sleep(14), "done")[1])
 
 
 def meet_however_late() -> None:
@@ -146,7 +151,7 @@ def join_with_short_timeout(identity: RankIdentity) -> str:
 
     module.HEARTBEAT_SECONDS = 0.2
     meet_however_late()
-    with join_world(identity, timeout_seconds=2.0) as world:
+    with join_world(identity, timeout_seconds=10.0) as world:
         return slow_once(world)
 
 
@@ -155,7 +160,8 @@ def test_once_per_node_outlasts_the_timeout_while_its_rank_lives() -> None:
 
 
 def wait_for_long_work(identity: RankIdentity, marks: bool, how: str) -> tuple[float, str]:
-    """Rank 1 works for longer than the timeout; the others wait for it in a collective."""
+    """Rank 1 works for longer than the timeout; the others wait for it in a collective. Where it gets on, the timeout
+    is longer than anybody may keep it off its processor."""
     import torch
     import torch.distributed as dist
 
@@ -165,9 +171,9 @@ def wait_for_long_work(identity: RankIdentity, marks: bool, how: str) -> tuple[f
     meet_however_late()
     began = time.monotonic()
     try:
-        with join_world(identity, timeout_seconds=2.0) as world:
+        with join_world(identity, timeout_seconds=10.0 if marks else 2.0) as world:
             if world.rank == 1:
-                for _ in range(40):
+                for _ in range(140 if marks else 40):
                     time.sleep(0.1)
                     if marks:
                         HEARTBEAT.advance(1000)

@@ -88,7 +88,8 @@ class Kind:
             return kinds[starts[start] :].count("step") if len(starts) > start else 0
 
         with going(self.scene, [sys.executable, *self.words(war.name, steps=WITHOUT_END)]) as (running, wait_for):
-            wait_for(lambda: steps_after(0) >= 12)
+            # The save of step 10 is whole: it goes on from there.
+            wait_for(lambda: steps_after(0) >= 12 and any((war / "checkpoints").glob("step-*")))
             os.kill(events(war, self.ranks - 1)[0]["pid"], signal.SIGKILL)
             wait_for(lambda: steps_after(1) >= 3)
             running.process.terminate()

@@ -25,6 +25,7 @@ from coremill.report.readers.prometheus.server import RunMetrics
 from end_to_end.scene import Scene, left_behind
 from unit.report.fake_run import START, make_fake_run, write_line
 
+STEPS = 300
 PANELS = [panel for panels in ROWS.values() for panel in panels]
 
 
@@ -36,6 +37,7 @@ def ask(port: int, path: str) -> http.client.HTTPResponse:
 
 def test_a_run_with_page_and_metrics_that_are_killed_and_visitors_that_take_nothing(scene: Scene) -> None:
     words = ["train", "run.yaml", "--page", "--set", "run.folder=paged", "--set", "run.metrics_port=0"]
+    words += ["--set", f"train.steps={STEPS}"]  # so many that it still trains when all visitors have been there
     running = scene.start([sys.executable, "-m", "coremill", *words])
     try:
         out = running.process.stdout
@@ -52,9 +54,8 @@ def test_a_run_with_page_and_metrics_that_are_killed_and_visitors_that_take_noth
         launcher = running.process.pid
         os.kill(launcher, signal.SIGSTOP)  # the servers go after all others: they may need longer than the run
         served = {each.name: each.samples for each in scraped(metrics_port)}
-        assert (
-            served["coremill_steps_planned"][0].value == 8 and served["coremill_run_info"][0].labels["run"] == "paged"
-        )
+        assert served["coremill_steps_planned"][0].value == STEPS
+        assert served["coremill_run_info"][0].labels["run"] == "paged"
         with socket.create_connection(("127.0.0.1", port)) as sleeper:  # takes nothing
             sleeper.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             page = ask(port, "/").read().decode()
@@ -75,7 +76,7 @@ def test_a_run_with_page_and_metrics_that_are_killed_and_visitors_that_take_noth
     assert done.code == 0, str(done)
     assert not done.left
     report = json.loads(scene.path("paged/report.json").read_text())
-    assert report["state"] == "finished" and report["steps"] == 8
+    assert report["state"] == "finished" and report["steps"] == STEPS
     assert report["subject"]["command"] == f"coremill {' '.join(words)}" and report["subject"]["parameters"] > 1000
     assert scene.path("paged/logs/live-page.log").read_text() == ""
     assert scene.path("paged/logs/metrics.log").read_text() == ""

@@ -21,6 +21,7 @@ from uuid import uuid4
 import pytest
 
 from coremill.child import wrapped
+from coremill.world.stop import SAME_PRESS_SECONDS
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Running, Scene, left_behind
 
 TRAIN = [sys.executable, "-m", "coremill", "train", "run.yaml", "--nproc", "2"]
@@ -54,7 +55,8 @@ sys.meta_path.insert(0, Finder())
 
 def events(folder: Path, rank: int = 0) -> list[dict[str, object]]:
     file = folder / "events" / f"rank-{rank:05d}.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    whole, _, _ = (file.read_bytes() if file.exists() else b"").rpartition(b"\n")  # the last line may be half written
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def wait_for(condition: Callable[[], bool], running: Running) -> None:
@@ -101,13 +103,19 @@ def test_a_second_ctrl_c_ends_at_once(scene: Scene) -> None:
     with training(scene, "twice") as running:
         os.kill(pid_of(scene.path("twice"), 1), signal.SIGSTOP)  # the other waits for it, and cannot save
         os.killpg(running.process.pid, signal.SIGINT)
-        time.sleep(2)  # another press; one that a wrapper passes on: tests/distributed/test_launch.py
+        said = ""
+        assert running.process.stdout is not None
+        while "Ctrl-C: saving, then stopping; Ctrl-C again ends at once" not in said:
+            line = running.process.stdout.readline()
+            assert line, said
+            said += line
+        # Another press; one that a wrapper passes on: tests/distributed/test_launch.py.
+        time.sleep(SAME_PRESS_SECONDS + 1)
         assert running.process.poll() is None
         os.killpg(running.process.pid, signal.SIGINT)
         done = running.end()
     assert done.code == 130, str(done)
     assert not done.left
-    assert "Ctrl-C: saving, then stopping; Ctrl-C again ends at once" in done.out
     assert "stopped at once (Ctrl-C)" in done.err and "Traceback" not in done.err
     report = json.loads((scene.path("twice") / "report.json").read_text())
     assert (report["state"], report["exit_code"]) == ("stopped", 130)

@@ -112,7 +112,10 @@ class Made:
         found = {
             "processes": sorted(self.processes & set(processes)),
             "namespaces": sorted(self.namespaces & everyones),
-            "groups": [str(path) for path in Path("/sys/fs/cgroup").rglob(f"coremill-rehearse-{self.own_pid}")],
+            # Not rglob: groups of others vanish while it looks.
+            "groups": [
+                path for path, _, _ in os.walk("/sys/fs/cgroup") if path.endswith(f"/coremill-rehearse-{self.own_pid}")
+            ],
             "mounts": [
                 line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.folder) in line
             ],
@@ -149,7 +152,7 @@ def _processes() -> dict[str, tuple[str, ...]]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], within_seconds: float = 60) -> bool:
+def wait_until(condition: Callable[[], bool], within_seconds: float = 240) -> bool:
     deadline = time.monotonic() + within_seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -90,7 +90,7 @@ def test_a_reclaim_waits_until_the_container_hears_and_not_only_its_runtime(tmp_
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=long_test), signal.SIGKILL])
 def test_no_container_is_left_however_it_ends(tmp_path: Path, bundle: Path, number: signal.Signals) -> None:
     """Nor its mounts, namespaces and groups, of any controller."""
-    script = "touch /fsx/coremill/up-$HOSTNAME; trap '' TERM; sleep 300 & wait; sleep 300"
+    script = "trap '' TERM; sleep 300 & touch /fsx/coremill/up-$HOSTNAME; wait; sleep 300"
     folder = tmp_path / "out"
     process = subprocess.Popen(
         command(manifests(tmp_path, script), "-o", str(folder), "--image", str(bundle)),
@@ -102,13 +102,14 @@ def test_no_container_is_left_however_it_ends(tmp_path: Path, bundle: Path, numb
     )
     try:
         up = folder / "volumes/coremill/coremill"
-        assert wait_until(lambda: len(list(up.glob("up-*"))) == 2), process.communicate(timeout=1)
+        is_up = wait_until(lambda: len(list(up.glob("up-*"))) == 2)
+        assert is_up, (process.kill(), process.communicate())
         made = made_by(process.pid, folder)
         assert len(made.namespaces) >= 2 + 2 * 5 and len(made.processes) >= 1 + 2 * 4
         if Path("/sys/fs/cgroup/memory").is_dir():
             assert "groups" in made.left()
         process.send_signal(number)
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=240)
     finally:
         if process.poll() is None:
             process.kill()

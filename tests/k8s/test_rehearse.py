@@ -34,9 +34,9 @@ for port in (4000, 4001):
     server.bind(("", port)); server.listen(); globals()[f"server{{port}}"] = server
 other = f"tiny-{{1 - int(os.environ['PET_NODE_RANK'])}}.tiny"
 for port in (4000, 4001):
-    for attempt in range(150):
+    for attempt in range(1200):
         try:
-            socket.create_connection((other, port), timeout=1).close()
+            socket.create_connection((other, port), timeout=20 if port == 4000 else 1).close()
             print(port, "open"); break
         except (ConnectionRefusedError, socket.gaierror):
             time.sleep(0.1)
@@ -202,7 +202,7 @@ def test_nothing_is_left_however_it_ends_and_no_token_is_seen(tmp_path: Path, nu
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf-token"}}
         objects.append({**secret, "data": {"token": base64.b64encode(TOKEN.encode()).decode()}})
 
-    script = "test -n \"$HF_TOKEN\" && touch /fsx/coremill/up-$HOSTNAME; trap '' TERM; sleep 300 & wait"
+    script = "trap '' TERM; sleep 300 & test -n \"$HF_TOKEN\" && touch /fsx/coremill/up-$HOSTNAME; wait"
     file = manifests(tmp_path, script, hold_a_secret)
     folder = tmp_path / "out"
     process = subprocess.Popen(
@@ -215,14 +215,15 @@ def test_nothing_is_left_however_it_ends_and_no_token_is_seen(tmp_path: Path, nu
     )
     try:
         up = folder / "volumes/coremill/coremill"
-        assert wait_until(lambda: len(list(up.glob("up-*"))) == 2), process.communicate(timeout=1)
+        is_up = wait_until(lambda: len(list(up.glob("up-*"))) == 2)
+        assert is_up, (process.kill(), process.communicate())
         made = made_by(process.pid, folder)
         # The rehearsal's own network and mounts, and of each pod network, mounts, processes and host name.
         assert len(made.namespaces) >= 2 + 2 * 4 and len(made.processes) >= 1 + 2 * 3
         assert not [words for words in all_command_lines() if TOKEN in words]
         time.sleep(0.2)
         process.send_signal(number)
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=240)
     finally:
         if process.poll() is None:
             process.kill()

@@ -19,7 +19,7 @@ from coremill.errors import Drifted, KnownEnding
 from coremill.hardware.probe import environment_snapshot
 from coremill.plan.stored import plan_from_json
 from coremill.world.group import World, join_world
-from coremill.world.identity import LOOPBACK, RankIdentity
+from coremill.world.identity import LOOPBACK, STORE_FD, RankIdentity
 
 if TYPE_CHECKING:
     from coremill.plan.types import Plan
@@ -54,6 +54,7 @@ def main() -> int:
         master_address=LOOPBACK,
         master_port=int(environ["MASTER_PORT"]),
         launcher="environment",
+        store_fd=int(environ[STORE_FD]) if STORE_FD in environ else None,
     )
     import torch
 

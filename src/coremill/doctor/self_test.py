@@ -31,6 +31,8 @@ from coremill.plan.engine_cost import engines_for_auto
 from coremill.plan.planner import make_plan
 from coremill.plan.types import Plan
 from coremill.report.terminal import format_bytes, format_seconds
+from coremill.world.identity import STORE_FD
+from coremill.world.sockets import listen_on_loopback
 
 WORLD_SIZE = 2
 TINY_LLAMA = {
@@ -114,7 +116,10 @@ def self_test(
             return SelfTest(checks=(check,), seconds=time.monotonic() - started)
         (folder / "plans.json").write_text(json.dumps(plans), encoding="utf-8")
         (folder / "config.json").write_text(json.dumps(TINY_LLAMA), encoding="utf-8")
-        ranks = _run_ranks(argv, _environments(node, environ, folder, timeout_seconds), folder, timeout_seconds)
+        # Rank 0 inherits a socket that listens already: a port that is only looked for may be somebody else's by then.
+        with listen_on_loopback() as listener:
+            environments = _environments(node, environ, folder, timeout_seconds, listener)
+            ranks = _run_ranks(argv, environments, folder, timeout_seconds, listener)
     seconds = time.monotonic() - started
     failures = [failure for ended in _culprits(ranks) if (failure := _failure_of(ended, timeout_seconds))]
     if failures:
@@ -187,11 +192,12 @@ def judge(results: Sequence[Mapping[str, Any]], rate: float) -> tuple[Check, ...
 
 
 def _environments(
-    node: NodeFacts, environ: Mapping[str, str], folder: Path, timeout_seconds: float
+    node: NodeFacts, environ: Mapping[str, str], folder: Path, timeout_seconds: float, listener: socket.socket
 ) -> list[dict[str, str]]:
     """One environment per rank: which one it is, and where its orders lie."""
     threads = max(1, node.usable_cores // WORLD_SIZE)
-    port = _free_port()
+    port = listener.getsockname()[1]
+    variables = [{STORE_FD: str(listener.fileno())}, *[{} for _ in range(1, WORLD_SIZE)]]
     return [
         {
             **child_environment(environ, threads),
@@ -200,19 +206,18 @@ def _environments(
             "MASTER_PORT": str(port),
             "COREMILL_SELF_TEST_FOLDER": str(folder),
             "COREMILL_SELF_TEST_SECONDS": str(timeout_seconds / 2),
+            **own,
         }
-        for rank in range(WORLD_SIZE)
+        for rank, own in enumerate(variables)
     ]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _run_ranks(
-    argv: Sequence[str], environments: Sequence[Mapping[str, str]], folder: Path, timeout_seconds: float
+    argv: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    folder: Path,
+    timeout_seconds: float,
+    listener: socket.socket,
 ) -> list[_Ended]:
     """Runs one process per environment until all have ended, one has failed, or the time is up."""
     processes: list[subprocess.Popen[bytes]] = []
@@ -230,8 +235,10 @@ def _run_ranks(
                     stdout=files[0],
                     stderr=files[1],
                     start_new_session=True,
+                    pass_fds=[listener.fileno()] if rank == 0 else [],
                 )
             )
+        listener.close()  # with rank 0 it is to be gone
         for _ in _ticks(timeout_seconds):
             codes = [process.poll() for process in processes]
             if None not in codes:

@@ -156,7 +156,7 @@ def _candidates(config: RunConfig, folder: RunFolder, step: str | None) -> list[
     else:
         place = checkpoint_folder(config, folder.path)
         refuse_writable_by_others(place, "checkpoint.folder")
-        kept = survey(place)
+        kept = _survey(place)
         found = list(kept.sound)
         if config.evaluation.keep_best and found:
             best = scores_of(config, found[0]).best_kept([each.step for each in found])
@@ -173,6 +173,15 @@ def _candidates(config: RunConfig, folder: RunFolder, step: str | None) -> list[
             do="copy the files of that step from the other hosts into this folder, and try again",
         )
     return whole
+
+
+def _survey(place: Path) -> Survey:
+    """Again where what was to be looked at has gone meanwhile: a run that goes on removes what newer ones replace."""
+    for _ in range(TRIES):
+        kept = survey(place)
+        if kept.sound or all((place / one.name).exists() for one in kept.passed_over):
+            break
+    return kept
 
 
 def _nothing_kept(place: Path, kept: Survey, folder: RunFolder) -> InputError:

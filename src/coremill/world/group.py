@@ -243,8 +243,13 @@ class World:
         if self.identity.launcher == "coremill":
             print(follower_line(self.rank, failed_rank), file=sys.stderr, flush=True)
         else:
-            with contextlib.suppress(RuntimeError, Stopped):  # the store went with the rank that failed
-                self._wait_for_hearers(prefix, hearing_seconds)
+            with contextlib.suppress(Stopped):
+                with contextlib.suppress(RuntimeError):  # the store is gone, and with it rank 0
+                    self._wait_for_hearers(prefix, hearing_seconds)
+                    until = time.monotonic() + hearing_seconds
+                    while failed_rank == 0 and time.monotonic() < until:
+                        self.store.check([prefix])
+                        time.sleep(POLL_SECONDS)
                 time.sleep(FOLLOWING_SECONDS)
 
     def close(self) -> None:

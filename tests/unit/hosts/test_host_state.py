@@ -219,7 +219,7 @@ import os, signal, sys, time
 def save(*_):
     if sys.argv[1] == "hangs":
         os.kill(os.getpid(), signal.SIGSTOP)
-    until = time.monotonic() + 5.0
+    until = time.monotonic() + float(sys.argv[2])
     while time.monotonic() < until:
         time.sleep(0.2)
     sys.exit(75)
@@ -230,16 +230,22 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize(
-    ("ends_itself", "does", "code"),
-    [(True, "saves", 75), (False, "saves", 128 + signal.SIGKILL), (True, "hangs", 128 + signal.SIGKILL)],
+    ("ends_itself", "does", "save_seconds", "grace_seconds", "code"),
+    [
+        (True, "saves", 14.0, 10.0, 75),
+        (False, "saves", 600.0, 2.5, 128 + signal.SIGKILL),
+        (True, "hangs", 600.0, 2.5, 128 + signal.SIGKILL),
+    ],
 )
-def test_a_launcher_that_waits_for_a_save_is_not_killed(ends_itself: bool, does: str, code: int) -> None:
+def test_a_launcher_that_waits_for_a_save_is_not_killed(
+    ends_itself: bool, does: str, save_seconds: float, grace_seconds: float, code: int
+) -> None:
     """It ends its ranks itself when no more bytes are written; only where it hangs the host's agent does."""
     order = {
-        "argv": [sys.executable, "-c", SAVES, does],
+        "argv": [sys.executable, "-c", SAVES, does, str(save_seconds)],
         "folder": "/",
         "environ": {},
-        "grace_seconds": 2.5,
+        "grace_seconds": grace_seconds,
         "ends_itself": ends_itself,
     }
     pipe = subprocess.PIPE

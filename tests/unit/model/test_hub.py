@@ -117,7 +117,7 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
-def resolve(endpoint: str, cache: Path, *sections: dict[str, Any]) -> list[str]:
+def resolve(endpoint: str, cache: Path, *sections: dict[str, Any], request_seconds: float = 10.0) -> list[str]:
     """What resolving each section gives, or of an adapter its name: the files of the folder, or the message."""
     program = """
 import json, sys
@@ -128,7 +128,7 @@ from coremill import hub
 from coremill.model.adapter_source import FILES, SETTING, download_files
 from coremill.model.source import resolve_model
 from coremill.tasks.causal_lm import CausalLm
-hub.REQUEST_SECONDS = 1.0
+hub.REQUEST_SECONDS = float(sys.argv[3])
 for section in json.loads(sys.argv[1]):
     try:
         if "adapter" in section:
@@ -142,7 +142,7 @@ for section in json.loads(sys.argv[1]):
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(cache / "hf"), "HF_TOKEN": TOKEN}
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, json.dumps(sections), str(cache)],
+        [sys.executable, "-W", "ignore", "-c", program, json.dumps(sections), str(cache), str(request_seconds)],
         env=environment,
         capture_output=True,
         text=True,
@@ -199,7 +199,8 @@ def test_download_and_refusals(hub: str, tmp_path: Path) -> None:
 
 def test_a_silent_network_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        (message,) = resolve(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path, {"name": "some/model"})
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        (message,) = resolve(endpoint, tmp_path, {"name": "some/model"}, request_seconds=1.0)
     assert "the hub cannot be reached" in message
     # Bad input is reported within 30 s, the start of the process included.
     assert REQUEST_SECONDS < DEADLINE_SECONDS <= 20

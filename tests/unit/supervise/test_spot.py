@@ -48,7 +48,7 @@ def test_an_automatic_watch_goes_on_where_somebody_has_answered():
         watch = SpotWatch(Metadata(service.address), told.append, insists=False, poll_seconds=0.01)
         watch.start()
         deadline = time.monotonic() + PATIENCE_SECONDS
-        for status, is_garbled, questions in ((200, False, 2), (503, False, 8), (200, True, 4)):  # there, then not well
+        for status, is_garbled, questions in ((200, False, 3), (503, False, 8), (200, True, 4)):  # there, then not well
             service.status, service.is_garbled, enough = status, is_garbled, len(service.asked) + questions
             while len(service.asked) < enough and time.monotonic() < deadline:
                 time.sleep(0.01)

@@ -217,8 +217,10 @@ def test_a_host_that_was_lost_is_taken_over_though_its_file_server_still_keeps_i
     suspended = OwnedFolders()
     take(suspended, tmp_path, tmp_path)
     held = suspended._locks[0]
-    held.holder = replace(held.holder, host="node9", boot_id="of another kernel")
     suspended._ends.set()  # nobody renews it, and the lock stays
+    assert suspended._thread is not None
+    suspended._thread.join()
+    held.holder = replace(held.holder, host="node9", boot_id="of another kernel")
     held.path.write_text(json.dumps(asdict(held.holder)))
     assert "looking for 1 s" in take(owned, tmp_path, tmp_path)[0]
     owned.check_now()
