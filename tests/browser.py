@@ -92,11 +92,11 @@ class Page:
         left, top, width, height = self.ask(box + " return [b.left, b.top, b.width, b.height] })()")
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + share * width, y=top + height / 2)
 
-    def picture(self, file: Path, *, height: int | None = None, scale: float = 1) -> None:
-        """A PNG of the page, whole or so much of it from its top."""
+    def picture(self, file: Path, *, height: int | None = None, scale: float = 1, beyond: bool = True) -> None:
+        """A PNG of the page, whole or so much of it from its top; what lies `beyond` the window is laid out for it."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": height or size["height"], "scale": scale}
-        shot = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        shot = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=beyond)
         file.write_bytes(base64.b64decode(shot["data"]))
 
 
