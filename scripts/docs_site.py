@@ -65,12 +65,13 @@ GROUPS = {
         "decisions/README.md",
         "decisions/*.md",
         "log.md",
+        "tried.md",
         "contributing.md",
         "security.md",
     ),
 }
 # Searching, people want what to do before why it is so: by the beginning of a page's name.
-SEARCH_BOOST = {"guide": 10.0, "decisions/": 0.05, "log.md": 0.05, "changelog.md": 0.05}
+SEARCH_BOOST = {"guide": 10.0, "decisions/": 0.05, "log.md": 0.05, "tried.md": 0.05, "changelog.md": 0.05}
 _FENCE = re.compile(r"(^ {0,3}(`{3,}|~{3,}).*?^ {0,3}\2`*\s*$)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?!\w+:|#)([^()\s]+)\)")
 _ITEM = re.compile(r"^(?:[-*+]|\d+\.) ")

@@ -115,14 +115,14 @@ def chat_report(workshop: Scene) -> dict:
 def test_the_example_of_conversations(workshop: Scene, chat_report: dict):
     assert chat_report["state"] == "finished" and chat_report["evaluations"]
     assert chat_report["loss_last"] < chat_report["loss_first"] - 1.0 and 0 < chat_report["padding_fraction"] < 0.1
-    assert (workshop.path("runs") / "chat/export/chat_template.jinja").is_file()
+    assert (workshop.path("runs") / "example-chat/export/chat_template.jinja").is_file()
 
 
 @long_test("test_lora_export.py loads adapters, test_readme_files.py trains them on conversations")
 def test_adapters_on_conversations_leave_what_peft_loads(workshop: Scene, chat_report: dict):
     report = run(workshop, *header(CHAT_LORA), "--set", "train.epochs=2")
     assert report["state"] == "finished" and report["loss_last"] < report["loss_first"]
-    export = workshop.path("runs") / "chat-lora/export"
+    export = workshop.path("runs") / "example-chat-lora/export"
     assert {"adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"} <= {
         path.name for path in export.iterdir()
     }

@@ -83,6 +83,7 @@ def test_what_it_says(ended: Ended) -> None:
     assert re.search(r"^interrupted: the training in .*from-python was stopped after step \d+;", ended.out, re.M)
     assert "refused: this process is training already" in ended.out
     assert "refused: 78 no file matches" in ended.out
+    assert "dry run: nothing is left to train" in ended.out
 
 
 def test_progress_is_lines(ended: Ended) -> None:

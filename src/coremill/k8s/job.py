@@ -78,15 +78,18 @@ class Job:
         return FAILURES_PER_POD * self.nodes
 
 
-def make_job(loaded: LoadedConfig) -> Job:
-    """Everything decided; bad input ends here."""
+def make_job(loaded: LoadedConfig, *, is_there: bool = False) -> Job:
+    """Everything decided; bad input ends here.
+
+    `is_there`: submitted before. To see, stop or delete it, neither need its model be in reach nor the run fit.
+    """
     with loaded.placing():
         config = loaded.located
         _require_image(config)
         name = job_name(loaded)
         require_names(config)
-        sized, plan, ranks, threads = _sized(config)
-        if plan is not None and not plan.fits:
+        sized, plan, ranks, threads = _sized(config, is_there=is_there)
+        if plan is not None and not plan.fits and not is_there:
             raise _does_not_fit(plan)
     efa, efa_notes = _efa(config, sized)
     times = times_of(config, plan)
@@ -135,7 +138,7 @@ def _require_image(config: RunConfig) -> None:
         )
 
 
-def _sized(config: RunConfig) -> tuple[PodSize, Plan | None, int, int]:
+def _sized(config: RunConfig, *, is_there: bool) -> tuple[PodSize, Plan | None, int, int]:
     """The pod, the plan for it, and ranks and threads, which the manifest and the plan have in common."""
     model = config.model
     on_volume = model.config is None and model.name.startswith(f"{config.kubernetes.mount_path}/")
@@ -147,16 +150,13 @@ def _sized(config: RunConfig) -> tuple[PodSize, Plan | None, int, int]:
                 why=f"{model.name} is on the volume: how large the model is cannot be seen from here",
                 do="set fleet.instance, or kubernetes.instances",
             )
-        fleet = find_fleet(config, None)
-        parallel = config.parallel
-        layout = lay_out(
-            fleet.node,
-            ranks=None if parallel.ranks_per_node == AUTO else parallel.ranks_per_node,
-            threads=None if parallel.threads_per_rank == AUTO else parallel.threads_per_rank,
-        )
-        sized = pod_size(config.kubernetes, instances_of(config))
-        return sized, None, layout.ranks_per_node.value, layout.threads_per_rank.value
-    card = card_without_weights(config)
+        return _laid_out(config)
+    try:
+        card = card_without_weights(config)
+    except InputError:
+        if not is_there or not instances_of(config):
+            raise
+        return _laid_out(config)
     instances, why_these = instances_of(config), ""
     if not instances:
         chosen = cheapest_type(config, card)
@@ -166,6 +166,18 @@ def _sized(config: RunConfig) -> tuple[PodSize, Plan | None, int, int]:
     sized = pod_size(config.kubernetes, instances)
     sized = replace(sized, reason=why_these + sized.reason)
     return sized, plan, plan.ranks_per_node.value, plan.threads_per_rank.value
+
+
+def _laid_out(config: RunConfig) -> tuple[PodSize, None, int, int]:
+    """By the machine alone, where the model cannot be seen."""
+    parallel = config.parallel
+    layout = lay_out(
+        find_fleet(config, None).node,
+        ranks=None if parallel.ranks_per_node == AUTO else parallel.ranks_per_node,
+        threads=None if parallel.threads_per_rank == AUTO else parallel.threads_per_rank,
+    )
+    sized = pod_size(config.kubernetes, instances_of(config))
+    return sized, None, layout.ranks_per_node.value, layout.threads_per_rank.value
 
 
 def _does_not_fit(plan: Plan) -> InputError:

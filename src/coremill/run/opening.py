@@ -354,6 +354,10 @@ def say_dry_run(orders: Orders, folder: RunFolder, console: Console) -> None:
     """The last line where no rank is started."""
     ranks = "1 rank" if orders.plan.world_size == 1 else f"{orders.plan.world_size} ranks"
     plan = orders.plan
+    if plan.steps_done >= orders.steps:
+        done = f"{orders.steps:,} steps of {folder.path} are done"
+        say(console, f"dry run: nothing is left to train, the {done}; --fresh runs it anew")
+        return
     steps = f"{orders.steps:,} steps" if not plan.steps_done else f"steps {plan.steps_done + 1:,} to {orders.steps:,}"
     say(console, f"dry run: {ranks} would run {steps} in {folder.path}")
 

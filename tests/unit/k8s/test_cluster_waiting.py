@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from coremill.errors import CoremillError, InputError
+from coremill.k8s import job as job_module
 from coremill.k8s.cluster import commands, connection, ending, log_following, seen, submitting
 from coremill.k8s.cluster.kinds import KINDS
 from coremill.k8s.cluster.refusals import Asked, Unavailable, refusal_of
@@ -130,8 +131,7 @@ def test_a_job_that_cannot_be_changed_is_another_job(tmp_path: Path, code: int, 
 
 
 def test_a_job_that_is_deleted_meanwhile_is_not_waited_for(job: Job) -> None:
-    rendered = SimpleNamespace(job=job)
-    opened = SimpleNamespace(cluster=Cluster(iter([{}])), rendered=rendered)
+    opened = SimpleNamespace(cluster=Cluster(iter([{}])), job=job)
     with pytest.raises(CoremillError, match="was deleted while it was waited for"):
         commands._wait_for_pods(opened, lambda text: None)  # type: ignore[arg-type]
 
@@ -187,3 +187,21 @@ def test_a_kubeconfig_that_does_not_work_is_bad_input(
         connection.connect(job.section, None)
     assert why in str(refused.value.why) and refused.value.do
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_job_that_is_there_is_known_without_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopping what costs money must not wait for the hub, nor for a run that fits."""
+    before = make_job(loaded(tmp_path))
+
+    def out_of_reach(config: Any) -> Any:
+        raise InputError("the hub cannot be reached")
+
+    monkeypatch.setattr(job_module, "card_without_weights", out_of_reach)
+    with pytest.raises(InputError, match="the hub"):
+        make_job(loaded(tmp_path))
+    now = make_job(loaded(tmp_path), is_there=True)
+    for each in ("name", "namespace", "labels", "pool", "nodes", "ranks_per_node"):
+        assert getattr(now, each) == getattr(before, each)
+    unnamed = {"fleet__instance": None}
+    with pytest.raises(InputError, match="the hub"):  # which type it took only the model says
+        make_job(loaded(tmp_path, **unnamed), is_there=True)

@@ -15,7 +15,7 @@ from coremill.errors import CoremillError, InputError, Interrupted
 from coremill.k8s.cluster import ending, submitting
 from coremill.k8s.cluster.conditions import exit_code
 from coremill.k8s.cluster.log_following import lines_of, pod_index
-from coremill.k8s.cluster.opening import Opened, open_job
+from coremill.k8s.cluster.opening import Opened, open_job, open_rendered
 from coremill.k8s.cluster.seen import labels_of, look, look_again
 from coremill.k8s.cluster.status import OVER, headline, live_pods, show_status, state_of, status_of, told_reasons
 from coremill.k8s.render_command import summary_of
@@ -28,15 +28,15 @@ LOOK_SECONDS = 5.0
 def submit_run(loaded: LoadedConfig, file: str, context: str | None, *, wait: bool, as_json: bool) -> None:
     """Everything said on the way goes to stderr with --json, to stdout without."""
     say = _saying(as_json=as_json)
-    opened = open_job(loaded, context, "submit")
-    for note in opened.rendered.notes:
+    rendered, opened = open_rendered(loaded, context)
+    for note in rendered.notes:
         if note.startswith("warning:"):
             say(note)
-    say(summary_of(opened.rendered))
+    say(summary_of(rendered))
     say(f"cluster: {opened.cluster.context}")
-    actions = submitting.submit(opened.rendered, opened.cluster, file, say)
+    actions = submitting.submit(rendered, opened.cluster, file, say)
     with _told_what_goes_on(f"the job goes on; coremill k8s status {file} shows it, stop suspends it"):
-        document = _wait_for_pods(opened, say) if wait else status_of(look(opened.cluster, opened.rendered.job))
+        document = _wait_for_pods(opened, say) if wait else status_of(look(opened.cluster, opened.job))
     if as_json:
         done = [{"object": one.object, "action": one.action} for one in actions]
         print(json.dumps({"objects": done, **document}, indent=2))
@@ -49,7 +49,7 @@ def submit_run(loaded: LoadedConfig, file: str, context: str | None, *, wait: bo
 def show_status_of(loaded: LoadedConfig, context: str | None, *, as_json: bool, console: Console) -> None:
     """Once; how long to wait between two looks is the user's to say (`watch coremill k8s status ...`)."""
     opened = open_job(loaded, context, "status")
-    document = status_of(look(opened.cluster, opened.rendered.job))
+    document = status_of(look(opened.cluster, opened.job))
     if as_json:
         print(json.dumps(document, indent=2))
         return
@@ -61,9 +61,9 @@ def show_logs(
 ) -> None:
     """Lines on stdout as the pod has them; what is said of pods goes to stderr. JSON: one object a line."""
     opened = open_job(loaded, context, "logs")
-    pod_index(opened.rendered.job, rank)
+    pod_index(opened.job, rank)
     say = _saying(as_json=True)
-    for line in lines_of(opened.cluster, opened.rendered.job, rank, follow=follow, tail=tail, say=say):
+    for line in lines_of(opened.cluster, opened.job, rank, follow=follow, tail=tail, say=say):
         text = json.dumps({"pod": line.pod, "time": line.time, "text": line.text}) if as_json else line.text
         print(text, flush=True)
 
@@ -72,7 +72,7 @@ def stop_run(loaded: LoadedConfig, context: str | None, *, wait: bool, as_json: 
     """Ends with 0 when the pods have gone; a job that is over or stopped is left as it is."""
     say = _saying(as_json=as_json)
     opened = open_job(loaded, context, "stop")
-    job, cluster = opened.rendered.job, opened.cluster
+    job, cluster = opened.job, opened.cluster
     seen = look(cluster, job)
     state = state_of(seen)
     if state == "absent":
@@ -101,7 +101,7 @@ def delete_run(
     """Asks once, with what would go."""
     say = _saying(as_json=as_json)
     opened = open_job(loaded, context, "delete")
-    job, cluster = opened.rendered.job, opened.cluster
+    job, cluster = opened.job, opened.cluster
     own, wide, unseen = ending.belongings(cluster, job)
     for words in unseen:
         say(f"not looked for: {words}")
@@ -138,7 +138,7 @@ def _is_asked(words: str, say: Say, ask: Callable[[str], bool]) -> bool:
 
 def _wait_for_pods(opened: Opened, say: Say) -> dict[str, Any]:
     """Until all pods run, with what they wait for; a job that ends before is told by how it ended."""
-    cluster, job = opened.cluster, opened.rendered.job
+    cluster, job = opened.cluster, opened.job
     told: set[str] = set()
     while True:
         seen = look_again(cluster, job, say)
