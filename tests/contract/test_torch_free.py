@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from house import ROOT, sources
 
+from tiers import long_test
+
 PROBE = Path(__file__).with_name("torch_free_probe.py")
 
 # These modules compute, or live in the own process of a tracker or of metrics; packages with all they hold. Every other
@@ -99,6 +101,7 @@ def test_modules_import_without_torch():
     assert json.loads(outcome.stdout) == {}
 
 
+@long_test("a list that is too long hides nothing of what users meet; commands are tried below")
 def test_the_list_of_computing_modules_is_no_longer_than_it_must_be():
     outcome = probe("modules", *sorted(modules_in(COMPUTING)))
     assert set(json.loads(outcome.stdout)) == modules_in(COMPUTING)

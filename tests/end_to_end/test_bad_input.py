@@ -15,6 +15,7 @@ import pytest
 
 from end_to_end.scene import RUN_FILE, Ended, Scene
 from end_to_end.stand_in_hub import serve_gated_hub
+from tiers import long_test
 from tiny_models import make_config_folder
 
 NOBODY_LISTENS = "http://127.0.0.1:9"  # the discard port: refused at once
@@ -314,6 +315,7 @@ def test_under_mpirun_it_is_said_once(scene: Scene, gated_hub: str) -> None:
     assert_no_rank_started(scene, done)
 
 
+@long_test("test_documents.py refuses such families, test_launch.py sees that what one rank refuses is said once")
 def test_documents_that_would_see_each_other_are_refused_before_the_first_step(scene: Scene, tmp_path: Path) -> None:
     """Said by a rank: a small copy of the model has to be run."""
     from transformers import BloomConfig, BloomForCausalLM

@@ -20,6 +20,7 @@ from coremill.config.schema import RunConfig
 from coremill.config.show import json_schema, scalar_text, show
 from coremill.config.task_rules import ENCODERS, READ_BY
 from coremill.errors import ConfigError
+from tiers import IS_LONG
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.yaml"))
@@ -146,7 +147,9 @@ def with_keys_of_the_task(tree: dict[str, Any]) -> dict[str, Any]:
 
 @given(tree=run_files())
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=60 if IS_LONG else 12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_what_is_shown_loads_again(tmp_path: Path, tree):
     path = tmp_path / "run.yaml"
