@@ -4,7 +4,7 @@ What is slow and held by another test of the first tier belongs to the second; t
 first tier stay, for nothing else there holds what they do:
 
     end_to_end  test_chaos (whole runs under faults), test_resume (stopped, killed and damaged: the same bits),
-                test_guests (engines and tasks of other packages), test_encoder_runs and test_lora_export (as users load
+                test_guests (a task of another package), test_encoder_runs and test_lora_export (as users load
                 them), test_keep (exported while it runs, pushed), test_lean (updates inside backward, both ways),
                 test_api, test_chat, test_plan_limits (the kernel's own kill), test_readme_files,
                 test_safety (pinned code), test_one_owner (two runs, one folder), test_train (anew in an old folder)

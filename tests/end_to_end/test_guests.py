@@ -1,8 +1,8 @@
 """A task and an engine that coremill does not know, found by entry points, go the whole way as users type it.
 
-tests/guests has both, as another package would bring them: nothing in src names them. Each run is interrupted, by a
-SIGKILL that it gets over by itself and by a request to stop, and ends with the bits of one that was left in peace.
-Ranks are forked, started as programs, and started by torchrun.
+tests/guests has both, as another package would bring them: nothing in src names them. In the second tier each run is
+interrupted, by a SIGKILL that it gets over by itself and by a request to stop, and ends with the bits of one that was
+left in peace; ranks are forked, started as programs, and started by torchrun.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pytest
 from end_to_end.scene import SOURCE, Ended, Scene
 from end_to_end.test_resume import WITHOUT_END, digest, events, losses
 from end_to_end.test_supervise import going
+from tiers import long_test
 from tiny_models import make_model, make_tokenizer
 
 GUESTS = Path(__file__).resolve().parents[1] / "guests"
@@ -129,6 +130,14 @@ def engine(scene: Scene) -> Kind:
 
 
 @pytest.fixture(scope="module")
+def trained(task: Kind) -> Path:
+    """The folder of a run of the task by forked ranks."""
+    done = task.train("task-trained", steps=30)
+    assert done.code == 0 and not done.left, str(done)
+    return task.scene.path("task-trained")
+
+
+@pytest.fixture(scope="module")
 def task_runs(task: Kind) -> tuple[Path, Path]:
     return task.interrupted_and_in_peace("task", [sys.executable])
 
@@ -204,18 +213,15 @@ def test_plans_count_the_guests(scene: Scene) -> None:
     assert refused.code == 78 and "sgd-guest is one process" in refused.err, str(refused)
 
 
+@long_test("test_resume.py interrupts what is ours in the same ways")
 @pytest.mark.timeout(900)
 def test_the_task_gets_over_every_interruption(task_runs: tuple[Path, Path]) -> None:
     war, peace = task_runs
     assert losses(war) == losses(peace)
     assert digest(war) == digest(peace)
-    assert losses(peace)[max(losses(peace))] < losses(peace)[1] / 3, "it learns"
 
 
-@pytest.mark.skipif(
-    not os.environ.get("COREMILL_LONG_TESTS"),
-    reason="the task is run by two ranks above: COREMILL_LONG_TESTS=1 runs it",
-)
+@long_test("two ranks run the task below")
 @pytest.mark.timeout(600)
 def test_the_task_on_one_rank_under_torchrun_and_with_the_other_engine(
     task: Kind, task_runs: tuple[Path, Path], broken: dict[str, str]
@@ -231,9 +237,9 @@ def test_the_task_on_one_rank_under_torchrun_and_with_the_other_engine(
     assert close(losses(task.scene.path("task-shard")), expected)
 
 
-def test_the_task_is_reported_and_exported(scene: Scene, task_runs: tuple[Path, Path]) -> None:
-    _, peace = task_runs
-    report = report_of(scene, peace)
+def test_the_task_is_reported_and_exported(scene: Scene, trained: Path) -> None:
+    assert losses(trained)[30] < losses(trained)[1] / 3, "it learns"
+    report = report_of(scene, trained)
     assert report["state"] == "finished"
     assert "one number a row needs no help" in [choice["reason"].partition(": ")[2] for choice in report["choices"]]
     (evaluation,) = report["evaluations"]
@@ -242,7 +248,7 @@ def test_the_task_is_reported_and_exported(scene: Scene, task_runs: tuple[Path, 
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    model = AutoModelForSequenceClassification.from_pretrained(peace / "export")
+    model = AutoModelForSequenceClassification.from_pretrained(trained / "export")
     held_out = [json.loads(line) for line in scene.path("rows.jsonl").read_text().splitlines()[-12:]]
     with torch.no_grad():
         found = model(input_ids=torch.tensor([row["tokens"] for row in held_out])).logits[:, 0]
@@ -250,10 +256,7 @@ def test_the_task_is_reported_and_exported(scene: Scene, task_runs: tuple[Path, 
     assert float(error) == pytest.approx(evaluation["loss"], rel=1e-4)
 
 
-@pytest.mark.skipif(
-    not os.environ.get("COREMILL_LONG_TESTS"),
-    reason="the guest that is a task gets over the same: COREMILL_LONG_TESTS=1 runs it",
-)
+@long_test("engines of ours get over the same in test_resume.py")
 @pytest.mark.timeout(900)
 def test_the_engine_gets_over_every_interruption(engine_runs: tuple[Path, Path]) -> None:
     war, peace = engine_runs
@@ -263,10 +266,7 @@ def test_the_engine_gets_over_every_interruption(engine_runs: tuple[Path, Path])
     assert state_names(war) == state_names(peace) == {"parameters", "velocity", "rng"}
 
 
-@pytest.mark.skipif(
-    not os.environ.get("COREMILL_LONG_TESTS"),
-    reason="the guest that is a task gets over the same: COREMILL_LONG_TESTS=1 runs it",
-)
+@long_test("engines of ours get over the same in test_resume.py")
 def test_the_engine_is_reported_and_exported(scene: Scene, engine_runs: tuple[Path, Path]) -> None:
     war, peace = engine_runs
     report = report_of(scene, war)
@@ -280,10 +280,7 @@ def test_the_engine_is_reported_and_exported(scene: Scene, engine_runs: tuple[Pa
     assert not torch.equal(before.lm_head.weight, after.lm_head.weight)
 
 
-@pytest.mark.skipif(
-    not os.environ.get("COREMILL_LONG_TESTS"),
-    reason="the guest that is a task gets over the same: COREMILL_LONG_TESTS=1 runs it",
-)
+@long_test("engines of ours get over the same in test_resume.py")
 @pytest.mark.timeout(600)
 def test_what_the_engine_keeps_is_of_no_use_to_another(engine: Kind, engine_runs: tuple[Path, Path]) -> None:
     _, peace = engine_runs

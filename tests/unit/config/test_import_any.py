@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coremill.errors import InputError
+from tiers import IS_LONG
 from unit.config.brought import (
     accelerate_fields,
     accelerate_section_fields,
@@ -73,7 +74,9 @@ def deepspeed_files(draw: st.DrawFn) -> dict[str, Any]:
 trainer_files = some_of(trainer_fields()).map(lambda tree: {"output_dir": "out", **tree})
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200 if IS_LONG else 40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(tree=st.one_of(accelerate_files(), deepspeed_files(), trainer_files))
 def test_no_key_is_lost_and_the_output_loads(tmp_path: Path, tree: dict[str, Any]) -> None:
     path = tmp_path / "brought.json"
