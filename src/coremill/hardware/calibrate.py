@@ -45,8 +45,10 @@ PROCESS_BYTES = 300 * 2**20
 # Where less is free, others have it for now.
 MEMORY_USUALLY_FREE = 0.75
 
-# A part takes 5 to 15 s, most of it imports; ten times that means that something is stuck.
-PART_TIMEOUT_SECONDS = 150.0
+# A part computes for 5 to 15 s, most of it imports. Where others compute too it takes many times as long, so only what
+# it computes counts: ten times as much on each thread, or next to nothing for so long, means that it is stuck.
+STUCK_SECONDS = 150.0
+LOOK_SECONDS = 1.0
 
 # The user's own settings of these would be measured instead of the machine.
 _SPOILING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_NUM", "ONEDNN_", "DNNL_", "OPENBLAS_NUM")
@@ -229,27 +231,10 @@ def _rate_part(node: NodeFacts, numa_node: int) -> Part:
 
 def run_part(part: Part) -> Mapping[str, Any]:
     """Starts the child for one part and reads the JSON it prints."""
-    command = [sys.executable, "-m", "coremill.hardware.calibrate_child", *part.arguments()]
+    command = _command(part)
+    environ = child_environment(environment_snapshot(), part.threads)
     try:
-        done = subprocess.run(
-            command,
-            env={
-                **child_environment(environment_snapshot(), part.threads),
-                **(KEEPS_FREED_MEMORY if part.ways else {}),
-            },
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PART_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise CoremillError(
-            f"measuring this machine ({part.name}) did not end within {PART_TIMEOUT_SECONDS:.0f} s",
-            why="the machine is overloaded, or torch hangs on it",
-            do="look at the load, then run `coremill doctor`",
-        ) from None
+        done = _run(command, {**environ, **(KEEPS_FREED_MEMORY if part.ways else {})}, part)
     except OSError as error:
         raise CoremillError(f"cannot start a process to measure this machine: {error}") from error
     lines = done.stdout.strip().splitlines()
@@ -263,6 +248,54 @@ def run_part(part: Part) -> Mapping[str, Any]:
         f"measuring this machine ({part.name}) failed with {ending}",
         why=complaint or ("it was killed, most likely for memory" if done.returncode == -9 else "it said nothing"),
         do="see all of it: " + " ".join(command),
+    )
+
+
+def _command(part: Part) -> list[str]:
+    return [sys.executable, "-m", "coremill.hardware.calibrate_child", *part.arguments()]
+
+
+def _run(command: list[str], environ: Mapping[str, str], part: Part) -> subprocess.CompletedProcess[str]:
+    """The child when it has ended; one that is stuck is ended."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
+    ) as process:
+        try:
+            moved_at, moved = time.monotonic(), 0.0
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    said, complaint = process.communicate(timeout=LOOK_SECONDS)
+                    return subprocess.CompletedProcess(command, process.returncode, said, complaint)
+                used, now = _cpu_seconds(process.pid), time.monotonic()
+                if used > part.threads * STUCK_SECONDS:
+                    raise _stuck(part, f"it has computed for {used:.0f} s, where {STUCK_SECONDS / 10:.0f} s are usual")
+                if used > moved + STUCK_SECONDS / 100:
+                    moved_at, moved = now, used
+                elif now - moved_at > STUCK_SECONDS:
+                    raise _stuck(part, f"it has computed next to nothing for {now - moved_at:.0f} s")
+        finally:
+            process.kill()  # nothing where it has ended; else the context would wait for it
+
+
+def _cpu_seconds(pid: int) -> float:
+    """What a process and those that it started have computed; 0: it has ended."""
+    import psutil  # only a measurement needs it
+
+    seconds = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                seconds += sum(each.cpu_times()[:4])
+    return seconds
+
+
+def _stuck(part: Part, why: str) -> CoremillError:
+    return CoremillError(
+        f"measuring this machine ({part.name}) did not end",
+        why=f"{why}: torch hangs on this machine, or others leave it nothing",
+        do="look at the load, then run `coremill doctor`",
     )
 
 
@@ -371,7 +404,7 @@ def _one_at_a_time(file: Path, say: Say) -> Iterator[None]:
                 locked(
                     file.with_suffix(".lock"),
                     lambda: say("another process is measuring this machine; waiting for it"),
-                    most_seconds=3 * PART_TIMEOUT_SECONDS,
+                    most_seconds=3 * STUCK_SECONDS,
                 )
             )
         yield
