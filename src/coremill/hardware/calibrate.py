@@ -48,7 +48,7 @@ MEMORY_USUALLY_FREE = 0.75
 # A part computes for 5 to 15 s, most of it imports. Where others compute too it takes many times as long, so only what
 # it computes counts: ten times as much on each thread, or next to nothing for so long, means that it is stuck.
 STUCK_SECONDS = 150.0
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 10.0  # most parts end before: a look at all processes would be measured too
 
 # The user's own settings of these would be measured instead of the machine.
 _SPOILING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_NUM", "ONEDNN_", "DNNL_", "OPENBLAS_NUM")
