@@ -1,29 +1,22 @@
 from __future__ import annotations
 
-import itertools
 import json
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from coremill.errors import CoremillError, Stopped
 from coremill.hardware import calibrate
 from coremill.hardware.calibrate import (
     BUSY_EXPIRES_SECONDS,
-    Part,
     cached_calibration,
     calibration_of,
-    child_environment,
-    run_part,
 )
+from coremill.hardware.calibrate_part import Part
 from coremill.hardware.facts import NodeFacts
 from unit.hardware.fake_machine import node_of
 
@@ -229,72 +222,3 @@ def test_two_at_once_measure_once(tmp_path: Path) -> None:
         thread.join()
     assert runner.measurements == 1
     assert results[0] == results[1] == results[2]
-
-
-def test_the_child_does_not_inherit_thread_settings() -> None:
-    environ = child_environment({"OMP_NUM_THREADS": "1", "KMP_AFFINITY": "x", "PATH": "/bin", "PYTHONPATH": "/mine"}, 6)
-    assert environ["OMP_NUM_THREADS"] == "6"
-    assert "KMP_AFFINITY" not in environ
-    assert environ["PATH"] == "/bin"
-    assert environ["PYTHONPATH"].endswith(":/mine")
-
-
-SPINNING = [sys.executable, "-c", "while True: pass"]
-
-
-def run_instead(monkeypatch: pytest.MonkeyPatch, code: str, threads: int = 1) -> Any:
-    """What comes of a part whose child is this program."""
-    monkeypatch.setattr(calibrate, "_command", lambda part: [sys.executable, "-c", code])
-    return run_part(Part(name="rates", cpus=(0,), threads=threads))
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("import no_torch", "No module named 'no_torch'"),
-        ("import os; os.kill(os.getpid(), 9)", "most likely for memory"),
-        ("print('not json')", "exit code 0"),
-        ("print('{\"a\": 1}'); exit(3)", "exit code 3"),
-    ],
-)
-def test_a_failing_child_is_explained(monkeypatch: pytest.MonkeyPatch, code: str, expected: str) -> None:
-    with pytest.raises(CoremillError) as caught:
-        run_instead(monkeypatch, code)
-    assert expected in str(caught.value)
-
-
-@pytest.mark.parametrize(("cpu_seconds", "why"), [(0.0, "next to nothing"), (1.0, "has computed for 1 s")])
-def test_a_child_that_is_stuck_is_ended(monkeypatch: pytest.MonkeyPatch, cpu_seconds: float, why: str) -> None:
-    monkeypatch.setattr(calibrate, "STUCK_SECONDS", 0.4)
-    monkeypatch.setattr(calibrate, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(calibrate, "_cpu_seconds", lambda pid: cpu_seconds)
-    before = set(psutil.Process().children())
-    with pytest.raises(CoremillError, match="did not end") as caught:
-        run_instead(monkeypatch, "import time; time.sleep(60)")
-    assert why in str(caught.value.why)
-    assert set(psutil.Process().children()) <= before
-
-
-def test_a_child_that_others_leave_little_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "STUCK_SECONDS", 0.4)
-    monkeypatch.setattr(calibrate, "LOOK_SECONDS", 0.1)
-    looks = itertools.count(1)
-    monkeypatch.setattr(calibrate, "_cpu_seconds", lambda pid: 0.01 * next(looks))
-    assert run_instead(monkeypatch, "import time; time.sleep(2); print('{\"a\": 1}')") == {"a": 1}
-    assert next(looks) > 2
-
-
-def test_what_a_child_starts_counts() -> None:
-    """The splits are measured by processes of the part's."""
-    with subprocess.Popen(
-        [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", *SPINNING]
-    ) as one:
-        try:
-            deadline = time.monotonic() + 100
-            while calibrate._cpu_seconds(one.pid) < 0.5:
-                assert one.poll() is None and time.monotonic() < deadline
-                time.sleep(0.05)
-        finally:
-            for each in psutil.Process(one.pid).children():
-                each.kill()
-    assert calibrate._cpu_seconds(one.pid) == 0.0
