@@ -13,7 +13,6 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from coremill.errors import CoremillError, StorageError
 from coremill.files import CACHE_ADVICE, locked, write_atomically
 from coremill.hardware.calibrate_child import COPY_BYTES
-from coremill.hardware.calibrate_part import STUCK_SECONDS, Part, run_part
+from coremill.hardware.calibrate_part import STUCK_SECONDS, Part, run_part, side_by_side
 from coremill.hardware.cores import rank_counts, split_cores, usable_cores
 from coremill.hardware.facts import Calibration, NodeFacts, Observation, SplitRates
 
@@ -110,10 +109,10 @@ def torch_version() -> str:
 def measure(node: NodeFacts, runner: Runner) -> Calibration:
     """Runs all parts. NUMA nodes are measured side by side and added up: a rank does not reach across them either."""
     rate_parts = [_rate_part(node, numa_node) for numa_node in node.numa_nodes]
-    with ThreadPoolExecutor(max_workers=len(rate_parts)) as pool:
+    with side_by_side(len(rate_parts)) as pool:
         rates = list(pool.map(runner, rate_parts))
     everywhere = rate_parts[0]
-    with ThreadPoolExecutor() as pool:  # neither minds the other: one looks for an order of magnitude, one at memory
+    with side_by_side(1) as pool:  # neither minds the other: one looks for an order of magnitude, one at memory
         base_part = pool.submit(runner, Part(name="base-memory", cpus=everywhere.cpus, threads=everywhere.threads))
         emulated = None
         if not node.has_bf16_units:

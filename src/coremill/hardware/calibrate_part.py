@@ -8,8 +8,8 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from coremill.hardware.process_memory import KEEPS_FREED_MEMORY
 # it computes counts: ten times as much on each thread, or next to nothing for so long, means that it is stuck.
 STUCK_SECONDS = 150.0
 LOOK_SECONDS = 10.0  # most parts end before: a look at all processes would be measured too
+
+_MEASURING: set[subprocess.Popen[str]] = set()  # children under way, of all threads
 
 # The user's own settings of these would be measured instead of the machine.
 _SPOILING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_NUM", "ONEDNN_", "DNNL_", "OPENBLAS_NUM")
@@ -83,21 +85,40 @@ def _run(command: list[str], environ: Mapping[str, str], part: Part) -> subproce
     with subprocess.Popen(
         command, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
     ) as process:
+        _MEASURING.add(process)
         try:
-            moved_at, moved = time.monotonic(), 0.0
+            moved = still_seconds = 0.0
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     said, complaint = process.communicate(timeout=LOOK_SECONDS)
                     return subprocess.CompletedProcess(command, process.returncode, said, complaint)
-                used, now = _cpu_seconds(process.pid), time.monotonic()
+                used = _cpu_seconds(process.pid)
                 if used > part.threads * STUCK_SECONDS:
-                    raise _stuck(part, f"it has computed for {used:.0f} s, where {STUCK_SECONDS / 10:.0f} s are usual")
+                    words = f"it has computed for {used / part.threads:.0f} s on each thread"
+                    raise _stuck(part, f"{words}, where {STUCK_SECONDS / 10:.0f} s are usual")
                 if used > moved + STUCK_SECONDS / 100:
-                    moved_at, moved = now, used
-                elif now - moved_at > STUCK_SECONDS:
-                    raise _stuck(part, f"it has computed next to nothing for {now - moved_at:.0f} s")
+                    moved, still_seconds = used, 0.0
+                    continue
+                # By looks, not by the clock: stopped (Ctrl-Z, a paused container), this process makes none.
+                still_seconds += LOOK_SECONDS
+                if still_seconds > STUCK_SECONDS:
+                    raise _stuck(part, f"it has computed next to nothing for {still_seconds:.0f} s")
         finally:
+            _MEASURING.discard(process)
             process.kill()  # nothing where it has ended; else the context would wait for it
+
+
+@contextlib.contextmanager
+def side_by_side(parts: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads to run so many parts in; who is asked to stop meanwhile waits for none of them."""
+    with ThreadPoolExecutor(max_workers=parts) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(_MEASURING):
+                process.kill()
+            raise
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
-from coremill.errors import CoremillError
+from coremill.errors import CoremillError, Stopped
 from coremill.hardware import calibrate_part
-from coremill.hardware.calibrate_part import Part, child_environment, run_part
+from coremill.hardware.calibrate_part import Part, child_environment, run_part, side_by_side
 
 
 def test_the_child_does_not_inherit_thread_settings() -> None:
@@ -65,6 +65,34 @@ def test_a_child_that_others_leave_little_is_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(calibrate_part, "_cpu_seconds", lambda pid: 0.01 * next(looks))
     assert run_instead(monkeypatch, "import time; time.sleep(2); print('{\"a\": 1}')") == {"a": 1}
     assert next(looks) > 2
+
+
+def test_a_process_that_was_stopped_itself_takes_no_child_for_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-Z, or a container that was paused: the clock went on, and neither of them did."""
+    monkeypatch.setattr(calibrate_part, "STUCK_SECONDS", 0.4)
+    monkeypatch.setattr(calibrate_part, "LOOK_SECONDS", 0.1)
+    looks = itertools.count()
+
+    def stopped_meanwhile(pid: int) -> float:
+        next(looks)
+        time.sleep(0.3)
+        return 0.0
+
+    monkeypatch.setattr(calibrate_part, "_cpu_seconds", stopped_meanwhile)
+    with pytest.raises(CoremillError, match="did not end"):
+        run_instead(monkeypatch, "import time; time.sleep(60)")
+    assert next(looks) > 0.4 / 0.1
+
+
+def test_who_is_asked_to_stop_waits_for_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate_part, "_command", lambda part: [sys.executable, "-c", "import time; time.sleep(60)"])
+    with pytest.raises(Stopped), side_by_side(1) as pool:
+        measuring = pool.submit(run_part, Part(name="rates", cpus=(0,), threads=1))
+        while not calibrate_part._MEASURING:
+            time.sleep(0.01)
+        raise Stopped("SIGTERM")
+    with pytest.raises(CoremillError, match="signal 9"):
+        measuring.result()
 
 
 def test_what_a_child_starts_counts() -> None:
