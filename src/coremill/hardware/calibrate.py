@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -55,11 +56,11 @@ def calibration_of(
     """The rates of this machine, from the cache or measured now (some 40 s, said through `progress` beforehand)."""
     say = progress or (lambda _: None)
     entry = None if refresh else _read_entry(node, cache_folder)
-    if entry is not None and not _is_stale(entry, clock()):
+    if entry is not None and not _is_stale(entry, node, clock()):
         return entry.calibration
     with _one_at_a_time(_file_of(node, cache_folder), say):
         entry = None if refresh else _read_entry(node, cache_folder)  # another process may have measured meanwhile
-        if entry is not None and not _is_stale(entry, clock()):
+        if entry is not None and not _is_stale(entry, node, clock()):
             return entry.calibration
         say(
             "measuring this machine (once, about 40 s): matrix products, copy bandwidth, memory of a bare rank, how a"
@@ -108,7 +109,7 @@ def torch_version() -> str:
 
 def measure(node: NodeFacts, runner: Runner) -> Calibration:
     """Runs all parts. NUMA nodes are measured side by side and added up: a rank does not reach across them either."""
-    rate_parts = [_rate_part(node, numa_node) for numa_node in node.numa_nodes]
+    rate_parts = [_rate_part(node, numa, threads) for numa, threads in sorted(_threads_by_numa_node(node).items())]
     with side_by_side(len(rate_parts)) as pool:
         rates = list(pool.map(runner, rate_parts))
     everywhere = rate_parts[0]
@@ -144,17 +145,11 @@ def _measured_splits(node: NodeFacts, runner: Runner, *, in_bf16: bool) -> tuple
     """Of the numbers of ranks that a machine may have, and how busy others kept it meanwhile. None where so many
     processes do not run here now: then the machine counts as busy, so that another start measures again, and the plan
     keeps to one rank for each NUMA node."""
-    cores, counts = usable_cores(node), rank_counts(node)
-    ways = [tuple(tuple(core.cpus[0] for core in each) for each in split_cores(cores, count)) for count in counts]
-    while len(ways) > 1 and sum(map(len, ways)) > MOST_PROCESSES:
-        ways.pop()
-    if len(ways) < 2:
-        return (), 0.0
-    usual = len(_with_room(ways, MEMORY_USUALLY_FREE * node.memory_bytes))
+    ways, usual = _ways(node), len(_usual_ways(node))
     ways = _with_room(ways, node.memory_available_bytes)
     if len(ways) < 2:
-        return (), 0.0 if usual < 2 else 1.0
-    cpus = tuple(core.cpus[0] for core in cores)
+        return (), 1.0 if usual else 0.0
+    cpus = tuple(core.cpus[0] for core in usable_cores(node))
     part = Part(name="splits", cpus=cpus, threads=len(cpus), with_bf16=in_bf16, ways=tuple(ways))
     try:
         found = runner(part)
@@ -162,6 +157,21 @@ def _measured_splits(node: NodeFacts, runner: Runner, *, in_bf16: bool) -> tuple
         return (), 1.0
     busy = float(found["busy_fraction"]) if len(ways) >= usual else 1.0
     return tuple(_split_rates(each) for each in found["splits"]), busy
+
+
+def _ways(node: NodeFacts) -> list[tuple[tuple[int, ...], ...]]:
+    """To split the cores among processes, fewest processes first."""
+    cores = usable_cores(node)
+    ways = [tuple(tuple(core.cpus[0] for core in each) for each in split_cores(cores, n)) for n in rank_counts(node)]
+    while len(ways) > 1 and sum(map(len, ways)) > MOST_PROCESSES:
+        ways.pop()
+    return ways
+
+
+def _usual_ways(node: NodeFacts) -> list[tuple[tuple[int, ...], ...]]:
+    """Those that have room where others have no more of the memory than usual; none where that leaves no choice."""
+    ways = _with_room(_ways(node), MEMORY_USUALLY_FREE * node.memory_bytes)
+    return ways if len(ways) > 1 else []
 
 
 def _with_room(ways: Sequence[tuple[tuple[int, ...], ...]], free_bytes: float) -> list[tuple[tuple[int, ...], ...]]:
@@ -179,14 +189,18 @@ def _sum(rates: Sequence[Mapping[str, Any]], name: str) -> float:
     return sum(float(rate[name]) for rate in rates)
 
 
-def _rate_part(node: NodeFacts, numa_node: int) -> Part:
+def _threads_by_numa_node(node: NodeFacts) -> Counter[int]:
+    """As many as ranks will have: a small CPU quota leaves some NUMA nodes without."""
+    return Counter(core.numa_node for core in usable_cores(node))
+
+
+def _rate_part(node: NodeFacts, numa_node: int, threads: int) -> Part:
     """The rates of one NUMA node, on the first hardware thread of each core.
 
     Under a CPU quota fewer threads run, on all those cores: the kernel finds free ones, where others that all start
     counting at cpu 0 would meet.
     """
     cpus = tuple(core.cpus[0] for core in node.cores if core.numa_node == numa_node)
-    threads = max(1, node.usable_cores * len(cpus) // len(node.cores))
     # Two arrays; together at most a quarter of what is free.
     copy_bytes = max(2**20, min(COPY_BYTES, node.memory_available_bytes // (8 * len(node.numa_nodes))))
     return Part(name="rates", cpus=cpus, threads=threads, with_bf16=node.has_bf16_units, copy_bytes=copy_bytes)
@@ -199,10 +213,12 @@ def _rate_part(node: NodeFacts, numa_node: int) -> Part:
 class _Entry:
     calibration: Calibration
     taken_at: float  # unix seconds
+    ways: int | None  # to split the cores that there was room for; None: an earlier version took it
 
 
 def _key(node: NodeFacts) -> dict[str, Any]:
     """All that the numbers depend on."""
+    sizes = sorted(Counter(core.numa_node for core in node.cores).values())
     return {
         "architecture": node.architecture,
         "cpu_model": node.cpu_model,
@@ -210,7 +226,7 @@ def _key(node: NodeFacts) -> dict[str, Any]:
         "usable_cores": node.usable_cores,
         "cores": len(node.cores),
         "cpus": sum(len(core.cpus) for core in node.cores),
-        "numa_nodes": len(node.numa_nodes),
+        "numa_nodes": len(sizes) if len(set(sizes)) == 1 else sizes,
         "torch_version": torch_version(),
         "calibration_version": CALIBRATION_VERSION,
     }
@@ -225,8 +241,11 @@ def _learned_file(node: NodeFacts, cache_folder: Path) -> Path:
     return _file_of(node, cache_folder).with_suffix(".learned.json")
 
 
-def _is_stale(entry: _Entry, now: float) -> bool:
-    return entry.calibration.taken_while_busy and not 0 <= now - entry.taken_at < BUSY_EXPIRES_SECONDS
+def _is_stale(entry: _Entry, node: NodeFacts, now: float) -> bool:
+    """Also where it was taken under a limit of memory without room for ways to split the cores that have it here."""
+    if entry.calibration.taken_while_busy:
+        return not 0 <= now - entry.taken_at < BUSY_EXPIRES_SECONDS
+    return entry.ways is not None and entry.ways < len(_usual_ways(node))
 
 
 def _read_entry(node: NodeFacts, cache_folder: Path) -> _Entry | None:
@@ -241,7 +260,7 @@ def _read_entry(node: NodeFacts, cache_folder: Path) -> _Entry | None:
         calibration = Calibration(**{**known, "learned": learned, "splits": splits})
         fp32, copy = calibration.fp32_matmul_flops_per_second, calibration.copy_bytes_per_second
         is_sound = fp32 > 0 and copy > 0 and calibration.base_rss_bytes > 0
-        return _Entry(calibration, float(document["taken_at"])) if is_sound else None
+        return _Entry(calibration, float(document["taken_at"]), document.get("ways")) if is_sound else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -262,7 +281,12 @@ def _known_fields(kind: type[Calibration] | type[Observation], document: Mapping
 
 def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, now: float, say: Say) -> None:
     file = _file_of(node, cache_folder)
-    document = {"key": _key(node), "taken_at": now, "calibration": asdict(replace(calibration, learned=()))}
+    document = {
+        "key": _key(node),
+        "taken_at": now,
+        "ways": len(_usual_ways(node)),
+        "calibration": asdict(replace(calibration, learned=())),
+    }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(document, indent=1))
@@ -274,7 +298,7 @@ def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, 
 def _one_at_a_time(file: Path, say: Say) -> Iterator[None]:
     """One process at a time measures: two side by side would each see half a machine.
 
-    Waits at most as long as a measurement may take. Where locks do not work the measurement goes on without.
+    Waits some minutes at most, for who has the lock may be stopped. Where locks do not work it goes on without.
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from coremill.hardware.calibrate import (
     calibration_of,
 )
 from coremill.hardware.calibrate_part import Part
-from coremill.hardware.facts import NodeFacts
+from coremill.hardware.facts import Core, NodeFacts
 from unit.hardware.fake_machine import node_of
 
 
@@ -125,6 +125,48 @@ def test_a_quota_limits_threads_and_not_cpus(tmp_path: Path) -> None:
     runner = FakeRunner()
     assert calibration_of(node_of(8, cpu_quota=3.5), tmp_path, runner=runner).threads == 3
     assert runner.parts[0].cpus == tuple(range(8))
+
+
+def numa_nodes_of(*sizes: int, **changes: Any) -> NodeFacts:
+    """A machine with so many cores on each of its NUMA nodes."""
+    places = [numa for numa, size in enumerate(sizes) for _ in range(size)]
+    cores = tuple(Core(cpus=(cpu,), numa_node=numa, socket=numa) for cpu, numa in enumerate(places))
+    return node_of(cores=len(cores), **{**changes, "cores": cores})
+
+
+@pytest.mark.parametrize(
+    ("node", "threads"),
+    [
+        (numa_nodes_of(8, 8, cpu_quota=3.0), [2, 1]),
+        (numa_nodes_of(8, 8, cpu_quota=1.5), [1]),
+        (numa_nodes_of(12, 4, cpu_quota=8.0), [4, 4]),
+        (numa_nodes_of(12, 4), [12, 4]),
+    ],
+)
+def test_as_many_threads_are_measured_as_ranks_will_have(tmp_path: Path, node: NodeFacts, threads: list[int]) -> None:
+    """The plan takes what was measured for the rate of all usable cores."""
+    runner = FakeRunner()
+    assert calibration_of(node, tmp_path, runner=runner).threads == node.usable_cores
+    rates = sorted((part for part in runner.parts if part.name == "rates"), key=lambda part: part.cpus)
+    assert [part.threads for part in rates] == threads
+
+
+def test_cores_that_lie_otherwise_on_numa_nodes_are_another_machine(tmp_path: Path) -> None:
+    """Two jobs of a cluster, 16 cores each: one has no even splits."""
+    assert calibration_of(numa_nodes_of(10, 6), tmp_path, runner=FakeRunner()).splits == ()
+    assert calibration_of(numa_nodes_of(8, 8), tmp_path, runner=FakeRunner()).splits != ()
+
+
+def test_what_was_taken_with_little_memory_is_taken_again_where_there_is_more(tmp_path: Path) -> None:
+    """A pod of 2 GiB and one of 60 on machines of one kind that share a home folder."""
+    runner, all_of_it = FakeRunner(), node_of(8)
+    small = replace(all_of_it, memory_limit_bytes=2 * 2**30, memory_available_bytes=2 * 2**30)
+    first = calibration_of(small, tmp_path, runner=runner)
+    assert first.splits == () and not first.taken_while_busy
+    assert calibration_of(small, tmp_path, runner=runner) == first and runner.measurements == 1
+    again = calibration_of(all_of_it, tmp_path, runner=runner)
+    assert [each.processes for each in again.splits] == [1, 2, 4, 8] and runner.measurements == 2
+    assert calibration_of(small, tmp_path, runner=runner) == again and runner.measurements == 2
 
 
 def test_copy_arrays_stay_small_on_a_small_machine(tmp_path: Path) -> None:
