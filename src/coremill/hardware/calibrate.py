@@ -260,7 +260,9 @@ def _read_entry(node: NodeFacts, cache_folder: Path) -> _Entry | None:
         calibration = Calibration(**{**known, "learned": learned, "splits": splits})
         fp32, copy = calibration.fp32_matmul_flops_per_second, calibration.copy_bytes_per_second
         is_sound = fp32 > 0 and copy > 0 and calibration.base_rss_bytes > 0
-        return _Entry(calibration, float(document["taken_at"]), document.get("ways")) if is_sound else None
+        ways = document.get("ways")
+        ways = None if ways is None else int(ways)
+        return _Entry(calibration, float(document["taken_at"]), ways) if is_sound else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -131,7 +131,7 @@ def numa_nodes_of(*sizes: int, **changes: Any) -> NodeFacts:
     """A machine with so many cores on each of its NUMA nodes."""
     places = [numa for numa, size in enumerate(sizes) for _ in range(size)]
     cores = tuple(Core(cpus=(cpu,), numa_node=numa, socket=numa) for cpu, numa in enumerate(places))
-    return node_of(cores=len(cores), **{**changes, "cores": cores})
+    return replace(node_of(**changes), cores=cores)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_cores_that_lie_otherwise_on_numa_nodes_are_another_machine(tmp_path: Pa
 def test_what_was_taken_with_little_memory_is_taken_again_where_there_is_more(tmp_path: Path) -> None:
     """A pod of 2 GiB and one of 60 on machines of one kind that share a home folder."""
     runner, all_of_it = FakeRunner(), node_of(8)
-    small = replace(all_of_it, memory_limit_bytes=2 * 2**30, memory_available_bytes=2 * 2**30)
+    small = replace(all_of_it, memory_limit_bytes=2 * 2**30, memory_available_bytes=2**30)
     first = calibration_of(small, tmp_path, runner=runner)
     assert first.splits == () and not first.taken_while_busy
     assert calibration_of(small, tmp_path, runner=runner) == first and runner.measurements == 1

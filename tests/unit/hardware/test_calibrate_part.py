@@ -75,7 +75,7 @@ def test_a_process_that_was_stopped_itself_takes_no_child_for_stuck(monkeypatch:
 
     def stopped_meanwhile(pid: int) -> float:
         next(looks)
-        time.sleep(0.3)
+        time.sleep(0.15)
         return 0.0
 
     monkeypatch.setattr(calibrate_part, "_cpu_seconds", stopped_meanwhile)
