@@ -88,7 +88,7 @@ def test_who_is_asked_to_stop_waits_for_no_part(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(calibrate_part, "_command", lambda part: [sys.executable, "-c", "import time; time.sleep(60)"])
     with pytest.raises(Stopped), side_by_side(1) as pool:
         measuring = pool.submit(run_part, Part(name="rates", cpus=(0,), threads=1))
-        while not calibrate_part._MEASURING:
+        while not calibrate_part._MEASURING and not measuring.done():
             time.sleep(0.01)
         raise Stopped("SIGTERM")
     with pytest.raises(CoremillError, match="signal 9"):
