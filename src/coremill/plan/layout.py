@@ -45,7 +45,7 @@ def lay_out(node: NodeFacts, *, ranks: int | None, threads: int | None, any_thre
     by_node = Counter(core.numa_node for core in cores)
     count = ranks if ranks is not None else 1 if _is_lopsided(by_node) else len(by_node)
     groups = split_cores(cores, count)
-    own = _threads_choice(threads, groups, count, len(cores))
+    own = _threads_choice(threads, groups, count, len(cores), len(node.cores))
     if own.value * count <= len(cores) < len(node.cores):
         groups = _all_cores(node, cores, count)
     return Layout(
@@ -83,7 +83,9 @@ def _ranks_choice(fixed: int | None, count: int, by_node: Mapping[int, int]) -> 
     return Choice(count, reason)
 
 
-def _threads_choice(fixed: int | None, groups: list[tuple[Core, ...]], ranks: int, cores: int) -> Choice[int]:
+def _threads_choice(
+    fixed: int | None, groups: list[tuple[Core, ...]], ranks: int, cores: int, there: int
+) -> Choice[int]:
     # As many threads as the smallest group has cores: ranks wait for each other, extra threads would idle.
     own = min(len(group) for group in groups)
     if fixed is not None:
@@ -93,6 +95,8 @@ def _threads_choice(fixed: int | None, groups: list[tuple[Core, ...]], ranks: in
         return Choice(fixed, reason)
     if ranks > cores:
         return Choice(1, "fewer cores than ranks")
+    if cores < there:
+        return Choice(own, f"the CPU quota pays for {cores} of {there} cores; {plural(own, 'thread')} per rank")
     return Choice(
         own, f"{plural(own, 'physical core')} per rank; a second hardware thread on a core adds nothing to a product"
     )

@@ -153,6 +153,7 @@ def test_a_cpu_quota_takes_threads_evenly_on_all_cores() -> None:
     quota = replace(machine(cores=8, numa_nodes=2), cpu_quota=4.5)
     made = plan(fleet(node=quota))
     assert made.threads_per_rank.value == 2 and made.cpus_of_rank == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert "the CPU quota pays for 4 of 8 cores" in made.threads_per_rank.reason
     one_node = fleet(node=replace(machine(cores=8), cpu_quota=4.0))
     for ranks, cpus in ((1, (tuple(range(8)),)), (2, ((0, 1, 2, 3), (4, 5, 6, 7)))):
         made = plan(one_node, parallel={"ranks_per_node": ranks})
