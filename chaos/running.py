@@ -21,7 +21,8 @@ from typing import Any
 
 from coremill.checkpoint.manifest import Checkpoint, survey
 from coremill.child import wrapped
-from coremill.hardware.calibrate import Part, calibration_of
+from coremill.hardware.calibrate import calibration_of
+from coremill.hardware.calibrate_part import Part
 from coremill.hardware.probe import probe_node
 from coremill.report.events import Event, EventFollower
 from coremill.supervise.descendants import descendants

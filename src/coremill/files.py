@@ -79,6 +79,18 @@ def try_lock(descriptor: int) -> LockState:
     return "got"
 
 
+def anonymous_file(name: str) -> int:
+    """The descriptor of a file without a place, for this process and those it is handed to: in memory, or on the disk
+    where the kernel has none or forbids it (seccomp, vm.memfd_noexec)."""
+    try:
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    except (AttributeError, OSError):
+        import tempfile  # hardly ever
+
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
+
+
 @contextlib.contextmanager
 def locked(path: Path, on_wait: Callable[[], None], *, most_seconds: float = float("inf")) -> Iterator[bool]:
     """Hold a lock file; `on_wait` hears once that another process has it. False: no locks here, or never let go."""

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from coremill.doctor import self_test
-from coremill.hardware.calibrate import Part, run_part
+from coremill.hardware.calibrate_part import Part, run_part
 from coremill.hardware.probe import affinity_mask, environment_snapshot, probe_node
 
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from coremill.child import wrapped
-from coremill.hardware.calibrate import Part, calibration_of
+from coremill.hardware.calibrate import calibration_of
+from coremill.hardware.calibrate_part import Part
 from coremill.hardware.probe import probe_node
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from coremill.hardware.calibrate import Part, calibration_of, run_part
+from coremill.hardware.calibrate import calibration_of
+from coremill.hardware.calibrate_part import Part, run_part
 from coremill.hardware.probe import probe_node
 from coremill.plan.planner import LAUNCHER_BYTES
 from end_to_end.scene import DEADLINE_SECONDS, Ended, Scene

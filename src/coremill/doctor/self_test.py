@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from coremill.config.schema import DataSection, ParallelSection, RunConfig, TrainSection
-from coremill.hardware.calibrate import child_environment
+from coremill.hardware.calibrate_part import child_environment
 from coremill.hardware.facts import Calibration, NodeFacts
 from coremill.hardware.instances import this_machine
 from coremill.plan.card import read_card

@@ -11,24 +11,19 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import os
-import subprocess
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import coremill
 from coremill.errors import CoremillError, StorageError
 from coremill.files import CACHE_ADVICE, locked, write_atomically
 from coremill.hardware.calibrate_child import COPY_BYTES
+from coremill.hardware.calibrate_part import STUCK_SECONDS, Part, run_part, side_by_side
 from coremill.hardware.cores import rank_counts, split_cores, usable_cores
 from coremill.hardware.facts import Calibration, NodeFacts, Observation, SplitRates
-from coremill.hardware.probe import environment_snapshot
-from coremill.hardware.process_memory import KEEPS_FREED_MEMORY
 
 # Raise it when what is measured changes: older caches are then not read.
 CALIBRATION_VERSION = 6
@@ -45,39 +40,8 @@ PROCESS_BYTES = 300 * 2**20
 # Where less is free, others have it for now.
 MEMORY_USUALLY_FREE = 0.75
 
-# A part computes for 5 to 15 s, most of it imports. Where others compute too it takes many times as long, so only what
-# it computes counts: ten times as much on each thread, or next to nothing for so long, means that it is stuck.
-STUCK_SECONDS = 150.0
-LOOK_SECONDS = 10.0  # most parts end before: a look at all processes would be measured too
-
-# The user's own settings of these would be measured instead of the machine.
-_SPOILING_PREFIXES = ("OMP_", "KMP_", "GOMP_", "MKL_NUM", "ONEDNN_", "DNNL_", "OPENBLAS_NUM")
-
 Say = Callable[[str], None]
-Runner = Callable[["Part"], Mapping[str, Any]]  # runs one part and returns what it measured; replaced in tests
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One child process: what it measures, on which cpus, with how many threads."""
-
-    name: str  # rates, emulated-bf16, base-memory, splits
-    cpus: tuple[int, ...]
-    threads: int
-    with_bf16: bool = False
-    copy_bytes: int | None = None
-    seconds: float | None = None
-    quick: bool = False
-    ways: tuple[tuple[tuple[int, ...], ...], ...] = ()  # to split the cpus among processes
-
-    def arguments(self) -> list[str]:
-        words = ["--part", self.name, "--threads", str(self.threads), "--cpus", ",".join(map(str, self.cpus))]
-        words += ["--bf16"] if self.with_bf16 else []
-        words += ["--copy-bytes", str(self.copy_bytes)] if self.copy_bytes is not None else []
-        words += ["--seconds", str(self.seconds)] if self.seconds is not None else []
-        if self.ways:
-            words += ["--ways", ";".join("|".join(",".join(map(str, each)) for each in way) for way in self.ways)]
-        return [*words, "--quick"] if self.quick else words
+Runner = Callable[[Part], Mapping[str, Any]]  # runs one part and returns what it measured; replaced in tests
 
 
 def calibration_of(
@@ -92,11 +56,11 @@ def calibration_of(
     """The rates of this machine, from the cache or measured now (some 40 s, said through `progress` beforehand)."""
     say = progress or (lambda _: None)
     entry = None if refresh else _read_entry(node, cache_folder)
-    if entry is not None and not _is_stale(entry, clock()):
+    if entry is not None and not _is_stale(entry, node, clock()):
         return entry.calibration
     with _one_at_a_time(_file_of(node, cache_folder), say):
         entry = None if refresh else _read_entry(node, cache_folder)  # another process may have measured meanwhile
-        if entry is not None and not _is_stale(entry, clock()):
+        if entry is not None and not _is_stale(entry, node, clock()):
             return entry.calibration
         say(
             "measuring this machine (once, about 40 s): matrix products, copy bandwidth, memory of a bare rank, how a"
@@ -145,11 +109,11 @@ def torch_version() -> str:
 
 def measure(node: NodeFacts, runner: Runner) -> Calibration:
     """Runs all parts. NUMA nodes are measured side by side and added up: a rank does not reach across them either."""
-    rate_parts = [_rate_part(node, numa_node) for numa_node in node.numa_nodes]
-    with ThreadPoolExecutor(max_workers=len(rate_parts)) as pool:
+    rate_parts = [_rate_part(node, numa, threads) for numa, threads in sorted(_threads_by_numa_node(node).items())]
+    with side_by_side(len(rate_parts)) as pool:
         rates = list(pool.map(runner, rate_parts))
     everywhere = rate_parts[0]
-    with ThreadPoolExecutor() as pool:  # neither minds the other: one looks for an order of magnitude, one at memory
+    with side_by_side(1) as pool:  # neither minds the other: one looks for an order of magnitude, one at memory
         base_part = pool.submit(runner, Part(name="base-memory", cpus=everywhere.cpus, threads=everywhere.threads))
         emulated = None
         if not node.has_bf16_units:
@@ -181,17 +145,11 @@ def _measured_splits(node: NodeFacts, runner: Runner, *, in_bf16: bool) -> tuple
     """Of the numbers of ranks that a machine may have, and how busy others kept it meanwhile. None where so many
     processes do not run here now: then the machine counts as busy, so that another start measures again, and the plan
     keeps to one rank for each NUMA node."""
-    cores, counts = usable_cores(node), rank_counts(node)
-    ways = [tuple(tuple(core.cpus[0] for core in each) for each in split_cores(cores, count)) for count in counts]
-    while len(ways) > 1 and sum(map(len, ways)) > MOST_PROCESSES:
-        ways.pop()
-    if len(ways) < 2:
-        return (), 0.0
-    usual = len(_with_room(ways, MEMORY_USUALLY_FREE * node.memory_bytes))
+    ways, usual = _ways(node), len(_usual_ways(node))
     ways = _with_room(ways, node.memory_available_bytes)
     if len(ways) < 2:
-        return (), 0.0 if usual < 2 else 1.0
-    cpus = tuple(core.cpus[0] for core in cores)
+        return (), 1.0 if usual else 0.0
+    cpus = tuple(core.cpus[0] for core in usable_cores(node))
     part = Part(name="splits", cpus=cpus, threads=len(cpus), with_bf16=in_bf16, ways=tuple(ways))
     try:
         found = runner(part)
@@ -199,6 +157,21 @@ def _measured_splits(node: NodeFacts, runner: Runner, *, in_bf16: bool) -> tuple
         return (), 1.0
     busy = float(found["busy_fraction"]) if len(ways) >= usual else 1.0
     return tuple(_split_rates(each) for each in found["splits"]), busy
+
+
+def _ways(node: NodeFacts) -> list[tuple[tuple[int, ...], ...]]:
+    """To split the cores among processes, fewest processes first."""
+    cores = usable_cores(node)
+    ways = [tuple(tuple(core.cpus[0] for core in each) for each in split_cores(cores, n)) for n in rank_counts(node)]
+    while len(ways) > 1 and sum(map(len, ways)) > MOST_PROCESSES:
+        ways.pop()
+    return ways
+
+
+def _usual_ways(node: NodeFacts) -> list[tuple[tuple[int, ...], ...]]:
+    """Those that have room where others have no more of the memory than usual; none where that leaves no choice."""
+    ways = _with_room(_ways(node), MEMORY_USUALLY_FREE * node.memory_bytes)
+    return ways if len(ways) > 1 else []
 
 
 def _with_room(ways: Sequence[tuple[tuple[int, ...], ...]], free_bytes: float) -> list[tuple[tuple[int, ...], ...]]:
@@ -216,101 +189,21 @@ def _sum(rates: Sequence[Mapping[str, Any]], name: str) -> float:
     return sum(float(rate[name]) for rate in rates)
 
 
-def _rate_part(node: NodeFacts, numa_node: int) -> Part:
+def _threads_by_numa_node(node: NodeFacts) -> Counter[int]:
+    """As many as ranks will have: a small CPU quota leaves some NUMA nodes without."""
+    return Counter(core.numa_node for core in usable_cores(node))
+
+
+def _rate_part(node: NodeFacts, numa_node: int, threads: int) -> Part:
     """The rates of one NUMA node, on the first hardware thread of each core.
 
     Under a CPU quota fewer threads run, on all those cores: the kernel finds free ones, where others that all start
     counting at cpu 0 would meet.
     """
     cpus = tuple(core.cpus[0] for core in node.cores if core.numa_node == numa_node)
-    threads = max(1, node.usable_cores * len(cpus) // len(node.cores))
     # Two arrays; together at most a quarter of what is free.
     copy_bytes = max(2**20, min(COPY_BYTES, node.memory_available_bytes // (8 * len(node.numa_nodes))))
     return Part(name="rates", cpus=cpus, threads=threads, with_bf16=node.has_bf16_units, copy_bytes=copy_bytes)
-
-
-def run_part(part: Part) -> Mapping[str, Any]:
-    """Starts the child for one part and reads the JSON it prints."""
-    command = _command(part)
-    environ = child_environment(environment_snapshot(), part.threads)
-    try:
-        done = _run(command, {**environ, **(KEEPS_FREED_MEMORY if part.ways else {})}, part)
-    except OSError as error:
-        raise CoremillError(f"cannot start a process to measure this machine: {error}") from error
-    lines = done.stdout.strip().splitlines()
-    with contextlib.suppress(ValueError, IndexError):
-        result = json.loads(lines[-1])
-        if done.returncode == 0 and isinstance(result, dict):
-            return result
-    ending = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-    complaint = "\n".join(done.stderr.strip().splitlines()[-6:])
-    raise CoremillError(
-        f"measuring this machine ({part.name}) failed with {ending}",
-        why=complaint or ("it was killed, most likely for memory" if done.returncode == -9 else "it said nothing"),
-        do="see all of it: " + " ".join(command),
-    )
-
-
-def _command(part: Part) -> list[str]:
-    return [sys.executable, "-m", "coremill.hardware.calibrate_child", *part.arguments()]
-
-
-def _run(command: list[str], environ: Mapping[str, str], part: Part) -> subprocess.CompletedProcess[str]:
-    """The child when it has ended; one that is stuck is ended."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
-    ) as process:
-        try:
-            moved_at, moved = time.monotonic(), 0.0
-            while True:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    said, complaint = process.communicate(timeout=LOOK_SECONDS)
-                    return subprocess.CompletedProcess(command, process.returncode, said, complaint)
-                used, now = _cpu_seconds(process.pid), time.monotonic()
-                if used > part.threads * STUCK_SECONDS:
-                    raise _stuck(part, f"it has computed for {used:.0f} s, where {STUCK_SECONDS / 10:.0f} s are usual")
-                if used > moved + STUCK_SECONDS / 100:
-                    moved_at, moved = now, used
-                elif now - moved_at > STUCK_SECONDS:
-                    raise _stuck(part, f"it has computed next to nothing for {now - moved_at:.0f} s")
-        finally:
-            process.kill()  # nothing where it has ended; else the context would wait for it
-
-
-def _cpu_seconds(pid: int) -> float:
-    """What a process and those that it started have computed; 0: it has ended."""
-    import psutil  # only a measurement needs it
-
-    seconds = 0.0
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for each in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                seconds += sum(each.cpu_times()[:4])
-    return seconds
-
-
-def _stuck(part: Part, why: str) -> CoremillError:
-    return CoremillError(
-        f"measuring this machine ({part.name}) did not end",
-        why=f"{why}: torch hangs on this machine, or others leave it nothing",
-        do="look at the load, then run `coremill doctor`",
-    )
-
-
-def child_environment(environ: Mapping[str, str], threads: int) -> dict[str, str]:
-    """The user's environment without thread settings, with ours, and with this very package importable."""
-    clean = {name: value for name, value in environ.items() if not name.startswith(_SPOILING_PREFIXES)}
-    package_parent = str(Path(coremill.__file__).resolve().parent.parent)
-    paths = [package_parent, *filter(None, [clean.get("PYTHONPATH")])]
-    return {
-        **clean,
-        "OMP_NUM_THREADS": str(threads),
-        "PYTHONPATH": os.pathsep.join(paths),
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-    }
 
 
 # -- the cache
@@ -320,10 +213,12 @@ def child_environment(environ: Mapping[str, str], threads: int) -> dict[str, str
 class _Entry:
     calibration: Calibration
     taken_at: float  # unix seconds
+    ways: int | None  # to split the cores that there was room for; None: an earlier version took it
 
 
 def _key(node: NodeFacts) -> dict[str, Any]:
     """All that the numbers depend on."""
+    sizes = sorted(Counter(core.numa_node for core in node.cores).values())
     return {
         "architecture": node.architecture,
         "cpu_model": node.cpu_model,
@@ -331,7 +226,7 @@ def _key(node: NodeFacts) -> dict[str, Any]:
         "usable_cores": node.usable_cores,
         "cores": len(node.cores),
         "cpus": sum(len(core.cpus) for core in node.cores),
-        "numa_nodes": len(node.numa_nodes),
+        "numa_nodes": len(sizes) if len(set(sizes)) == 1 else sizes,
         "torch_version": torch_version(),
         "calibration_version": CALIBRATION_VERSION,
     }
@@ -346,8 +241,11 @@ def _learned_file(node: NodeFacts, cache_folder: Path) -> Path:
     return _file_of(node, cache_folder).with_suffix(".learned.json")
 
 
-def _is_stale(entry: _Entry, now: float) -> bool:
-    return entry.calibration.taken_while_busy and not 0 <= now - entry.taken_at < BUSY_EXPIRES_SECONDS
+def _is_stale(entry: _Entry, node: NodeFacts, now: float) -> bool:
+    """Also where it was taken under a limit of memory without room for ways to split the cores that have it here."""
+    if entry.calibration.taken_while_busy:
+        return not 0 <= now - entry.taken_at < BUSY_EXPIRES_SECONDS
+    return entry.ways is not None and entry.ways < len(_usual_ways(node))
 
 
 def _read_entry(node: NodeFacts, cache_folder: Path) -> _Entry | None:
@@ -362,7 +260,9 @@ def _read_entry(node: NodeFacts, cache_folder: Path) -> _Entry | None:
         calibration = Calibration(**{**known, "learned": learned, "splits": splits})
         fp32, copy = calibration.fp32_matmul_flops_per_second, calibration.copy_bytes_per_second
         is_sound = fp32 > 0 and copy > 0 and calibration.base_rss_bytes > 0
-        return _Entry(calibration, float(document["taken_at"])) if is_sound else None
+        ways = document.get("ways")
+        ways = None if ways is None else int(ways)
+        return _Entry(calibration, float(document["taken_at"]), ways) if is_sound else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -383,7 +283,12 @@ def _known_fields(kind: type[Calibration] | type[Observation], document: Mapping
 
 def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, now: float, say: Say) -> None:
     file = _file_of(node, cache_folder)
-    document = {"key": _key(node), "taken_at": now, "calibration": asdict(replace(calibration, learned=()))}
+    document = {
+        "key": _key(node),
+        "taken_at": now,
+        "ways": len(_usual_ways(node)),
+        "calibration": asdict(replace(calibration, learned=())),
+    }
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(document, indent=1))
@@ -395,7 +300,7 @@ def _write_entry(node: NodeFacts, cache_folder: Path, calibration: Calibration, 
 def _one_at_a_time(file: Path, say: Say) -> Iterator[None]:
     """One process at a time measures: two side by side would each see half a machine.
 
-    Waits at most as long as a measurement may take. Where locks do not work the measurement goes on without.
+    Waits some minutes at most, for who has the lock may be stopped. Where locks do not work it goes on without.
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 A limit anywhere above binds everything below, so every level that can be seen is read and the smallest value counts.
 Containers differ in how much of the path they see: with a cgroup namespace the process stands at `/`, without one the
 path of the host is shown while the mount already begins at the container. Both forms end at a folder under a mount.
+A cpuset that keeps memory to some NUMA nodes limits it too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from coremill.hardware.topology import text_of
+from coremill.hardware.topology import parse_cpu_list, text_of
 
 Number = TypeVar("Number", int, float)
 
@@ -59,6 +60,9 @@ def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
                 )
                 # The kernel's own minimum over all ancestors, those outside the container included.
                 _keep(limits, _bounded(_stat_value(level / "memory.stat", "hierarchical_memory_limit")))
+    if (allowed := _memory_of_allowed_nodes(root)) is not None:
+        limits.append(allowed[0])
+        free.append(allowed[1])
     return CgroupLimits(
         cpu_quota=min(quotas, default=None),
         memory_limit_bytes=min(limits, default=None),
@@ -149,6 +153,29 @@ def _levels(mount: _Mount, paths: dict[str, str]) -> Iterator[Path]:
     for _ in inside:
         folder = folder.parent
         yield folder
+
+
+def _memory_of_allowed_nodes(root: Path) -> tuple[int, int] | None:
+    """Of the NUMA nodes whose memory a cpuset allows: all of it, and what is free; None where it allows all nodes."""
+    line = next((line for line in _lines(root / "proc/self/status") if line.startswith("Mems_allowed_list:")), "")
+    allowed = set(parse_cpu_list(line.partition(":")[2]))
+    nodes = {
+        int(folder.name.removeprefix("node")): _node_memory(folder / "meminfo")
+        for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+    }
+    if not allowed or allowed >= {number for number, memory in nodes.items() if memory.get("MemTotal")}:
+        return None
+    known = [memory for number, memory in nodes.items() if number in allowed]
+    total = sum(memory.get("MemTotal", 0) for memory in known)
+    return (
+        (total, sum(memory.get("MemFree", 0) + memory.get("Inactive(file)", 0) for memory in known)) if total else None
+    )
+
+
+def _node_memory(file: Path) -> dict[str, int]:
+    """Bytes by name: `Node 0 MemTotal:       10053848 kB`."""
+    lines = [line.split() for line in _lines(file)]
+    return {words[2].rstrip(":"): int(words[3]) * 1024 for words in lines if len(words) >= 4 and words[3].isdigit()}
 
 
 def _quota_v2(level: Path) -> float | None:

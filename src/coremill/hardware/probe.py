@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from coremill.errors import InputError
 from coremill.files import at_home
 from coremill.hardware.cgroup import read_cgroup_limits
 from coremill.hardware.facts import Core, Interface, NodeFacts
@@ -62,7 +63,15 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
         return at_home(environ["COREMILL_CACHE"])
     if environ.get("XDG_CACHE_HOME"):
         return at_home(environ["XDG_CACHE_HOME"]) / "coremill"
-    return Path(environ.get("HOME") or Path.home()) / ".cache" / "coremill"
+    try:
+        return Path(environ.get("HOME") or Path.home()) / ".cache" / "coremill"
+    except RuntimeError:
+        raise InputError(
+            "there is no folder to keep things in",
+            where="HOME",
+            why=f"it is not set, and this system knows no user {os.getuid()}",
+            do="set COREMILL_CACHE to a folder that you may write",
+        ) from None
 
 
 def probe_node(root: Path = _SYSTEM, *, mask: Iterable[int] | None = None, busy_seconds: float = 0.2) -> NodeFacts:

@@ -45,11 +45,21 @@ def lay_out(node: NodeFacts, *, ranks: int | None, threads: int | None, any_thre
     by_node = Counter(core.numa_node for core in cores)
     count = ranks if ranks is not None else 1 if _is_lopsided(by_node) else len(by_node)
     groups = split_cores(cores, count)
+    own = _threads_choice(threads, groups, count, len(cores), len(node.cores))
+    if own.value * count <= len(cores) < len(node.cores):
+        groups = _all_cores(node, cores, count)
     return Layout(
         ranks_per_node=_ranks_choice(ranks, count, by_node),
-        threads_per_rank=_threads_choice(threads, groups, count, len(cores)),
+        threads_per_rank=own,
         cpus_of_rank=tuple(tuple(core.cpus[0] for core in group) for group in groups),
     )
+
+
+def _all_cores(node: NodeFacts, usable: tuple[Core, ...], ranks: int) -> list[tuple[Core, ...]]:
+    """Under a CPU quota a rank has fewer threads than cores to put them on: the kernel finds free ones, where ranks of
+    several containers that all start counting at cpu 0 would meet."""
+    numa_nodes = {core.numa_node for core in usable}
+    return split_cores(tuple(core for core in node.cores if core.numa_node in numa_nodes), ranks)
 
 
 def _is_lopsided(by_node: Mapping[int, int]) -> bool:
@@ -73,7 +83,9 @@ def _ranks_choice(fixed: int | None, count: int, by_node: Mapping[int, int]) -> 
     return Choice(count, reason)
 
 
-def _threads_choice(fixed: int | None, groups: list[tuple[Core, ...]], ranks: int, cores: int) -> Choice[int]:
+def _threads_choice(
+    fixed: int | None, groups: list[tuple[Core, ...]], ranks: int, cores: int, there: int
+) -> Choice[int]:
     # As many threads as the smallest group has cores: ranks wait for each other, extra threads would idle.
     own = min(len(group) for group in groups)
     if fixed is not None:
@@ -83,6 +95,8 @@ def _threads_choice(fixed: int | None, groups: list[tuple[Core, ...]], ranks: in
         return Choice(fixed, reason)
     if ranks > cores:
         return Choice(1, "fewer cores than ranks")
+    if cores < there:
+        return Choice(own, f"the CPU quota pays for {cores} of {there} cores; {plural(own, 'thread')} per rank")
     return Choice(
         own, f"{plural(own, 'physical core')} per rank; a second hardware thread on a core adds nothing to a product"
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from coremill.config.schema import RunConfig
+from coremill.files import anonymous_file
 from coremill.model.source import ModelFolder
 from coremill.plan.types import Plan
 from coremill.supervise.fork_client import ForkServer, why_no_fork_server
@@ -47,7 +48,7 @@ class EarlyImports:
         if needs == self._needs:
             return
         self._end()  # the plan has changed with the rows: another engine, other threads
-        self._needs, self._log = needs, os.fdopen(os.memfd_create("fork-server-log"), "rb")
+        self._needs, self._log = needs, os.fdopen(anonymous_file("fork-server-log"), "rb")
         self._server = ForkServer(*needs, Path(f"/proc/self/fd/{self._log.fileno()}"), lambda text: None)
         self._server.start()
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from coremill.files import anonymous_file
 
 HEARTBEAT_FD = "COREMILL_PULSE_FD"  # DESCRIPTOR:SLOT
 BEAT_SECONDS = 0.5
@@ -62,7 +63,8 @@ class HeartbeatBoard:
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         size = ranks * SLOT_WORDS * 8
-        self.descriptor = _anonymous_file(size)  # for ranks to inherit
+        self.descriptor = anonymous_file("coremill-heartbeat")  # for ranks to inherit
+        os.ftruncate(self.descriptor, size)
         self._map = mmap.mmap(self.descriptor, size)
         self._words = memoryview(self._map).cast("Q")
 
@@ -221,14 +223,3 @@ def _reading(words: memoryview) -> Reading:
         saved_bytes=words[_SAVED_BYTES],
         save_total_bytes=words[_SAVE_TOTAL_BYTES],
     )
-
-
-def _anonymous_file(size: int) -> int:
-    """In memory where the kernel has such files, else one without a name."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("coremill-heartbeat", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, size)
-    return descriptor

@@ -1,30 +1,23 @@
 from __future__ import annotations
 
-import itertools
 import json
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from coremill.errors import CoremillError, Stopped
 from coremill.hardware import calibrate
 from coremill.hardware.calibrate import (
     BUSY_EXPIRES_SECONDS,
-    Part,
     cached_calibration,
     calibration_of,
-    child_environment,
-    run_part,
 )
-from coremill.hardware.facts import NodeFacts
+from coremill.hardware.calibrate_part import Part
+from coremill.hardware.facts import Core, NodeFacts
 from unit.hardware.fake_machine import node_of
 
 
@@ -134,6 +127,48 @@ def test_a_quota_limits_threads_and_not_cpus(tmp_path: Path) -> None:
     assert runner.parts[0].cpus == tuple(range(8))
 
 
+def numa_nodes_of(*sizes: int, **changes: Any) -> NodeFacts:
+    """A machine with so many cores on each of its NUMA nodes."""
+    places = [numa for numa, size in enumerate(sizes) for _ in range(size)]
+    cores = tuple(Core(cpus=(cpu,), numa_node=numa, socket=numa) for cpu, numa in enumerate(places))
+    return replace(node_of(**changes), cores=cores)
+
+
+@pytest.mark.parametrize(
+    ("node", "threads"),
+    [
+        (numa_nodes_of(8, 8, cpu_quota=3.0), [2, 1]),
+        (numa_nodes_of(8, 8, cpu_quota=1.5), [1]),
+        (numa_nodes_of(12, 4, cpu_quota=8.0), [4, 4]),
+        (numa_nodes_of(12, 4), [12, 4]),
+    ],
+)
+def test_as_many_threads_are_measured_as_ranks_will_have(tmp_path: Path, node: NodeFacts, threads: list[int]) -> None:
+    """The plan takes what was measured for the rate of all usable cores."""
+    runner = FakeRunner()
+    assert calibration_of(node, tmp_path, runner=runner).threads == node.usable_cores
+    rates = sorted((part for part in runner.parts if part.name == "rates"), key=lambda part: part.cpus)
+    assert [part.threads for part in rates] == threads
+
+
+def test_cores_that_lie_otherwise_on_numa_nodes_are_another_machine(tmp_path: Path) -> None:
+    """Two jobs of a cluster, 16 cores each: one has no even splits."""
+    assert calibration_of(numa_nodes_of(10, 6), tmp_path, runner=FakeRunner()).splits == ()
+    assert calibration_of(numa_nodes_of(8, 8), tmp_path, runner=FakeRunner()).splits != ()
+
+
+def test_what_was_taken_with_little_memory_is_taken_again_where_there_is_more(tmp_path: Path) -> None:
+    """A pod of 2 GiB and one of 60 on machines of one kind that share a home folder."""
+    runner, all_of_it = FakeRunner(), node_of(8)
+    small = replace(all_of_it, memory_limit_bytes=2 * 2**30, memory_available_bytes=2**30)
+    first = calibration_of(small, tmp_path, runner=runner)
+    assert first.splits == () and not first.taken_while_busy
+    assert calibration_of(small, tmp_path, runner=runner) == first and runner.measurements == 1
+    again = calibration_of(all_of_it, tmp_path, runner=runner)
+    assert [each.processes for each in again.splits] == [1, 2, 4, 8] and runner.measurements == 2
+    assert calibration_of(small, tmp_path, runner=runner) == again and runner.measurements == 2
+
+
 def test_copy_arrays_stay_small_on_a_small_machine(tmp_path: Path) -> None:
     runner = FakeRunner()
     calibration_of(node_of(memory_available_bytes=2**30), tmp_path, runner=runner)
@@ -229,72 +264,3 @@ def test_two_at_once_measure_once(tmp_path: Path) -> None:
         thread.join()
     assert runner.measurements == 1
     assert results[0] == results[1] == results[2]
-
-
-def test_the_child_does_not_inherit_thread_settings() -> None:
-    environ = child_environment({"OMP_NUM_THREADS": "1", "KMP_AFFINITY": "x", "PATH": "/bin", "PYTHONPATH": "/mine"}, 6)
-    assert environ["OMP_NUM_THREADS"] == "6"
-    assert "KMP_AFFINITY" not in environ
-    assert environ["PATH"] == "/bin"
-    assert environ["PYTHONPATH"].endswith(":/mine")
-
-
-SPINNING = [sys.executable, "-c", "while True: pass"]
-
-
-def run_instead(monkeypatch: pytest.MonkeyPatch, code: str, threads: int = 1) -> Any:
-    """What comes of a part whose child is this program."""
-    monkeypatch.setattr(calibrate, "_command", lambda part: [sys.executable, "-c", code])
-    return run_part(Part(name="rates", cpus=(0,), threads=threads))
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("import no_torch", "No module named 'no_torch'"),
-        ("import os; os.kill(os.getpid(), 9)", "most likely for memory"),
-        ("print('not json')", "exit code 0"),
-        ("print('{\"a\": 1}'); exit(3)", "exit code 3"),
-    ],
-)
-def test_a_failing_child_is_explained(monkeypatch: pytest.MonkeyPatch, code: str, expected: str) -> None:
-    with pytest.raises(CoremillError) as caught:
-        run_instead(monkeypatch, code)
-    assert expected in str(caught.value)
-
-
-@pytest.mark.parametrize(("cpu_seconds", "why"), [(0.0, "next to nothing"), (1.0, "has computed for 1 s")])
-def test_a_child_that_is_stuck_is_ended(monkeypatch: pytest.MonkeyPatch, cpu_seconds: float, why: str) -> None:
-    monkeypatch.setattr(calibrate, "STUCK_SECONDS", 0.4)
-    monkeypatch.setattr(calibrate, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(calibrate, "_cpu_seconds", lambda pid: cpu_seconds)
-    before = set(psutil.Process().children())
-    with pytest.raises(CoremillError, match="did not end") as caught:
-        run_instead(monkeypatch, "import time; time.sleep(60)")
-    assert why in str(caught.value.why)
-    assert set(psutil.Process().children()) <= before
-
-
-def test_a_child_that_others_leave_little_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "STUCK_SECONDS", 0.4)
-    monkeypatch.setattr(calibrate, "LOOK_SECONDS", 0.1)
-    looks = itertools.count(1)
-    monkeypatch.setattr(calibrate, "_cpu_seconds", lambda pid: 0.01 * next(looks))
-    assert run_instead(monkeypatch, "import time; time.sleep(2); print('{\"a\": 1}')") == {"a": 1}
-    assert next(looks) > 2
-
-
-def test_what_a_child_starts_counts() -> None:
-    """The splits are measured by processes of the part's."""
-    with subprocess.Popen(
-        [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", *SPINNING]
-    ) as one:
-        try:
-            deadline = time.monotonic() + 100
-            while calibrate._cpu_seconds(one.pid) < 0.5:
-                assert one.poll() is None and time.monotonic() < deadline
-                time.sleep(0.05)
-        finally:
-            for each in psutil.Process(one.pid).children():
-                each.kill()
-    assert calibrate._cpu_seconds(one.pid) == 0.0

@@ -10,6 +10,11 @@ from unit.hardware.fake_machine import FakeMachine
 GIB = 2**30
 V1_NO_LIMIT = "9223372036854771712"
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+TWO_NODES = {
+    f"sys/devices/system/node/node{number}/meminfo": f"Node {number} MemTotal:       {8 * 2**20} kB\n"
+    f"Node {number} MemFree:        {5 * 2**20} kB\nNode {number} Inactive(file): {2**20} kB\n"
+    for number in (0, 1)
+}
 
 
 def limits(quota: float | None, memory: int | None, free: int | None = None) -> CgroupLimits:
@@ -141,6 +146,19 @@ CASES: dict[str, tuple[dict[str, str], CgroupLimits]] = {
             "proc/self/mountinfo": "short\n" + V2_MOUNT,
             "sys/fs/cgroup/cpu.max": "a b\n",
             "sys/fs/cgroup/memory.max": "lots\n",
+        },
+        limits(None, None),
+    ),
+    "a cpuset that keeps memory to one of two NUMA nodes": (
+        {**TWO_NODES, "proc/self/status": "Mems_allowed:\t00000001\nMems_allowed_list:\t0\n"},
+        limits(None, 8 * GIB, 6 * GIB),
+    ),
+    "a cpuset of both": ({**TWO_NODES, "proc/self/status": "Mems_allowed_list:\t0-1\n"}, limits(None, None)),
+    "a NUMA node that has cores only": (
+        {
+            **TWO_NODES,
+            "sys/devices/system/node/node1/meminfo": "Node 1 MemTotal: 0 kB\n",
+            "proc/self/status": "Mems_allowed_list:\t0\n",
         },
         limits(None, None),
     ),

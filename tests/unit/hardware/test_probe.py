@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from coremill.errors import InputError
 from coremill.hardware.facts import Core
 from coremill.hardware.probe import (
     BusyWatch,
@@ -188,6 +189,15 @@ def test_libraries_of_this_architecture(tmp_path: Path, architecture: str, machi
 )
 def test_cache_folder(environ: dict[str, str], folder: str) -> None:
     assert cache_folder(environ) == Path(folder)
+
+
+def test_a_user_without_a_home_folder_is_told_which_variable_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that is run by a number, with an empty environment."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    with pytest.raises(InputError, match="COREMILL_CACHE"):
+        cache_folder({})
+    assert cache_folder({"COREMILL_CACHE": "/scratch/c"}) == Path("/scratch/c")
 
 
 def test_environment_snapshot_is_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:

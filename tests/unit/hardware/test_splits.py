@@ -13,7 +13,8 @@ import pytest
 
 from coremill.errors import CoremillError
 from coremill.hardware import splits, step_parts
-from coremill.hardware.calibrate import MOST_PROCESSES, PROCESS_BYTES, Part, calibration_of
+from coremill.hardware.calibrate import MOST_PROCESSES, PROCESS_BYTES, calibration_of
+from coremill.hardware.calibrate_part import Part
 from coremill.hardware.facts import SPLIT_WIDTHS
 from coremill.hardware.probe import affinity_mask
 from unit.hardware.fake_machine import node_of

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError
-from coremill.hardware.calibrate import MOST_OBSERVATIONS, Part, cached_calibration, calibration_of, remember
+from coremill.hardware.calibrate import MOST_OBSERVATIONS, cached_calibration, calibration_of, remember
+from coremill.hardware.calibrate_part import Part
 from coremill.hardware.facts import Fleet, Observation
 from coremill.hardware.probe import probe_node
 from coremill.plan.card import read_card

@@ -18,6 +18,7 @@ from coremill.plan.length import steps_of_epochs
 from coremill.plan.planner import candidates_of, make_plan
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Plan
+from coremill.supervise.rank_environment import oversubscription_note
 from unit.plan.shapes import GIB, LLAMA_3_8B, LLAMA_50M, calibration, fleet, machine, with_memory
 
 SMALL = read_card(config=LLAMA_50M, name="small")
@@ -147,10 +148,20 @@ def test_a_few_cores_of_another_numa_node_do_not_idle_the_others() -> None:
     assert (made.ranks_per_node.value, made.threads_per_rank.value) == (2, 12)
 
 
-def test_a_cpu_quota_takes_cores_evenly() -> None:
-    node = replace(machine(cores=8, numa_nodes=2), cpu_quota=4.5)
-    made = plan(fleet(node=node))
-    assert made.cpus_of_rank == ((0, 1), (4, 5))
+def test_a_cpu_quota_takes_threads_evenly_on_all_cores() -> None:
+    """The kernel finds free ones: containers with a quota each would all be on the first cores."""
+    quota = replace(machine(cores=8, numa_nodes=2), cpu_quota=4.5)
+    made = plan(fleet(node=quota))
+    assert made.threads_per_rank.value == 2 and made.cpus_of_rank == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert "the CPU quota pays for 4 of 8 cores" in made.threads_per_rank.reason
+    one_node = fleet(node=replace(machine(cores=8), cpu_quota=4.0))
+    for ranks, cpus in ((1, (tuple(range(8)),)), (2, ((0, 1, 2, 3), (4, 5, 6, 7)))):
+        made = plan(one_node, parallel={"ranks_per_node": ranks})
+        assert made.threads_per_rank.value * ranks == 4 and made.cpus_of_rank == cpus
+    # One thread stays with the memory of its NUMA node.
+    assert plan(fleet(node=replace(quota, cpu_quota=1.5))).cpus_of_rank == ((0, 1, 2, 3),)
+    crowded = plan(one_node, parallel={"ranks_per_node": 8})
+    assert "8 ranks" in str(oversubscription_note(crowded)) and "4 CPUs" in str(oversubscription_note(crowded))
 
 
 def test_more_ranks_than_cores_share() -> None:
