@@ -94,6 +94,9 @@ def plan_on_fleets(
         if words:
             console.print()
             print_line(console, words)
+    for plan in comparison.by_cost:
+        for assumption in plan.assumptions:
+            print_line(console, f"assumed for {plan.fleet}, not measured: {assumption}", style="yellow")
 
 
 def _row(plan: Plan) -> tuple[str, ...]:

@@ -37,6 +37,16 @@ def test_a_comparison_without_fleets_is_of_the_one_there_is(capsys: pytest.Captu
     assert "c7i.8xlarge" in ranked["by_cost"][0]["fleet"]
 
 
+def test_a_comparison_says_what_is_assumed_of_which_fleet() -> None:
+    console = Console(record=True, width=400)
+    plan_on_fleets(
+        load_config(None, ["train.steps=5"]), ["4xc7i.8xlarge", "1xc7i.48xlarge"], as_json=False, console=console
+    )
+    assumed = [line for line in console.export_text().splitlines() if "not measured" in line]
+    for fleet in ("4 x c7i.8xlarge", "1 x c7i.48xlarge"):
+        assert any(line.startswith(f"assumed for {fleet}, not measured: the rates of the CPU") for line in assumed)
+
+
 def test_a_shape_of_the_run_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COREMILL_CACHE", str(tmp_path))
     shape = "{model_type: gpt2, n_embd: 64, n_layer: 2, n_head: 2, vocab_size: 500}"
