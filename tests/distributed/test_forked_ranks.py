@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from coremill.supervise import fork_client
 from coremill.supervise.fork_client import ForkServer
 from coremill.supervise.hang_detector import HangDetector
 from coremill.supervise.ranks import Outcome, run_local_ranks
@@ -130,6 +131,19 @@ def test_a_fork_server_with_threads_does_not_fork(tmp_path: Path) -> None:
     assert logs(tmp_path) == ["afresh\n"] * 2
     (line,) = said
     assert "it has 2 threads, and only a process with one may fork" in line
+
+
+def test_a_fork_server_that_answers_too_late_has_forked_no_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_client, "ANSWER_SECONDS", 1.0)
+    said: list[str] = []
+    up = f"pathlib.Path({str(tmp_path)!r}, 'up-' + os.environ['RANK'] + f'-{{os.getpid()}}')"
+    code = f"import os, pathlib, time; {up}.touch(); time.sleep(1)"
+    with ForkServer([*BARE_FORK_SERVER, "late"], ENVIRON, tmp_path / "template.log", said.append) as fork_server:
+        assert launch(tmp_path, code, fork_server).exit_code == 0
+    assert sorted(file.name.split("-")[1] for file in tmp_path.glob("up-*")) == ["0", "1"]
+    assert said == ["the fork server did not answer for 1 s: ranks are started afresh"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

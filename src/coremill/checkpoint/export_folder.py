@@ -122,7 +122,8 @@ class FolderWriter:
 
         What was there before goes where it `replaces` that; else it is in the way.
         """
-        temporary = destination.with_name(f".{destination.name}.partial")
+        # A run that exports to its own folder, and somebody who exports it to that very place, do not share it.
+        temporary = destination.with_name(f".{destination.name}.{'partial' if replaces else 'exporting'}")
         disk, weights = FirstFailure(), self._weights
         try:
             if weights.writes:

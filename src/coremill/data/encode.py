@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from coremill.data.encoded_split import HeldOut, share_out
 from coremill.data.examples import ExampleForm
 from coremill.data.labels import Labels
 from coremill.data.packed import Progress, require_id_in_vocabulary
-from coremill.data.run_sources import sources_of
+from coremill.data.run_sources import commits_of, sources_of
 from coremill.data.source_identity import Stamps, hash_of, require_unchanged, told_identity
 from coremill.data.sources import TextSource, open_text, stamps_of
 from coremill.data.tokenizer_files import tokenizer_identity
@@ -191,7 +191,8 @@ def prepare_examples(
         evaluation = encoder.encode(evaluated, known)
     shares = share_out(training.folder, training.manifest, section.evaluation_fraction, config.train.seed)
     files = (source if evaluated is None else evaluated).file_names
-    return _rows(config, training, evaluation, shares, files, time.perf_counter() - started)
+    rows = _rows(config, training, evaluation, shares, files, time.perf_counter() - started)
+    return replace(rows, commits=commits_of([source, evaluated]))
 
 
 def _rows(

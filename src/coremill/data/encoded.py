@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,6 +131,7 @@ class EncodedRows:
     evaluation_words: str = ""  # what was held out
     evaluation_files: tuple[str, ...] = ()  # what the rows to evaluate on come from, by the numbers in origins.npy
     notes: tuple[str, ...] = ()
+    commits: Mapping[str, str] = field(default_factory=dict)  # of datasets of the hub, by their names in the run file
 
     @property
     def mean_row_tokens(self) -> float:

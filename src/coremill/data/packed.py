@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -230,6 +230,7 @@ class PackedData:
     notes: tuple[str, ...] = ()  # how files were read, where that needs words
     conversations: ConversationCounts | None = None  # of both splits; None: it is text
     evaluation_conversations: ConversationCounts | None = None  # of these; None: no rows of them are evaluated on
+    commits: Mapping[str, str] = field(default_factory=dict)  # of datasets of the hub, by their names in the run file
 
     @property
     def end_begins_next(self) -> bool:

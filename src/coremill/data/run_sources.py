@@ -52,6 +52,11 @@ def sources_of(
     return tuple(training), resolve(section.source, column=column, split=split)
 
 
+def commits_of(sources: Sequence[TextSource | None]) -> dict[str, str]:
+    """Of datasets of the hub, by their names in the run file: the commit that was read."""
+    return {source.name: source.dataset.commit for source in sources if source is not None and source.dataset}
+
+
 def with_examples(source: TextSource, form: ExampleForm) -> TextSource:
     """The source, read as examples."""
     require_columns(source, f"examples are read from {form.in_words()}")

@@ -36,7 +36,7 @@ from coremill.data.packed import (
 )
 from coremill.data.parts import Packing, counts_of, pack_part
 from coremill.data.recognised import TEXT_COLUMN, require_one_kind, words_of_forms
-from coremill.data.run_sources import sources_of
+from coremill.data.run_sources import commits_of, sources_of
 from coremill.data.source_identity import hash_of, require_unchanged, told_identity
 from coremill.data.sources import TextSource, open_text, stamps_of
 from coremill.data.tokenizer_files import SpecialTokens, required_chat_template, tokenizer_identity
@@ -118,6 +118,7 @@ def prepare_data(
         notes=(*words_of_forms(training_sources), *(note for each in packings for note in each.manifest.notes)),
         conversations=counts_of(used, packings),
         evaluation_conversations=counts_of(evaluation, evaluation),
+        commits=commits_of([*named, evaluated]),
     )
 
 

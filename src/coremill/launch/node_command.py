@@ -10,7 +10,7 @@ from coremill.hosts.forwarding import forwarded
 from coremill.hosts.host_restarts import SILENCE_SECONDS
 from coremill.hosts.ssh import Host
 from coremill.launch.request import Request, master_address
-from coremill.world.identity import HEAD, INTERFACE
+from coremill.world.identity import COMES_BACK, HEAD, INTERFACE
 
 
 def node_commands(
@@ -28,7 +28,7 @@ def node_commands(
             folder=Path.cwd(),
             environ={
                 **told,
-                HEAD: "1",
+                HEAD: "1" if is_first else COMES_BACK,
                 "PET_NNODES": str(len(hosts)),
                 "PET_NODE_RANK": str(index),
                 "PET_NPROC_PER_NODE": str(host.ranks),

@@ -86,11 +86,13 @@ def license_of(base_folder: Path) -> str | None:
 
 def _rows(summary: Mapping[str, Any], config: RunConfig, exported: StepFigures | None) -> Iterator[tuple[str, str]]:
     subject = summary.get("subject") or {}
+    commits: Mapping[str, str] = subject.get("commits") or {}
     if config.model.config is not None:
         yield "model", f"a {config.model.config.get('model_type')} shape, from random weights"
     else:
-        revision = f" at {config.model.revision}" if config.model.revision else ""
-        named = f"{_named(config.model.name)}{revision}"
+        commit = commits.get(config.model.name) if base_model_of(config) else None
+        revision = commit or config.model.revision
+        named = _named(config.model.name) + (f" at {revision}" if revision else "")
         yield ("base model", named) if _is_pretrained(config) else ("model", f"{named}, from random weights")
     if subject.get("parameters"):
         trained = subject.get("trainable_parameters")
@@ -99,7 +101,7 @@ def _rows(summary: Mapping[str, Any], config: RunConfig, exported: StepFigures |
     if config.lora.rank is not None:
         yield "adapters", _adapters(subject, config.lora, model_class_of(summary))
     yield "task", config.task
-    yield "data", ", ".join(_named(source) for source in _sources(config))
+    yield "data", ", ".join(_at(commits.get(source), source) for source in _sources(config))
     if exported is not None and exported.step == summary["steps"]:
         exported = None
     yield from _training(summary, config, exported)
@@ -198,6 +200,11 @@ def _sources(config: RunConfig) -> list[str]:
 def _named(source: str) -> str:
     """As it was given, but for the folders of this machine that lead to it."""
     return PurePath(source).name if source.startswith(("/", "~")) else source
+
+
+def _at(commit: str | None, source: str) -> str:
+    """A dataset of the hub at the commit that was read, as a run file names it."""
+    return _named(source) if commit is None else f"{source.partition('@')[0]}@{commit}"
 
 
 def _without_paths(command: str) -> str:

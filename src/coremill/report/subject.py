@@ -6,12 +6,15 @@ lack any of it: then it is null.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def subject_of(config_text: str | None, orders: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +39,18 @@ def subject_of(config_text: str | None, orders: Mapping[str, Any]) -> dict[str, 
         "schedule": train.get("schedule"),
         "warmup_steps": train.get("warmup_steps"),
         "command": orders.get("command"),
+        "commits": _commits(config, orders),
     }
+
+
+def _commits(config: Mapping[str, Any], orders: Mapping[str, Any]) -> dict[str, str]:
+    """Of what came from the hub, by its name in the run file: with these the run can be repeated after the hub has
+    changed."""
+    model, data = (_section(orders, name) for name in ("model", "data"))
+    named = (config.get("tokenizer"), orders.get("tokenizer")), (_model_name(config.get("model")), model.get("folder"))
+    # The hub's cache has a folder for each commit.
+    last = {str(name): str(folder or "").rpartition("/")[2] for name, folder in named if name}
+    return {name: word for name, word in last.items() if _COMMIT.fullmatch(word)} | dict(_section(data, "commits"))
 
 
 def _model_name(model: Any) -> str | None:

@@ -19,6 +19,7 @@ from coremill.checkpoint.manifest import Checkpoint, PassedOver, Survey, Unusabl
 from coremill.config.load import load_config
 from coremill.config.schema import RunConfig
 from coremill.errors import InputError, StorageError
+from coremill.files import locked
 from coremill.hardware.probe import cache_folder, environment_snapshot
 from coremill.model.lora_base import Base, base_of, require_peft
 from coremill.model.source import ModelFolder, resolve_model, resolve_tokenizer
@@ -109,11 +110,27 @@ def _refuse_full(destination: Path) -> None:
     raise InputError(f"{destination} {what}", where="DEST", do="name a folder that is not there yet")
 
 
-def _make_parents(destination: Path) -> None:
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{destination} cannot be written: {error.strerror}", where="DEST") from None
+@contextlib.contextmanager
+def _place_of(destination: Path) -> Iterator[None]:
+    """Where the folder is put, and nobody else puts one meanwhile: two exports at once would mix their files."""
+
+    def refuse() -> None:
+        raise InputError(
+            f"another export is being written to {destination}",
+            where="DEST",
+            do="let it end, or name another folder",
+        )
+
+    lock = destination.with_name(f".{destination.name}.lock")
+    with contextlib.ExitStack() as held:
+        try:
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(lock, refuse))
+        except OSError as error:
+            raise InputError(f"{destination} cannot be written: {error.strerror}", where="DEST") from None
+        held.callback(lock.unlink, missing_ok=True)
+        _refuse_full(destination)  # by one that has ended since the first look
+        yield
 
 
 @dataclass(frozen=True)
@@ -224,8 +241,7 @@ def _export(
             adapters=adapters,
             end_ids=sources.end_ids,
         )
-        _make_parents(destination)
-        with _bar("exporting", writer.total_bytes, console) as on_bytes:
+        with _place_of(destination), _bar("exporting", writer.total_bytes, console) as on_bytes:
             writer.write(destination, on_bytes, replaces=False, card=card_of(files.step, form.value))
         scores = scores_of(config, files)
     what = {"model": "", "adapter": "the adapter of ", "merged": "the model with the adapter of "}[form.value]

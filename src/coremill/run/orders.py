@@ -98,12 +98,13 @@ def prepare_together(loaded: LoadedConfig, folder: RunFolder, world: World, opti
     if world.broadcast(world.once_per_node(is_finished)):
         return None
     link = None if options.dry_run else _link_of(loaded, world, console)
+    is_restarted = any(world.gather(world.identity.restarts))  # by torchrun: it may have been asked meanwhile
     place = Place(nodes=world.nodes, ranks_per_node=world.local_size, cpus=cpus, link_bits_per_second=link)
 
     def prepare_node() -> dict[str, Any]:
         _require_nodes(loaded, world)
         with folder.writable(loaded.where("run.folder")) if asks else nullcontext():
-            if asks:
+            if asks and not is_restarted:
                 forget_request(folder.path)
             before = begun(loaded.config, folder, options)
             return prepare_run(loaded, place, console, force=options.force, before=before).to_json()

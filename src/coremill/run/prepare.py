@@ -59,6 +59,7 @@ from coremill.supervise.rank_environment import oversubscription_note
 from coremill.tasks.base import Rows, Task, deciding_metric, make_task, rows_from_json
 from coremill.train.schedule import describe_schedule
 
+FEWEST_HELD_OUT = 4  # rows; fewer say more of themselves than of the model
 # In a config.json, and of no consequence: who saved it, and under which name.
 WRITTEN_BY_TRANSFORMERS = ("transformers_version", "_name_or_path", "_commit_hash")
 
@@ -224,9 +225,21 @@ def _show_plan(plan: Plan, fleet: Fleet, console: Console) -> None:
 def spoken_of(task: Task[Any], config: RunConfig, data: Rows, plan: Plan, steps: int) -> list[str]:
     """What there is to train on and how long that takes, a line each."""
     spoken = [f"training data: {task.describe_rows(data)}", data.bad_rows_words, data.evaluation_words]
+    spoken.append(words_of_few_held_out(data))
     spoken += [words_of_smaller_step(config, data), *words_of_data(data.counts(), steps * plan.rows_per_step)]
     spoken += [words_of_schedule(config, steps), run_in_words(plan, data.train_rows)]
     return [words for words in spoken if words]
+
+
+def words_of_few_held_out(data: Rows) -> str:
+    """Of what was held out where that is next to nothing; empty else, and where the user named what to evaluate on."""
+    if not data.evaluation_words or data.evaluation_rows >= FEWEST_HELD_OUT:
+        return ""
+    count = "1 row" if data.evaluation_rows == 1 else f"{data.evaluation_rows} rows"
+    return (
+        f"warning: {count} held out for evaluation: what so few give is mostly chance; raise data.evaluation_fraction,"
+        " or name more text in data.evaluation_source"
+    )
 
 
 def say(console: Console, text: str) -> None:

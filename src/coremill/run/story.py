@@ -47,7 +47,7 @@ from coremill.run.prepare import Orders, prepare_run
 from coremill.run.rank import failures_as_events, set_threads, without_launcher
 from coremill.tasks.base import TrainingTask, deciding_metric, evaluated_rows, make_task
 from coremill.world.group import World, join_world
-from coremill.world.identity import HEAD, NodeIdentity, RankIdentity
+from coremill.world.identity import COMES_BACK, HEAD, NodeIdentity, RankIdentity
 from coremill.world.run_lock import OWNED
 from coremill.world.stop import forget_request
 
@@ -86,7 +86,7 @@ def run_as_launcher(loaded: LoadedConfig, options: Options, node: NodeIdentity |
         metrics = ownership.enter_context(listen_for_metrics(loaded, wanted=not options.dry_run))
 
         with contextlib.nullcontext() if options.dry_run else folder.writable(loaded.where("run.folder")):
-            if leads and not options.dry_run:
+            if leads and not options.dry_run and environ.get(HEAD) != COMES_BACK:  # to a run that may have been asked
                 forget_request(folder.path)
             place = place_of(loaded, node, console)
             before = begun(loaded.config, folder, options)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from coremill.supervise.descendants import mark_of_ranks
-from coremill.supervise.fork_server import RankStart, receive, send
+from coremill.supervise.fork_server import LEAVE_TO_BEGIN, RankStart, receive, send
 from coremill.supervise.process import POLL_SECONDS, ForkedProcess, start_process
 from coremill.supervise.waiting import wait_for_end
 
@@ -93,23 +93,29 @@ class ForkServer:
             on_tick()
 
     def fork(self, order: RankStart, log: IO[bytes]) -> ForkedProcess:
-        """One rank; raises CannotFork, and has told why, where that cannot be."""
+        """One rank; raises CannotFork, and has told why, where that cannot be: then none begins, however late."""
         if self._connection is None or not self._is_ready:
             raise CannotFork
+        leave, ours = os.pipe()
         try:
-            pid = self._ask(self._connection, order, log)
+            pid = self._ask(self._connection, order, [log.fileno(), leave, *order.descriptors])
             # It is ours by now, alive or not; where the kernel does not give orphans to us, it has ended itself.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            with contextlib.suppress(BrokenPipeError):  # it was killed already: its exit code says so
+                os.write(ours, LEAVE_TO_BEGIN)
         except (OSError, CannotFork) as error:
             reason = str(error) if isinstance(error, CannotFork) else f"is of no use: {error}"
             self._lose(f"{reason}: ranks are started afresh")
             raise CannotFork(reason) from error
+        finally:
+            os.close(leave)
+            os.close(ours)
         return ForkedProcess(pid)
 
-    def _ask(self, connection: socket.socket, order: RankStart, log: IO[bytes]) -> int:
+    def _ask(self, connection: socket.socket, order: RankStart, descriptors: list[int]) -> int:
         connection.settimeout(ANSWER_SECONDS)
         try:
-            send(connection, asdict(order), [log.fileno(), *order.descriptors])
+            send(connection, asdict(order), descriptors)
             answer: Any = receive(connection)
         except TimeoutError:
             raise CannotFork(f"did not answer for {ANSWER_SECONDS:.0f} s") from None

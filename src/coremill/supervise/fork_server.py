@@ -3,6 +3,7 @@
     launcher                                    fork server                    rank
     (length, order, descriptors)   ------>      forks twice        ------>     gets a session, cores, environment, log
     (length, {"pid": ...})         <------      child in between ends: the rank is the launcher's own child now
+    a byte through a pipe                       ------------------------->     begins; without it, it ends
 
 Forked twice, because the launcher adopts orphans: so it waits for such a rank, and signals it, as for one that it
 started itself, and the fork server may die without anybody noticing. It has one thread: a lock that another one
@@ -33,6 +34,7 @@ from coremill.world.identity import STORE_FD
 # Held back from before the fork until the rank listens (world/stop.py): none is lost, and none kills it unheard.
 HELD_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 MOST_DESCRIPTORS = 8
+LEAVE_TO_BEGIN = b"."
 _LENGTH = struct.Struct("!I")
 _PR_SET_NAME = 15
 _ADOPTION_POLL_SECONDS = 0.0005
@@ -84,7 +86,7 @@ def serve(connection: socket.socket, launcher_pid: int) -> RankStart | None:
     gc.enable()  # the fork server imports without (forked_rank.py)
     send(connection, {"ready": True})
     while (message := receive(connection)) is not None:
-        order, (log, *descriptors) = RankStart(**message[0]), message[1]  # the log comes first
+        order, (log, leave, *descriptors) = RankStart(**message[0]), message[1]  # these two come first
         answer: dict[str, Any]
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1:
@@ -97,11 +99,12 @@ def serve(connection: socket.socket, launcher_pid: int) -> RankStart | None:
             else:
                 if pid == 0:
                     connection.close()
-                    _become(order, log, descriptors, launcher_pid)
+                    _await_leave(leave, launcher_pid)
+                    _become(order, log, descriptors)
                     return order
                 answer = {"pid": pid}
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
-        for descriptor in (log, *descriptors):
+        for descriptor in (log, leave, *descriptors):
             os.close(descriptor)
         send(connection, answer)
     return None
@@ -148,9 +151,17 @@ def _fork_and_leave(writer: int) -> None:
         time.sleep(_ADOPTION_POLL_SECONDS)
 
 
-def _become(order: RankStart, log: int, descriptors: list[int], launcher_pid: int) -> None:
-    """This process is a rank from now on."""
+def _await_leave(leave: int, launcher_pid: int) -> None:
+    """Until the launcher knows of this process. One that has waited too long for the fork server's answer has started
+    another in its place: then it closes the pipe, and this one ends before it has done anything."""
     die_with_parent(launcher_pid)
+    if not os.read(leave, len(LEAVE_TO_BEGIN)):
+        os._exit(0)
+    os.close(leave)
+
+
+def _become(order: RankStart, log: int, descriptors: list[int]) -> None:
+    """This process is a rank from now on."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, order.name.encode()[:15], 0, 0, 0)
     _offer_to_memory_killer()
     if order.cpus is not None:

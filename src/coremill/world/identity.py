@@ -27,6 +27,7 @@ Launcher = Literal["coremill", "torchrun", "open-mpi", "hydra", "environment", "
 LAUNCHER_PID = "COREMILL_LAUNCHER_PID"  # set for ranks that coremill's own launcher started
 STORE_FD = "COREMILL_STORE_FD"  # rank 0 inherits the listening socket of the store under this number
 HEAD = "COREMILL_HEAD"  # set for launchers that `train --hostfile` started: they report to it instead of to people
+COMES_BACK = "again"  # its value where the run goes on: the head has started this host before, or other ones
 INTERFACE = "COREMILL_INTERFACE"  # the device of `train --hostfile --interface`; ranks settle how often to name it
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500  # what torch takes where nothing is said

@@ -152,6 +152,7 @@ def test_a_dataset_is_packed_and_serves_offline_too(
     source = "hf://some/set:small"
     data = prepared(run_config(source, evaluation_split="test"), tokenizer_folder, tmp_path / "cache", told)
     assert data.documents == 80 and data.evaluation_folder is not None
+    assert PackedData.from_json(json.loads(json.dumps(data.to_json()))).commits == {source: hub_stand_in.COMMIT}
     assert [stage for stage, _ in groupby(progress.stage for progress in told)] == ["download", "tokenise"] * 2
     assert [progress.is_done for progress in told if progress.stage == "tokenise"] == [False, True] * 2
     assert told[-1].bytes_done == pytest.approx(told[-1].bytes_total, abs=2)

@@ -88,6 +88,7 @@ def test_classes_are_named_as_the_dataset_names_them(served: None, tmp_path: Pat
     rows = prepared("hf://some/mrpc", PAIRS, tmp_path)
     assert rows.labels is not None and rows.labels.names == ("not_equivalent", "equivalent")
     assert (rows.train_rows, rows.evaluation_rows) == (12, 6)
+    assert EncodedRows.from_json(rows.to_json()).commits == {"hf://some/mrpc": hub_stand_in.COMMIT}
     assert EncodedSplit(rows, "evaluation").targets["labels"].tolist() == [0, 1, 0, 1, 0, 1]
 
 

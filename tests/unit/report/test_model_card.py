@@ -74,6 +74,16 @@ def test_of_a_hub_model_and_a_hub_dataset() -> None:
     assert 'from_pretrained("me/model")' in text
 
 
+def test_a_commit_that_was_read_takes_the_place_of_a_branch() -> None:
+    commits = {"some/base": "c0ffee", "hf://owner/set:subset@main": "0ddba11"}
+    summary = {**SUMMARY, "subject": {**SUMMARY["subject"], "commits": commits}}
+    for revision in (None, "main"):
+        config = config_of(ModelSection(name="some/base", revision=revision), "hf://owner/set:subset@main")
+        text = model_card(summary, config, name="me/model", license_name=None)
+        assert "| base model | some/base at c0ffee |" in text
+        assert "| data | hf://owner/set:subset@0ddba11 |" in text
+
+
 @pytest.mark.parametrize("exported", [None, StepFigures(step=30, tokens=123456, loss=2.0)])
 def test_the_last_step_has_the_numbers_of_the_run(exported: StepFigures | None) -> None:
     text = model_card(SUMMARY, RunConfig(), name="out", license_name=None, exported=exported)

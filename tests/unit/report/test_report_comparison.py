@@ -153,6 +153,24 @@ def test_the_subject_of_a_run(tmp_path: Path) -> None:
     assert summarise(tmp_path)["subject"]["model"] == "llama shape of the run file"
 
 
+def test_what_was_read_from_the_hub_has_its_commit(tmp_path: Path) -> None:
+    make_fake_run(tmp_path, steps=3)
+    model, tokenizer, data = ("c0ffee" + number * 34 for number in "123")
+    orders = {
+        "model": {"folder": f"/cache/hub/models--hub--id/snapshots/{model}"},
+        "tokenizer": f"/cache/hub/models--hub--words/snapshots/{tokenizer}",
+        "data": {"commits": {"hf://hub/set:small@main": data}},
+    }
+    (tmp_path / "orders.json").write_text(json.dumps(orders))
+    (tmp_path / "config.yaml").write_text("model:\n  name: hub/id\n  revision: main\ntokenizer: hub/words\n")
+    found = {"hub/id": model, "hub/words": tokenizer, "hf://hub/set:small@main": data}
+    assert summarise(tmp_path)["subject"]["commits"] == found
+    orders["model"]["folder"], orders["tokenizer"], orders["data"] = "/models/mine", "/models/mine", {}
+    (tmp_path / "orders.json").write_text(json.dumps(orders))
+    (tmp_path / "config.yaml").write_text("model:\n  name: /models/mine\n")
+    assert summarise(tmp_path)["subject"]["commits"] == {}
+
+
 def test_the_command_line_as_it_was_typed() -> None:
     assert command_line(["/x/bin/coremill", "train", "a b.yaml"]) == "coremill train 'a b.yaml'"
     assert command_line(["/x/coremill/__main__.py", "train"]) == "coremill train"

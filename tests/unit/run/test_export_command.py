@@ -40,3 +40,18 @@ def test_one_that_is_there_and_damaged_is_not_waited_for(run: Any) -> None:
     with pytest.raises(InputError, match="there is no checkpoint to export") as refused:
         export_command._candidates(config, folder, None)
     assert "step-00000009 passed over" in str(refused.value)
+
+
+def test_a_second_export_to_the_same_place_is_refused_and_leaves_the_first_alone(tmp_path: Path) -> None:
+    """Both would write one hidden folder: the first to end showed what the other was in the middle of."""
+    place = tmp_path / "exports" / "model"
+    with export_command._place_of(place):
+        with pytest.raises(InputError, match=f"another export is being written to {place}"):
+            with export_command._place_of(place):
+                pytest.fail("two of them write there")
+        place.mkdir()
+        (place / "config.json").touch()
+    with pytest.raises(InputError, match="is not empty"):  # it was, when the command looked first
+        with export_command._place_of(place):
+            pytest.fail("the first one's folder is written over")
+    assert list(place.parent.iterdir()) == [place]

@@ -16,12 +16,18 @@ from coremill.checkpoint.continuation import checkpoint_folder
 from coremill.config.load import LoadedConfig, load_config
 from coremill.config.show import show
 from coremill.errors import InputError
+from coremill.hosts.ssh import Host
+from coremill.launch.node_command import node_commands
+from coremill.launch.request import Request
 from coremill.model.lora_base import Base, digest_of_model
 from coremill.model.source import ModelFolder
+from coremill.run import story
 from coremill.run.export_command import Wanted
 from coremill.run.folder import RunFolder
 from coremill.run.opening import Options, already_finished, with_folders_settled
 from coremill.run.prepare import Orders
+from coremill.world.identity import HEAD, NodeIdentity
+from coremill.world.stop import ask_to_stop, was_asked_to_stop
 from unit.checkpoint.small_checkpoints import make_store, save
 
 RUN_FILE = """\
@@ -167,3 +173,24 @@ def test_an_export_is_of_one_form() -> None:
     with pytest.raises(InputError, match="--merged and --adapter are both given") as refused:
         Wanted(step=None, dtype=None, push=None, private=False, merged=True, adapter=True)
     assert refused.value.exit_code == 78
+
+
+@pytest.mark.parametrize(("is_first", "is_kept"), [(None, False), (True, False), (False, True)])
+def test_a_request_to_stop_outlives_the_launcher_of_the_first_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool | None, is_kept: bool
+) -> None:
+    """Made while `train --hostfile` waits for that host: the launcher that follows is of the run that was asked."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise InputError("no such data")
+
+    monkeypatch.setattr(story, "prepare_run", refuse)
+    if is_first is not None:
+        hosts = tuple(Host(name=name, ranks=1, is_here=name == "a") for name in "ab")
+        first, _ = node_commands(Request(script="run/story.py"), hosts, 1234, {}, is_first=is_first)
+        monkeypatch.setenv(HEAD, first.environ[HEAD])
+    ask_to_stop(tmp_path)
+    node = NodeIdentity(node_rank=0, nodes=2, ranks_per_node=1, master_address="127.0.0.1", master_port=1234)
+    with pytest.raises(InputError, match="no such data"):
+        story.run_as_launcher(load_config(None, [f"run.folder={tmp_path}"]), Options(), node, Console(quiet=True))
+    assert was_asked_to_stop(tmp_path) == is_kept

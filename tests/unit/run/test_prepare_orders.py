@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from coremill.data.packed import PackedData
 from coremill.errors import InputError
 from coremill.plan.card import read_card
 from coremill.plan.planner import make_plan
-from coremill.run.prepare import count_steps, plan_for_rows, words_of_smaller_step
+from coremill.run.prepare import count_steps, plan_for_rows, words_of_few_held_out, words_of_smaller_step
 from unit.plan.shapes import LLAMA_50M, fleet
 
 SMALL = read_card(config=LLAMA_50M, name="small")
@@ -83,3 +84,14 @@ def test_enough_rows_change_nothing() -> None:
     asked = config(steps=3)
     assert words_of_smaller_step(asked, rows(8)) == ""
     assert plan_for_rows(asked, fleet(), SMALL, rows(8)) == make_plan(asked, fleet(), SMALL)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "said"), [(1, "warning: 1 row held out"), (3, "warning: 3 rows held out"), (4, ""), (0, "")]
+)
+def test_an_evaluation_on_next_to_nothing_is_said(held_out: int, said: str) -> None:
+    words = "held out for evaluation: so many" if held_out else ""
+    data = replace(rows(60), evaluation_rows=held_out, evaluation_words=words)
+    found = words_of_few_held_out(data)
+    assert found.startswith(said) and bool(found) == bool(said)
+    assert words_of_few_held_out(replace(data, evaluation_words="")) == ""  # the user named what to evaluate on

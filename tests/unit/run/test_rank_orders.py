@@ -27,6 +27,7 @@ from coremill.run.orders import with_cpus_told
 from coremill.run.prepare import Orders
 from coremill.world.folder_lock import LOCK_FILE
 from coremill.world.run_lock import OWNED, FolderTaken, OwnedFolders
+from coremill.world.stop import ask_to_stop, was_asked_to_stop
 from unit.plan.shapes import LLAMA_50M, fleet
 
 
@@ -102,6 +103,32 @@ def test_cpus_that_may_round_differently_are_in_the_plan(tmp_path: Path, engine,
         return
     assert len(told) == 1 and "aarch64 NEON" in told[0]
     assert json.loads((tmp_path / "plan.json").read_text())["assumptions"][-1] == told[0]
+
+
+@pytest.mark.parametrize("others_restarts", [0, 1])
+def test_a_request_to_stop_outlives_a_start_anew_by_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others_restarts: int
+) -> None:
+    """It was made of the run that goes on; a first start forgets what was left for an earlier one."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise InputError("no such data")
+
+    monkeypatch.setattr(orders_module, "_cpus_of_node", lambda world: frozenset({0}))
+    monkeypatch.setattr(orders_module, "_link_of", lambda *_: None)
+    monkeypatch.setattr(orders_module.atexit, "register", lambda release: None)
+    monkeypatch.setattr(orders_module, "prepare_run", refuse)
+    world: Any = Alone(identity=SimpleNamespace(launcher="torchrun", restarts=0))
+    world.local_size, world.gather = 1, lambda mine: [mine, others_restarts]
+    ask_to_stop(tmp_path)
+    try:
+        with pytest.raises(InputError, match="no such data"):
+            orders_module.prepare_together(
+                load_config(None, [f"run.folder={tmp_path}"]), RunFolder(tmp_path), world, Options()
+            )
+    finally:
+        OWNED.release()
+    assert was_asked_to_stop(tmp_path) == bool(others_restarts)
 
 
 def test_what_torchrun_starts_anew_goes_on_from_the_newest() -> None:
