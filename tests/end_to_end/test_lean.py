@@ -20,6 +20,7 @@ def test_trained_lean_and_continued_by_adamw(scene: Scene) -> None:
     done = scene.coremill("train", "lean.yaml", "--nproc", "1", "--set", "train.steps=12")
     assert done.code == 0, done
     assert "train.optimizer: adamw-8bit -> adamw: weights and moments are converted" in done.out
+    assert "moments: converted, because the checkpoint holds moments in 8 bits" in done.out
     last = json.loads(scene.path("lean/report.json").read_text())
     assert ("moments", "converted") in {(choice["name"], choice["value"]) for choice in last["choices"]}
     assert last["steps"] == 12 and last["loss_last"] < first["loss_first"]

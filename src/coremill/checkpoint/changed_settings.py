@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coremill.config.continuing import SCHEDULE_KEYS, may_change, words_of_what_may_change
-from coremill.config.schema import RunConfig, TrainSection
+from coremill.config.schema import AUTO, RunConfig, TrainSection
 from coremill.config.show import scalar_text
 from coremill.data.hub_datasets import PREFIX
 from coremill.data.packed import is_without_special_tokens
@@ -103,13 +103,20 @@ def describe_changes(
     `steps_before` the old one where the checkpoint says it."""
     changes = [change for change in changes_of(earlier, config) if change.key not in NOT_WORTH_SAYING]
     of_the_rate = [change for change in changes if change.key in SCHEDULE_KEYS]
-    lines = [f"{change}{_MEANS.get(change.key, '')}" for change in changes if change.key not in SCHEDULE_KEYS]
+    lines = [f"{change}{_means(change)}" for change in changes if change.key not in SCHEDULE_KEYS]
     if of_the_rate:
         before = _train_section(earlier)
         old_steps = before.steps or steps_before
         said = ", ".join(str(change) for change in of_the_rate)
         lines.insert(0, f"{said}: {_meaning(before, config.train, done=done, old_steps=old_steps, steps=steps)}")
     return lines
+
+
+def _means(change: Change) -> str:
+    """What another value leads to; which optimizer auto took is the plan's to say, what is converted the ranks'."""
+    if change.key == "train.optimizer" and AUTO in (change.old, change.new):
+        return ": weights and moments are converted where auto takes another one"
+    return _MEANS.get(change.key, "")
 
 
 def _meaning(before: TrainSection, train: TrainSection, *, done: int, old_steps: int | None, steps: int) -> str:

@@ -80,7 +80,9 @@ class TrainSection(Section):
     activation_checkpointing: Literal["auto"] | bool = Field(
         AUTO, description="recompute activations in backward: less memory, about a third more arithmetic"
     )
-    seed: NonNegativeInt = Field(7, description="order of the data, random initialisation, dropout")
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = Field(  # torch takes 64 bits
+        7, description="order of the data, random initialisation, dropout"
+    )
 
 
 class LoraSection(Section):

@@ -51,6 +51,10 @@ def test_another_optimizer_goes_on_and_what_becomes_of_its_state_is_said() -> No
         "train.optimizer: adamw-8bit -> adamw: weights and moments are converted",
         "train.update: inside -> auto",
     ]
+    auto = RunConfig.model_validate({"train": {"optimizer": "auto"}})  # may take the one that it was
+    assert describe_changes(RunConfig().model_dump(mode="json"), auto, done=4, steps_before=8, steps=8) == [
+        "train.optimizer: adamw -> auto: weights and moments are converted where auto takes another one"
+    ]
 
 
 def of_0_1_0(config: RunConfig) -> dict[str, Any]:

@@ -70,7 +70,8 @@ FILES = [
     ("train: {steps: 1}\nmodel: {config: [x]}", "model.config must be a mapping or null, not a list", "2 (", "", "give a mapping"),
     # out of range
     ("train:\n  steps: 0", "train.steps must be a whole number above 0 or null, not 0", "2 (", "", "above 0"),
-    ("train:\n  steps: 1\n  seed: -1", "train.seed must be a whole number of at least 0, not -1", "3 (", "", "at least 0"),
+    ("train:\n  steps: 1\n  seed: -1", "train.seed must be a whole number of at least 0 and below 18446744073709551616, not -1", "3 (", "", "at least 0"),
+    ("train: {steps: 1, seed: 18446744073709551616}", "train.seed must be a whole number of at least 0 and below", "1 (", "", "below"),
     ("train: {steps: 1}\ndata: {evaluation_fraction: 1.0}", "a number of at least 0 and below 1, not 1.0", "2 (", "", "below 1"),
     ("train:\n  steps: 1\n  learning_rate: .inf", "train.learning_rate must be a number above 0, not inf", "3 (", "", "give"),
     ("train:\n  steps: 1\n  micro_batch_rows: 0", "train.micro_batch_rows must be auto or a whole number above 0, not 0", "3 (", "", "auto"),
@@ -128,7 +129,12 @@ OVERRIDES = [
     ("trian.steps=5", "unknown key trian", "", "did you mean train?"),
     ("train.seed.x=5", "unknown key train.seed.x", "single value", "--set train.seed="),
     ("tokenizer.name=x", "unknown key tokenizer.name", "single value", "--set tokenizer="),
-    ("train.seed=abc", "train.seed must be a whole number of at least 0, not the text 'abc'", "", "write digits"),
+    (
+        "train.seed=abc",
+        "train.seed must be a whole number of at least 0 and below 18446744073709551616, not the text 'abc'",
+        "",
+        "write digits",
+    ),
     ("train.seed=[1", "the value of --set train.seed cannot be read", "flow sequence", "quotes"),
     ("train=5", "train must be a section of keys, not 5", "", "train.steps"),
     ("data.source=", "data.source must be text, not empty", "", "default (built-in)"),

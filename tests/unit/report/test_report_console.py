@@ -63,6 +63,19 @@ def test_plain_lines(tmp_path: Path) -> None:
     assert lines[-1].startswith("exported to ")
 
 
+def test_what_a_continuation_converts_is_said_once() -> None:
+    """Also where no setting changed: `auto` may find another optimizer or dtype on another machine."""
+    console = plain()
+    found = {"weights": ("rounded", "they were in fp32"), "moments": ("converted", "they were in fp32")}
+    with RunConsole(60, fake_plan(2, steps=60).to_json(), console) as screen:
+        for name, (value, reason) in found.items():
+            choice = {"name": name, "value": value, "reason": reason}
+            screen.take([Event("choice", START, rank, choice) for rank in (0, 1)])
+    lines = text(console).splitlines()
+    for name, (value, reason) in found.items():
+        assert lines.count(f"{name}: {value}, because {reason}") == 1
+
+
 def test_weights_that_were_drawn_or_left_are_said_on_screen_and_in_the_report(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
     names = {"initialised": ["lm_head.weight"], "unexpected": [f"mtp.{index}.weight" for index in range(5)]}

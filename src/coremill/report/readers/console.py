@@ -50,7 +50,8 @@ _DOING = {  # what a rank is busy with until the phase of that name is done
     "first_step": "first step",
 }
 
-CHOICES_SAID = ("checkpoints", "export", "dropout")  # of those that ranks take; the report has all
+# Of those that ranks take; the report has all.
+CHOICES_SAID = ("checkpoints", "export", "dropout", "weights", "moments")
 
 
 class RunConsole(Reader):
