@@ -21,4 +21,4 @@ def rate(flops_per_second: float) -> str:
 
 def plural(count: int, word: str) -> str:
     """1 row, 2 rows."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

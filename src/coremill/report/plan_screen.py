@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coremill.plan.types import Plan
+from coremill.plan.words import plural
 from coremill.report.summary_screen import memory_bar, render_split
 from coremill.report.terminal import (
     bar,
@@ -256,7 +257,7 @@ def _length(plan: Mapping[str, Any]) -> str:
 
 def _steps_left(plan: Mapping[str, Any]) -> str:
     steps, done = plan["steps"], plan.get("steps_done") or 0
-    return f"{max(0, steps - done):,} of {steps:,} steps left" if done else f"{steps:,} steps"
+    return f"{max(0, steps - done):,} of {steps:,} steps left" if done else plural(steps, "step")
 
 
 def length_in_words(plan: Mapping[str, Any]) -> str:

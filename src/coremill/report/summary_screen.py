@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from coremill.plan.words import plural
 from coremill.report.loss_plot import render_loss_plot
 from coremill.report.metrics import (
     format_metric,
@@ -137,10 +138,10 @@ def collective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str
 
 def _headline(summary: Mapping[str, Any], console: Console) -> None:
     state, steps, planned = summary["state"], summary["steps"], summary.get("steps_planned")
-    of_total = f" of {format_count(planned)}" if planned and planned != steps else ""
+    done = f"{steps:,} of {plural(planned, 'step')}" if planned and planned != steps else plural(steps, "step")
     line = Text()
     line.append(state, style=_STATE_STYLES.get(state, "bold"))
-    line.append(f"  {format_count(steps)}{of_total} steps in {format_seconds(summary['seconds'])}")
+    line.append(f"  {done} in {format_seconds(summary['seconds'])}")
     if steps:
         line.append(f", loss {format_loss(summary['loss_first'])} -> ")
         line.append(format_loss(summary["loss_last"]), style="bold")

@@ -37,6 +37,7 @@ from coremill.errors import InputError
 from coremill.files import write_whole
 from coremill.hardware.probe import environment_snapshot, probe_node
 from coremill.model.lora_base import is_changed
+from coremill.plan.words import plural
 from coremill.redaction import redact
 from coremill.report.events import reset_events
 from coremill.report.summary import summarise
@@ -352,13 +353,15 @@ def command_line(argv: Sequence[str]) -> str | None:
 
 def say_dry_run(orders: Orders, folder: RunFolder, console: Console) -> None:
     """The last line where no rank is started."""
-    ranks = "1 rank" if orders.plan.world_size == 1 else f"{orders.plan.world_size} ranks"
+    ranks = plural(orders.plan.world_size, "rank")
     plan = orders.plan
     if plan.steps_done >= orders.steps:
-        done = f"{orders.steps:,} steps of {folder.path} are done"
+        done = f"{plural(orders.steps, 'step')} of {folder.path} {'is' if orders.steps == 1 else 'are'} done"
         say(console, f"dry run: nothing is left to train, the {done}; --fresh runs it anew")
         return
-    steps = f"{orders.steps:,} steps" if not plan.steps_done else f"steps {plan.steps_done + 1:,} to {orders.steps:,}"
+    steps = (
+        plural(orders.steps, "step") if not plan.steps_done else f"steps {plan.steps_done + 1:,} to {orders.steps:,}"
+    )
     say(console, f"dry run: {ranks} would run {steps} in {folder.path}")
 
 

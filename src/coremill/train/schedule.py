@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from coremill.config.schema import TrainSection
+from coremill.plan.words import plural
 
 # Of warm-up-stable-decay, where the run file names no share: a fifth is about as good as a cosine over the whole run.
 DECAY_SHARE = 0.2
@@ -50,7 +51,8 @@ def learning_rate_at(step: int, steps: int, settings: TrainSection) -> float:
 def describe_schedule(steps: int, settings: TrainSection) -> str:
     """The phases in words and steps: `rises to 3e-4 over 30 steps, stays to step 800, falls linearly to 0 ...`."""
     phases, peak = phases_of(steps, settings), f"{settings.learning_rate:.3g}"
-    parts = [f"rises to {peak} over {_steps(phases.warmup_steps)}"] if phases.warmup_steps else [f"starts at {peak}"]
+    warmup = plural(phases.warmup_steps, "step")
+    parts = [f"rises to {peak} over {warmup}"] if phases.warmup_steps else [f"starts at {peak}"]
     if phases.warmup_steps < phases.decay_after:
         parts.append(f"stays there to step {phases.decay_after:,}")
     if phases.decay_after < steps:
@@ -61,7 +63,3 @@ def describe_schedule(steps: int, settings: TrainSection) -> str:
 
 def _share_of(share: float, steps: int) -> int:
     return min(steps, max(1, round(share * steps)))
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count:,} steps"
