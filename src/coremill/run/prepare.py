@@ -48,6 +48,7 @@ from coremill.plan.length import steps_of_epochs
 from coremill.plan.planner import make_plan, step_counts
 from coremill.plan.stored import plan_from_json
 from coremill.plan.types import Choice, Plan, RowLengths
+from coremill.plan.words import plural
 from coremill.report.plan_screen import render_plan_short, run_in_words
 from coremill.report.progress import StageProgress
 from coremill.report.readers.trackers import require_libraries
@@ -235,10 +236,9 @@ def words_of_few_held_out(data: Rows) -> str:
     """Of what was held out where that is next to nothing; empty else, and where the user named what to evaluate on."""
     if not data.evaluation_words or data.evaluation_rows >= FEWEST_HELD_OUT:
         return ""
-    count = "1 row" if data.evaluation_rows == 1 else f"{data.evaluation_rows} rows"
     return (
-        f"warning: {count} held out for evaluation: what so few give is mostly chance; raise data.evaluation_fraction,"
-        " or name more text in data.evaluation_source"
+        f"warning: {plural(data.evaluation_rows, 'row')} held out for evaluation: what so few give is mostly chance;"
+        " raise data.evaluation_fraction, or name more text in data.evaluation_source"
     )
 
 
